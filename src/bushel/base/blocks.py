@@ -1,0 +1,214 @@
+"""Blocks: several elements at once, as rows (a list) or as columns (a tree of arrays with a leading axis).
+
+Stacking rows into a batch lives here too, since a batch of columns is a block.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import memory, trees
+
+Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Columns:
+    """`length` elements as a tree of arrays with a leading axis. The memory belongs to whoever holds the block.
+
+    A source may answer `__getitems__` with Columns, and everything after it that works on whole arrays
+    never sees single records. Where elements are missing, `present` has one bool per element and the arrays hold
+    only those that are there.
+
+    >>> Columns({"x": np.array([1, 2, 3])}, 3).rows()
+    [{'x': np.int64(1)}, {'x': np.int64(2)}, {'x': np.int64(3)}]
+    """
+
+    tree: Any
+    length: int
+    present: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def part(self, low: int, high: int) -> Columns:
+        """Elements [low, high), as views."""
+        if low == 0 and high == self.length:
+            return self
+        if self.present is None:
+            return Columns(trees.map_leaves(lambda leaf: leaf[low:high], self.tree), high - low)
+        first, last = int(self.present[:low].sum()), int(self.present[:high].sum())
+        return Columns(trees.map_leaves(lambda leaf: leaf[first:last], self.tree), high - low, self.present[low:high])
+
+    def rows(self) -> list[Any]:
+        """The elements one by one, None where one is missing. Rows are views of the columns."""
+        if self.present is None:
+            return _rows(self.tree, self.length)
+        there = iter(_rows(self.tree, int(self.present.sum())))
+        return [next(there) if present else None for present in self.present.tolist()]
+
+    def where(self, kept: np.ndarray) -> Columns:
+        """The same elements, those missing for which `kept` (one bool per element that is there) is False."""
+        if kept.all():
+            return self
+        tree = trees.map_leaves(lambda leaf: leaf[kept], self.tree)
+        if self.present is None:
+            return Columns(tree, self.length, kept)
+        present = self.present.copy()
+        present[present] = kept
+        return Columns(tree, self.length, present)
+
+    def dense(self) -> Columns:
+        """Only the elements that are there."""
+        if self.present is None:
+            return self
+        return Columns(self.tree, int(self.present.sum()))
+
+
+Block = list[Any] | Columns
+
+
+def rows_of(block: Block) -> list[Any]:
+    """A block as a list of elements."""
+    return block.rows() if isinstance(block, Columns) else block
+
+
+def part_of(block: Block, low: int, high: int) -> Block:
+    """Elements [low, high) of a block."""
+    return block.part(low, high) if isinstance(block, Columns) else block[low:high]
+
+
+def dense(block: Block) -> Block:
+    """A block without its missing elements."""
+    if isinstance(block, Columns):
+        return block.dense()
+    return [row for row in block if row is not None]
+
+
+def present_in(block: Block) -> np.ndarray | None:
+    """Which elements of a block are there, one bool each; None where all are."""
+    if isinstance(block, Columns):
+        return block.present
+    there = [row is not None for row in block]
+    return None if all(there) else np.array(there)
+
+
+def as_columns(block: Block) -> Columns:
+    """A block as columns: rows are stacked, missing ones left out."""
+    if isinstance(block, Columns):
+        return block
+    rows = [row for row in block if row is not None]
+    if not rows:
+        raise ValueError("A block without elements has no columns.")
+    if len(rows) == len(block):
+        return Columns(stack(rows), len(rows))
+    return Columns(stack(rows), len(block), np.array([row is not None for row in block]))
+
+
+def joined(blocks: list[Block]) -> Block:
+    """Blocks one after the other, as one block: columns if all of them are, and of one kind."""
+    if len(blocks) == 1:
+        return blocks[0]
+    columns = [block for block in blocks if isinstance(block, Columns)]
+    if len(columns) == len(blocks) and alike(columns) and all(block.present is None for block in columns):
+        tree = trees.map_leaves(lambda *leaves: np.concatenate(leaves), *(block.tree for block in columns))
+        return Columns(tree, sum(block.length for block in columns))
+    return [row for block in blocks for row in rows_of(block)]
+
+
+def alike(blocks: Sequence[Columns]) -> bool:
+    """Whether columns have one structure, and leaf by leaf one dtype and one shape per element."""
+    first = blocks[0].tree
+    try:
+        same = trees.map_leaves(
+            lambda leaf, *others: all(o.dtype == leaf.dtype and o.shape[1:] == leaf.shape[1:] for o in others),
+            first,
+            *(block.tree for block in blocks[1:]),
+        )
+    except ValueError:
+        return False
+    return all(trees.leaves(same))
+
+
+def _rows(tree: Any, count: int) -> list[Any]:
+    if type(tree) is np.ndarray:
+        return list(tree)
+    parts = trees.children(tree)
+    if parts is None:
+        return list(tree)
+    if not parts[0]:
+        return [tree] * count
+    columns = [_rows(part, count) for part in parts[0]]
+    if type(tree) is dict:
+        keys = tuple(tree)
+        if len(keys) == 2:  # an input and its label: the usual element, at half the cost
+            one, two = keys
+            return [{one: a, two: b} for a, b in zip(*columns)]
+        return [dict(zip(keys, values)) for values in zip(*columns)]
+    if type(tree) is tuple:
+        return list(zip(*columns))
+    return [parts[1](values) for values in zip(*columns)]
+
+
+def stack(rows: list[Any], empty: Allocate = memory.empty) -> Any:
+    """One element whose leaves hold those of `rows` along a new first axis, written once, straight into place.
+
+    >>> stack([{"x": 1, "y": (2.0,)}, {"x": 3, "y": (4.0,)}])
+    {'x': array([1, 3]), 'y': (array([2., 4.]),)}
+    """
+    if not rows:
+        raise ValueError("Cannot batch 0 values.")
+    try:
+        return _stack(rows, empty)
+    except ValueError as error:
+        shown = [trees.describe(row) for row in rows]
+        different = list(dict.fromkeys(shown))
+        kinds = "\n".join(f"  {shown.count(kind)} x {kind}" for kind in different[:5])
+        raise ValueError(
+            f"Expected all input elements to have the same structure but got:\n{kinds}\n({error})"
+        ) from error
+
+
+_NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(bool)}
+
+
+def _stack(rows: list[Any], empty: Allocate) -> Any:
+    parts = trees.parts_of(rows)
+    if parts is not None:
+        return parts[1](_stack(column, empty) for column in parts[0])
+    kinds = set(map(type, rows))
+    if None.__class__ in kinds:
+        raise ValueError("some elements are None; filter them out before batching")
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        if kind is np.ndarray:
+            return _stack_arrays(rows, empty)
+        if kind in _NUMBERS or issubclass(kind, (np.number, np.bool_)):
+            try:
+                numbers = np.array(rows)
+            except OverflowError:
+                return np.stack(rows)
+            # Integers past 64 bits come out as something else: let numpy's own rule decide there.
+            return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else np.stack(rows)
+        if kind is str or kind is bytes:
+            return np.array(rows)
+    return np.stack(rows)
+
+
+def _stack_arrays(rows: list[np.ndarray], empty: Allocate) -> np.ndarray:
+    first = rows[0]
+    shape, dtype = first.shape, first.dtype
+    if dtype.hasobject or dtype.kind in "SUT":
+        return np.stack(rows)
+    if any([row.shape != shape or row.dtype != dtype for row in rows]):
+        return np.stack(rows)
+    if not shape:
+        return np.array(rows, dtype=dtype)
+    out = empty((len(rows), *shape), dtype)
+    # Along an existing axis, concatenation copies row after row without a new view of each.
+    np.concatenate(rows, out=out.reshape(len(rows) * shape[0], *shape[1:]))
+    return out

@@ -1,0 +1,58 @@
+"""Checks of arguments: each wrong value gets a sentence with the value in it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+INFINITE = (1 << 63) - 1
+"""The length of an endless data set: `sys.maxsize` of a 64-bit Python, as in Grain."""
+
+
+def integer(value: Any, what: str) -> int:
+    """`value` as an int; floats, bools and strings are refused."""
+    if not isinstance(value, (bool, np.bool_)):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{what} must be an integer, got {value!r} of type {type(value).__name__}.")
+
+
+def positive(value: Any, what: str) -> int:
+    """`value` as an int above zero."""
+    number = integer(value, what)
+    if number <= 0:
+        raise ValueError(f"{what} must be positive, but got {number}.")
+    return number
+
+
+def seed(value: Any, *, what: str = "Seed", below: int | None = None) -> int:
+    """`value` as a seed: a non-negative integer, optionally below a bound."""
+    number = integer(value, what)
+    if number < 0 or (below is not None and number >= below):
+        upper = "" if below is None else f" and 2**{below.bit_length() - 1}-1"
+        wanted = f"between 0{upper}" if upper else "that is not negative"
+        raise ValueError(f"{what} must be an integer {wanted} (got seed={number}).")
+    return number
+
+
+def weights(values: Sequence[float] | None, count: int) -> list[float] | None:
+    """Weights of a mixture of `count` data sets: as many, finite, above zero."""
+    if values is None:
+        return None
+    numbers = [float(value) for value in values]
+    if len(numbers) != count:
+        raise ValueError(f"A mixture of {count} datasets needs {count} weights, got {len(numbers)}: {numbers}.")
+    for number in numbers:
+        if math.isnan(number) or math.isinf(number):
+            raise ValueError(f"Weights for mixing must be finite numbers, got {numbers}.")
+        if number == 0:
+            raise ValueError(f"Must specify all non-zero proportions for mixing, got {numbers}. Leave the dataset out instead.")
+        if number < 0:
+            raise ValueError(f"Weights for mixing must be positive, got {numbers}.")
+    return numbers

@@ -1,0 +1,40 @@
+"""The errors that Bushel raises itself, and how a user's error gets its context.
+
+A user's exception keeps its type: what failed and where is added as a note (PEP 678).
+"""
+
+from __future__ import annotations
+
+
+class StateMismatch(ValueError):
+    """A state that belongs to another pipeline, or that is no state at all."""
+
+
+class StoppedByUser(RuntimeError):
+    """A user's function raised StopIteration, which would have ended the data silently."""
+
+
+class RowFailed(Exception):
+    """Row `row` of a block could not be made because of `error`. Never leaves the library.
+
+    Nodes that change positions (batch, mix, flat_map) translate `row`; whoever asked for the block
+    raises `error` itself.
+    """
+
+    def __init__(self, row: int, error: Exception):
+        super().__init__(row, error)
+        self.row = row
+        self.error = error
+
+
+def located(error: Exception, where: str) -> Exception:
+    """The error to raise for `error`, with a note that says `where` it happened."""
+    if isinstance(error, StopIteration):
+        stopped = StoppedByUser(
+            "A function of the pipeline raised StopIteration, which would end the data early without a word. "
+            "Raise another exception, or use `filter` to drop elements."
+        )
+        stopped.__cause__ = error
+        error = stopped
+    error.add_note(where)
+    return error

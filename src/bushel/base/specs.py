@@ -1,0 +1,29 @@
+"""Shapes and dtypes of elements, known without reading any."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class ShapeDtypeStructProtocol(Protocol):
+    """Anything with a shape and a dtype; an unknown dimension is None."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+@dataclasses.dataclass(slots=True, frozen=True)
+class ShapeDtypeStruct:
+    """The shape and dtype of one leaf of an element.
+
+    >>> ShapeDtypeStruct(shape=(None, 28, 28), dtype="uint8")
+    ShapeDtypeStruct(shape=(None, 28, 28), dtype='uint8')
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Any

@@ -1,0 +1,133 @@
+"""Transformations as classes, with Grain's names and methods, and how a transformation is called in messages."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+
+class Map(abc.ABC):
+    """One element in, one element out.
+
+    >>> class AddOne(Map):
+    ...     def map(self, element):
+    ...         return element + 1
+    >>> AddOne().map(1)
+    2
+    """
+
+    @abc.abstractmethod
+    def map(self, element: Any) -> Any:
+        """Returns what becomes of `element`."""
+
+
+class RandomMap(abc.ABC):
+    """One element and a generator of its own in, one element out."""
+
+    @abc.abstractmethod
+    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns what becomes of `element`, with all randomness taken from `rng`."""
+
+
+class MapWithIndex(abc.ABC):
+    """One element and its index in, one element out."""
+
+    @abc.abstractmethod
+    def map_with_index(self, index: int, element: Any) -> Any:
+        """Returns what becomes of `element` at `index`."""
+
+
+class TfRandomMap(abc.ABC):
+    """Grain's older spelling of a random map; for `DataLoader` operations only."""
+
+    @abc.abstractmethod
+    def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
+        """Returns what becomes of `element`, with all randomness taken from `rng`."""
+
+
+class Filter(abc.ABC):
+    """Decides which elements stay."""
+
+    @abc.abstractmethod
+    def filter(self, element: Any) -> bool:
+        """Returns True for an element that stays."""
+
+
+class FlatMap(abc.ABC):
+    """One element in, up to `max_fan_out` elements out."""
+
+    max_fan_out: int
+
+    @abc.abstractmethod
+    def flat_map(self, element: Any) -> Sequence[Any]:
+        """Returns the elements that `element` becomes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Batching as a transformation, for `ds.apply([...])`."""
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: Callable[[Sequence[Any]], Any] | None = None
+
+
+class DatasetSelectionMap(abc.ABC):
+    """Routes each index to (which dataset, index in it). Must be stateless and picklable."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the length of the resulting dataset."""
+
+    @abc.abstractmethod
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        """Returns the dataset that serves `index`, and the index in that dataset."""
+
+
+Transformation = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
+Transformations = Sequence[Transformation]
+
+
+def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:
+    """The function to call: the method of a transform class, or the callable itself."""
+    if isinstance(transform, kind):
+        return getattr(transform, name)
+    if callable(transform):
+        return transform
+    raise TypeError(
+        f"`{name}` takes a function or a {kind.__name__} transformation, got {transform!r} of type {type(transform).__name__}."
+    )
+
+
+def short_name(transform: Any) -> str:
+    """The transformation as it reads in a pipeline: a function's name, or the repr of an object that has one."""
+    kind = type(transform)
+    named = getattr(transform, "__name__", None)
+    if named is not None:
+        return named
+    if hasattr(transform, "func"):  # functools.partial
+        return f"partial({short_name(transform.func)})"
+    if kind.__repr__ is object.__repr__:
+        return kind.__name__
+    return repr(transform)
+
+
+def place(transform: Any) -> str:
+    """`name @ file:line` of a transformation, as far as it is known."""
+    name = short_name(transform)
+    code = getattr(inspect.unwrap(transform) if callable(transform) else transform, "__code__", None)
+    if code is None:
+        for owner in ("map", "random_map", "map_with_index", "filter", "flat_map", "__call__"):
+            code = getattr(getattr(type(transform), owner, None), "__code__", None)
+            if code is not None:
+                break
+        else:
+            return name
+    parts = code.co_filename.split(os.sep)
+    return f"{name} @ {'/'.join(parts[-3:])}:{code.co_firstlineno}"

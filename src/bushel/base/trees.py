@@ -1,0 +1,137 @@
+"""Elements as trees: dicts, lists, tuples, None (a tree without leaves), and what JAX has registered if it is loaded.
+
+Everything else is a leaf. JAX itself is never imported from here.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+Rebuild = Callable[[Iterable[Any]], Any]
+
+_LEAVES = frozenset({np.ndarray, int, float, complex, bool, str, bytes, bytearray})
+
+
+def children(tree: Any) -> tuple[list[Any], Rebuild] | None:
+    """The parts of a container and how to build one of its kind from other parts; None for a leaf."""
+    kind = type(tree)
+    if kind in _LEAVES or isinstance(tree, np.generic):
+        return None
+    if kind is dict:
+        keys = tuple(tree)
+        return list(tree.values()), lambda parts: dict(zip(keys, parts, strict=True))
+    if kind is tuple or kind is list:
+        return list(tree), kind
+    if tree is None:
+        return [], lambda _: None
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(tree), lambda parts: kind(*parts)
+    registered = _registered(tree)
+    if registered is not None:
+        return registered
+    if isinstance(tree, collections.defaultdict):
+        keys, factory = tuple(tree), tree.default_factory
+        return list(tree.values()), lambda parts: kind(factory, zip(keys, parts, strict=True))
+    if isinstance(tree, Mapping):
+        keys = tuple(tree)
+        return [tree[key] for key in keys], lambda parts: kind(zip(keys, parts, strict=True))  # type: ignore[call-arg]
+    if isinstance(tree, (list, tuple)):
+        return list(tree), kind
+    return None
+
+
+def _registered(tree: Any) -> tuple[list[Any], Rebuild] | None:
+    jax = sys.modules.get("jax")
+    tree_util = getattr(jax, "tree_util", None)
+    if tree_util is None or isinstance(tree, (dict, list, tuple)):
+        return None
+    parts, structure = tree_util.tree_flatten(tree, is_leaf=lambda part: part is not tree)
+    if len(parts) == 1 and parts[0] is tree:
+        return None
+    return parts, structure.unflatten
+
+
+def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """`tree` with each leaf replaced by `function(leaf, and its counterparts in `others`)`."""
+    parts = children(tree)
+    if parts is None:
+        return function(tree, *others)
+    siblings = [_parts_like(tree, parts[0], other) for other in others]
+    return parts[1](map_leaves(function, *group) for group in zip(parts[0], *siblings, strict=True))
+
+
+def flatten(tree: Any) -> tuple[list[Any], Rebuild]:
+    """The leaves, and how to build a tree of this structure from others."""
+    parts = children(tree)
+    if parts is None:
+        return [tree], lambda leaves: next(iter(leaves))
+    inner, rebuild = parts
+    if all(children(part) is None for part in inner):
+        return inner, rebuild
+    flat = [flatten(part) for part in inner]
+
+    def build(leaves: Iterable[Any]) -> Any:
+        left = iter(leaves)
+        return rebuild([below(itertools.islice(left, len(part))) for part, below in flat])
+
+    return [leaf for part, _ in flat for leaf in part], build
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves, in the order of the containers."""
+    return flatten(tree)[0]
+
+
+def parts_of(rows: list[Any]) -> tuple[list[list[Any]], Rebuild] | None:
+    """For containers of one structure: their first parts, their second parts, and so on; None for leaves.
+
+    Raises ValueError where structures differ.
+    """
+    first = rows[0]
+    if type(first) is dict:
+        if set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(first)}:
+            try:
+                columns = [[row[key] for row in rows] for key in first]
+            except KeyError as missing:
+                raise ValueError(f"not all elements have the key {missing}") from None
+            keys = tuple(first)
+            return columns, lambda parts: dict(zip(keys, parts, strict=True))
+    parts = children(first)
+    if parts is None:
+        return None
+    return list(map(list, zip(*(_parts_like(first, parts[0], row) for row in rows), strict=True))), parts[1]
+
+
+def _parts_like(model: Any, model_parts: list[Any], other: Any) -> list[Any]:
+    found = children(other)
+    if found is None or type(other) is not type(model) or len(found[0]) != len(model_parts):
+        raise ValueError(f"a {type(model).__name__} of {len(model_parts)} against {describe(other)}")
+    if isinstance(model, Mapping):
+        if set(model) != set(other):
+            raise ValueError(f"keys {sorted(map(str, model))} against {sorted(map(str, other))}")
+        return [other[key] for key in model]
+    return found[0]
+
+
+def describe(tree: Any) -> str:
+    """A tree with shapes and dtypes for leaves, as it reads in messages.
+
+    >>> describe({"image": np.zeros((28, 28), np.uint8), "label": 3})
+    "{'image': uint8[28, 28], 'label': int}"
+    """
+    kind = type(tree)
+    if isinstance(tree, Mapping):
+        inner = ", ".join(f"{key!r}: {describe(value)}" for key, value in tree.items())
+        return "{" + inner + "}"
+    if isinstance(tree, (list, tuple)):
+        inner = ", ".join(describe(value) for value in tree)
+        return f"[{inner}]" if isinstance(tree, list) else f"({inner})"
+    if hasattr(tree, "shape") and hasattr(tree, "dtype"):
+        return f"{tree.dtype}{list(tree.shape)}"
+    return "None" if tree is None else kind.__name__

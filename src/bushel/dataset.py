@@ -1,0 +1,726 @@
+"""MapDataset and IterDataset: the fluent API. Each method builds a node of the graph and wraps it."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, overload
+
+import numpy as np
+
+from bushel.base import blocks, checks
+from bushel.base import transforms as tf
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, located
+from bushel.base.options import ReadOptions
+from bushel.graph import apply, batch, leaves, node, reindex, show, streams
+from bushel.graph.node import MapNode, Node, Origin, Plan
+from bushel.graph.streams import Cursor, Opener, StreamNode
+from bushel.index import mix as mix_index
+from bushel.iterator import DatasetIterator, IteratorCursor, PipelineIterator
+
+T = TypeVar("T")
+S = TypeVar("S")
+R = TypeVar("R")
+
+_SEED_LIMIT = 1 << 32
+
+
+class _Dataset:
+    """What both kinds of dataset share."""
+
+    @property
+    def _node(self) -> Any:
+        raise NotImplementedError
+
+    def pipe(self, func: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+        """`func(self, *args, **kwargs)`, so that functions on datasets chain like methods."""
+        return func(self, *args, **kwargs)
+
+    @property
+    def _default_seed(self) -> int | None:
+        """The seed an operation at this place gets from `ds.seed(...)` above it."""
+        return node.default_seed(self._node.parents)
+
+    @property
+    def _element_spec(self) -> Any:
+        raise NotImplementedError(f"The shapes of {type(self).__name__} are not known: it defines no `_element_spec`.")
+
+    def __repr__(self) -> str:
+        return show.text(self._node)
+
+    def _repr_html_(self) -> str:
+        return show.table(self._node)
+
+
+class _MapDatasetMeta(abc.ABCMeta):
+    """Ways to begin a MapDataset. They live on the class alone, not on its instances."""
+
+    def source(cls, source: Any) -> MapDataset[Any]:
+        """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
+
+        >>> list(MapDataset.source(["a", "b", "c"]))
+        ['a', 'b', 'c']
+        """
+        if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
+            raise TypeError(
+                f"A source needs `__len__` and `__getitem__`, got {type(source).__name__}. "
+                "For data that can only be read in order, write an IterDataset."
+            )
+        return _MapPipeline(leaves.Source(source))
+
+    def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
+        """A dataset of integers, with the arguments of the built-in `range`.
+
+        >>> list(MapDataset.range(2, 8, 3))
+        [2, 5]
+        """
+        first, last = (0, start) if stop is None else (start, stop)
+        first, last, step = (checks.integer(v, n) for v, n in ((first, "start"), (last, "stop"), (step, "step")))
+        if step == 0:
+            raise ValueError("step of a range must not be zero.")
+        return _MapPipeline(leaves.Range(first, last, step))
+
+    def mix(cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None) -> MapDataset[T]:
+        """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
+
+        Shuffle the datasets before mixing, and repeat them if the mixture should be endless.
+
+        >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
+        [0, 7, 1, 8, 2, 9]
+        """
+        nodes = _map_nodes(datasets, "mix")
+        for number, part in enumerate(nodes):
+            if part.length == 0:
+                raise ValueError(
+                    f"All datasets must have positive length for mixing, but the dataset at index {number} "
+                    f"({part.call()}) has length 0."
+                )
+        checked = checks.weights(weights, len(nodes))
+        integers = (1,) * len(nodes) if checked is None else mix_index.integer_weights(checked)
+        return _MapPipeline(reindex.Select(nodes, reindex.Mix(integers)))
+
+    def select_from_datasets(
+        cls, datasets: Sequence[MapDataset[T]], selection_map: tf.DatasetSelectionMap
+    ) -> MapDataset[T]:
+        """Elements of several datasets as `selection_map` routes them: index -> (which dataset, index in it)."""
+        nodes = _map_nodes(datasets, "select_from_datasets")
+        return _MapPipeline(reindex.Select(nodes, reindex.SelectByUser(selection_map)))
+
+    def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
+        """Datasets one after the other; epoch n of the whole is epoch n of each.
+
+        >>> list(MapDataset.concatenate([MapDataset.range(3), MapDataset.range(5, 7)]))
+        [0, 1, 2, 5, 6]
+        """
+        nodes = _map_nodes(datasets, "concatenate")
+        for part in nodes:
+            if part.length >= checks.INFINITE:
+                raise ValueError(f"Cannot concatenate infinite datasets. {part.call()} is infinite.")
+        return _MapPipeline(reindex.Select(nodes, reindex.Concatenate()))
+
+
+class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
+    """A dataset whose elements are a function of their index.
+
+    Nothing is read until an element is asked for: by `ds[i]`, by `ds.take(indices)` or by iteration. One epoch has
+    `len(ds)` elements; indices past it are the next epochs, shuffled anew where the pipeline shuffles. None stands
+    for an element that a `filter` dropped; iteration leaves it out.
+
+    To write an operation of your own, subclass it: implement `__len__` and `__getitem__`, and pass the dataset you
+    draw from to `super().__init__`.
+
+    >>> ds = MapDataset.range(10).seed(42).shuffle().map(lambda x: x * 10).batch(4)
+    >>> ds[0].tolist(), len(ds)
+    ([10, 70, 60, 90], 3)
+    """
+
+    def __init__(self, parents: MapDataset[Any] | Sequence[MapDataset[Any]] = ()):
+        self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
+
+    @functools.cached_property
+    def _node(self) -> MapNode:  # type: ignore[override]
+        return _CustomMap(self)
+
+    @property
+    def parents(self) -> tuple[MapDataset[Any], ...]:
+        """The datasets that this one draws from."""
+        return tuple(getattr(self, "_parents", ()))
+
+    @property
+    def _parent(self) -> MapDataset[Any]:
+        (parent,) = self.parents
+        return parent
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
+
+    @overload
+    def __getitem__(self, index: builtins.slice) -> MapDataset[T]: ...
+
+    @overload
+    def __getitem__(self, index: int) -> T | None: ...
+
+    @abc.abstractmethod
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the element at `index`, or a dataset of a slice."""
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return self.to_iter_dataset().__iter__()
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """Many elements at once, as a block: a list, or `bushel.sources.Columns` where the pipeline works on arrays.
+
+        >>> MapDataset.range(5).map(lambda x: x + 1).take([4, 0])
+        [5, 1]
+        """
+        positions = np.asarray(indices)
+        if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
+            raise TypeError(f"take needs a list of integers, got {indices!r}.")
+        if not positions.size:
+            return []
+        return _taken(self._node, positions.astype(np.int64))
+
+    def apply(self, transformations: tf.Transformation | tf.Transformations) -> MapDataset[Any]:
+        """One transformation after the other, each by its kind.
+
+        >>> MapDataset.range(3).apply([tf.Batch(2)])[0].tolist()
+        [0, 1]
+        """
+        return _applied(self, transformations)
+
+    def batch(
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[T]], S] | None = None,
+    ) -> MapDataset[S]:
+        """Batches of consecutive elements, their leaves stacked along a new first axis.
+
+        Batches do not straddle epochs: the last one of an epoch may be smaller. Repeat before batching if they should.
+
+        Args:
+          batch_size: how many elements make a batch.
+          drop_remainder: leaves out a last batch that would be smaller.
+          batch_fn: makes a batch of a list of elements, instead of stacking.
+
+        >>> [b.tolist() for b in MapDataset.range(5).batch(2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        size = checks.positive(batch_size, "batch_size")
+        culprit = _sparse_step(self._node)
+        if culprit is not None:
+            raise ValueError(
+                f"`MapDataset.batch` can not follow `MapDataset.{culprit}` because it can discard elements. Convert "
+                "`MapDataset` to `IterDataset` with `to_iter_dataset()` before calling `batch`."
+            )
+        return _MapPipeline(batch.Batch(self._node, size, bool(drop_remainder), batch_fn))
+
+    def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> MapDataset[T]:
+        """Only the elements for which `transform` says yes; the others become None and are left out in iteration.
+
+        The length does not change, since it is not known without reading. A `vectorized` filter gets a tree of
+        arrays with a leading axis and returns one bool per element.
+
+        >>> ds = MapDataset.range(5).filter(lambda x: x % 2 == 0)
+        >>> ds[1], list(ds)
+        (None, [0, 2, 4])
+        """
+        return _MapPipeline(apply.Filter(self._node, _checked(transform, tf.Filter, "filter"), vectorized))
+
+    def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> MapDataset[S]:
+        """`transform` of each element.
+
+        A `vectorized` function gets many elements at once, as a tree of arrays with a leading axis, and returns
+        one with as many. How many there are is not its business: its result for an element must not depend on that.
+
+        >>> list(MapDataset.range(3).map(lambda x: x + 10))
+        [10, 11, 12]
+        >>> list(MapDataset.range(3).map(lambda xs: xs * 2, vectorized=True))
+        [np.int64(0), np.int64(2), np.int64(4)]
+        """
+        return _MapPipeline(apply.Map(self._node, _checked(transform, tf.Map, "map"), vectorized))
+
+    def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> MapDataset[S]:
+        """`transform(index, element)`. The index counts on through epochs.
+
+        >>> list(MapDataset.source(["a", "b"]).map_with_index(lambda i, x: f"{x}{i}"))
+        ['a0', 'b1']
+        """
+        return _MapPipeline(apply.MapWithIndex(self._node, _checked(transform, tf.MapWithIndex, "map_with_index")))
+
+    def random_map(
+        self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
+    ) -> MapDataset[S]:
+        """`transform(element, rng)`, with a generator that belongs to the element's index and to nothing else.
+
+        The generator is reused afterwards: do not keep it.
+
+        Args:
+          transform: a function of an element and a generator, or a RandomMap.
+          seed: for this operation alone; by default it follows from `ds.seed(...)` above and the place here.
+
+        >>> ds = MapDataset.range(2).seed(7).random_map(lambda x, rng: x + rng.integers(10))
+        >>> list(ds) == list(ds)
+        True
+        """
+        chosen = _random_map_seed(self, seed)
+        return _MapPipeline(apply.RandomMap(self._node, _checked(transform, tf.RandomMap, "random_map"), chosen))
+
+    def seed(self, seed: int) -> MapDataset[T]:
+        """Seeds the operations that follow: each derives its own seed from this one and its place.
+
+        Adding an operation before a shuffle changes the shuffle's seed; give it a seed of its own to avoid that.
+        """
+        return _MapPipeline(reindex.Reindex(self._node, reindex.Seed(checks.seed(seed))))
+
+    def shuffle(self, seed: int | None = None) -> MapDataset[T]:
+        """All elements in an order of its own for every epoch, as a function of the index: no buffer, no list.
+
+        Args:
+          seed: in [0, 2**32); by default it follows from `ds.seed(...)` above and the place here.
+
+        >>> list(MapDataset.range(10).shuffle(seed=42))
+        [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
+        """
+        chosen = node.default_seed((self._node,)) if seed is None else seed
+        if chosen is None:
+            raise ValueError("`shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `shuffle(seed=...)`.")
+        chosen = checks.seed(chosen, below=_SEED_LIMIT)
+        return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(chosen)))
+
+    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T]:
+        """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
+
+        `ds[index::count]` is how one shard of several is taken.
+
+        >>> list(MapDataset.range(10)[1::4]), list(MapDataset.range(10).slice([3, 3, 7]))
+        ([1, 5, 9], [3, 3, 7])
+        """
+        length = self._node.length
+        if isinstance(sl, builtins.slice):
+            if sl.step == 0:
+                raise ValueError(f"A slice needs a step other than zero, got {sl}.")
+            return _MapPipeline(reindex.Reindex(self._node, reindex.Slice(*sl.indices(length))))
+        return _MapPipeline(reindex.Reindex(self._node, reindex.Listed(_positions(sl, length))))
+
+    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T]:
+        """`num_epochs` epochs, or endlessly many.
+
+        Args:
+          num_epochs: None for no end; `len(ds)` is then `sys.maxsize`.
+          reseed_each_epoch: False repeats the first epoch as it is, random operations included.
+
+        >>> list(MapDataset.range(2).repeat(2))
+        [0, 1, 0, 1]
+        """
+        if num_epochs is not None:
+            num_epochs = checks.positive(num_epochs, "num_epochs")
+        if self._node.length >= checks.INFINITE:
+            raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
+        return _MapPipeline(reindex.Reindex(self._node, reindex.Repeat(num_epochs, bool(reseed_each_epoch))))
+
+    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
+        """The same elements in order, as a stream.
+
+        Args:
+          read_options: threads that read ahead. By default there are none where all records are in memory, and
+            Grain's 16 threads and 500 elements otherwise. The output is the same for all of them.
+          allow_nones: keeps the elements that a filter dropped, as None.
+        """
+        return _IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
+
+
+class _MapPipeline(MapDataset[T]):
+    """A map node as a dataset."""
+
+    def __init__(self, map_node: MapNode):
+        self.__dict__["_node"] = map_node
+
+    @property
+    def parents(self) -> tuple[MapDataset[Any], ...]:
+        return tuple(_as_map_dataset(parent) for parent in self._node.parents)
+
+    @property
+    def _parents(self) -> tuple[MapDataset[Any], ...]:  # type: ignore[override]
+        return self.parents
+
+    def __len__(self) -> int:
+        return self._node.length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, builtins.slice):
+            return self.slice(index)
+        position = np.array([checks.integer(index, "index")], dtype=np.int64)
+        return blocks.rows_of(_taken(self._node, position))[0]
+
+    def _getitems(self, indices: Sequence[int]) -> list[Any]:
+        return blocks.rows_of(self.take(indices))
+
+    @property
+    def _element_spec(self) -> Any:
+        return self._node.element_spec()
+
+
+class _IterDatasetMeta(abc.ABCMeta):
+    """Ways to begin an IterDataset."""
+
+    def mix(
+        cls,
+        datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
+        weights: Sequence[float] | Mapping[str, float] | None = None,
+    ) -> IterDataset[T]:
+        """Elements of several streams in proportion to `weights`; it ends when the first of them does.
+
+        With a mapping, a state restores by key: weights and datasets may change between runs.
+
+        >>> a, b = (MapDataset.range(n, n + 3).to_iter_dataset() for n in (0, 10))
+        >>> list(IterDataset.mix([a, b], [2, 1]))
+        [0, 10, 1, 2, 11]
+        """
+        keys: tuple[str, ...] | None = None
+        if isinstance(datasets, Mapping):
+            keys = tuple(sorted(datasets))
+            if weights is not None:
+                if not isinstance(weights, Mapping) or set(weights) != set(keys):
+                    raise ValueError(f"Datasets by key need weights with the same keys {list(keys)}, got {weights!r}.")
+                weights = [weights[key] for key in keys]
+            datasets = [datasets[key] for key in keys]
+        parts = list(datasets)
+        for part in parts:
+            if not isinstance(part, IterDataset):
+                raise TypeError(f"IterDataset.mix takes IterDatasets, got {type(part).__name__}.")
+        if not parts:
+            raise ValueError("IterDataset.mix needs at least one dataset.")
+        checked = checks.weights(weights, len(parts))  # type: ignore[arg-type]
+        integers = mix_index.integer_weights(checked or [1.0] * len(parts))
+        return _IterPipeline(streams.MixStream(tuple(part._node for part in parts), integers, keys))
+
+
+class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
+    """A dataset that is read in order. Its iterators can be saved and restored.
+
+    To write one of your own, subclass it and implement `__iter__`, which returns a `DatasetIterator`.
+
+    >>> ds = MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 3).batch(2)
+    >>> [batch.tolist() for batch in ds]
+    [[1, 2], [4, 5]]
+    """
+
+    def __init__(self, parents: Any = ()):
+        self._parents = (parents,) if isinstance(parents, (MapDataset, IterDataset)) else tuple(parents)
+
+    @functools.cached_property
+    def _node(self) -> StreamNode:  # type: ignore[override]
+        return _CustomStream(self)
+
+    @property
+    def parents(self) -> tuple[MapDataset[Any] | IterDataset[Any], ...]:
+        """The datasets that this one draws from."""
+        return tuple(getattr(self, "_parents", ()))
+
+    @property
+    def _parent(self) -> Any:
+        (parent,) = self.parents
+        return parent
+
+    @abc.abstractmethod
+    def __iter__(self) -> DatasetIterator[T]:
+        """Returns an iterator at the start."""
+
+    def apply(self, transformations: tf.Transformation | tf.Transformations) -> IterDataset[Any]:
+        """One transformation after the other, each by its kind."""
+        return _applied(self, transformations)
+
+    def batch(
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[T]], S] | None = None,
+    ) -> IterDataset[S]:
+        """Batches of consecutive elements, their leaves stacked along a new first axis.
+
+        Args:
+          batch_size: how many elements make a batch.
+          drop_remainder: leaves out a last batch that would be smaller.
+          batch_fn: makes a batch of a list of elements, instead of stacking.
+        """
+        size = checks.positive(batch_size, "batch_size")
+        return _IterPipeline(streams.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
+
+    def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> IterDataset[T]:
+        """Only the elements for which `transform` says yes. Warns if it drops nearly everything."""
+        return _IterPipeline(streams.FilterStream(self._node, _checked(transform, tf.Filter, "filter"), vectorized))
+
+    def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> IterDataset[S]:
+        """`transform` of each element; see `MapDataset.map`."""
+        return _IterPipeline(streams.MapStream(self._node, _checked(transform, tf.Map, "map"), vectorized))
+
+    def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> IterDataset[S]:
+        """`transform(n, element)`, where n is the number of elements before it.
+
+        >>> list(MapDataset.range(4, 6).to_iter_dataset().map_with_index(lambda i, x: (i, x)))
+        [(0, 4), (1, 5)]
+        """
+        checked = _checked(transform, tf.MapWithIndex, "map_with_index")
+        return _IterPipeline(streams.MapWithIndexStream(self._node, checked))
+
+    def random_map(
+        self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
+    ) -> IterDataset[S]:
+        """`transform(element, rng)`, with a generator that belongs to the number of elements before it.
+
+        Args:
+          transform: a function of an element and a generator, or a RandomMap.
+          seed: for this operation alone; by default it follows from `ds.seed(...)` above and the place here.
+        """
+        chosen = _random_map_seed(self, seed)
+        checked = _checked(transform, tf.RandomMap, "random_map")
+        return _IterPipeline(streams.RandomMapStream(self._node, checked, chosen))
+
+    def seed(self, seed: int) -> IterDataset[T]:
+        """Seeds the operations that follow: each derives its own seed from this one and its place."""
+        return _IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
+
+
+class _IterPipeline(IterDataset[T]):
+    """A stream node as a dataset."""
+
+    def __init__(self, stream_node: StreamNode):
+        self.__dict__["_node"] = stream_node
+
+    @property
+    def parents(self) -> tuple[MapDataset[Any] | IterDataset[Any], ...]:
+        return tuple(_as_dataset(parent) for parent in self._node.parents)
+
+    @property
+    def _parents(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return self.parents
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return PipelineIterator(self._node)
+
+    @property
+    def _element_spec(self) -> Any:
+        return self._node.element_spec()
+
+
+class ZipMapDataset(_MapPipeline[T]):
+    """Tuples of the elements of several datasets of one length.
+
+    >>> list(ZipMapDataset([MapDataset.range(2), MapDataset.source(["a", "b"])]))
+    [(0, 'a'), (1, 'b')]
+    """
+
+    def __init__(self, parents: Sequence[MapDataset[Any]]):
+        if not parents:
+            raise ValueError("At least one parent must be provided.")
+        nodes = _map_nodes(parents, "zip")
+        lengths = [part.length for part in nodes]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"All parents must have the same length. Got lengths {lengths}.")
+        super().__init__(reindex.Zip(nodes))
+
+
+class FlatMapMapDataset(_MapPipeline[T]):
+    """The elements that each element becomes, at most `transform.max_fan_out` of them; others are missing."""
+
+    def __init__(self, parent: MapDataset[Any], transform: tf.FlatMap):
+        super().__init__(apply.FlatMap(parent._node, transform))
+
+
+class FlatMapIterDataset(_IterPipeline[T]):
+    """The elements that each element of a stream becomes, one after the other."""
+
+    def __init__(self, parent: IterDataset[Any], transform: tf.FlatMap):
+        super().__init__(streams.FlatMapStream(parent._node, transform))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _CustomMap(MapNode):
+    """A user's subclass of MapDataset as a node."""
+
+    dataset: MapDataset[Any]
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return tuple(parent._node for parent in self.dataset.parents)
+
+    @property
+    def length(self) -> int:
+        return len(self.dataset)
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _CustomReads(self, indices.tolist())
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return (Origin(type(self.dataset).__name__, (index,)),)
+
+    def element_spec(self) -> Any:
+        return self.dataset._element_spec
+
+    @property
+    def seed_for_children(self) -> int | None:
+        return getattr(self.dataset, "_seed_rng_seed", None)
+
+    def parameters(self) -> dict[str, Any]:
+        return _attributes(self.dataset)
+
+    def call(self) -> str:
+        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
+
+
+@dataclasses.dataclass(slots=True)
+class _CustomReads(Plan):
+    custom: _CustomMap
+    indices: list[int]
+
+    def take(self, low: int, high: int) -> Block:
+        dataset, rows = self.custom.dataset, []
+        for index in self.indices[low:high]:
+            try:
+                rows.append(dataset[index])
+            except Exception as error:
+                raise RowFailed(len(rows), located(error, node.told(self.custom.call(), index, ()))) from error
+        return rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _CustomStream(StreamNode):
+    """A user's subclass of IterDataset as a node."""
+
+    dataset: IterDataset[Any]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return tuple(parent._node for parent in self.dataset.parents)
+
+    def open(self, opener: Opener) -> Cursor:
+        return IteratorCursor(iter(self.dataset))
+
+    def element_spec(self) -> Any:
+        return self.dataset._element_spec
+
+    def parameters(self) -> dict[str, Any]:
+        return _attributes(self.dataset)
+
+    def call(self) -> str:
+        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
+
+
+def _attributes(dataset: Any) -> dict[str, Any]:
+    hidden = ("_parents", "_node")
+    return {name: value for name, value in vars(dataset).items() if name not in hidden}
+
+
+def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
+    if map_node.length == 0:
+        raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
+    try:
+        return map_node.take(indices)
+    except RowFailed as failed:
+        error = failed.error
+        error.add_note(f"bushel: this was element {int(indices[failed.row])} of the dataset.")
+    raise error
+
+
+def _map_nodes(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:
+    if not datasets:
+        raise ValueError(f"{what} needs at least one dataset.")
+    for dataset in datasets:
+        if not isinstance(dataset, MapDataset):
+            raise TypeError(f"{what} takes MapDatasets, got {type(dataset).__name__}.")
+    return tuple(dataset._node for dataset in datasets)
+
+
+def _as_map_dataset(map_node: MapNode) -> MapDataset[Any]:
+    return map_node.dataset if isinstance(map_node, _CustomMap) else _MapPipeline(map_node)
+
+
+def _as_dataset(any_node: Node) -> MapDataset[Any] | IterDataset[Any]:
+    if isinstance(any_node, MapNode):
+        return _as_map_dataset(any_node)
+    assert isinstance(any_node, StreamNode)
+    return any_node.dataset if isinstance(any_node, _CustomStream) else _IterPipeline(any_node)
+
+
+def _checked(transform: Any, kind: type, name: str) -> Any:
+    tf.method(transform, kind, name)  # refuses what cannot be called
+    return transform
+
+
+def _random_map_seed(dataset: _Dataset, seed: int | None) -> int:
+    chosen = node.default_seed((dataset._node,)) if seed is None else seed
+    if chosen is None:
+        raise ValueError(
+            "`random_map` requires a seed. Please either provide it with `ds.seed(seed)` before any random "
+            "transformations or pass it directly with `ds.random_map(transform, seed=seed)`."
+        )
+    return checks.seed(chosen)
+
+
+def _sparse_step(map_node: MapNode) -> str | None:
+    """The operation that makes a node sparse, as it is called; None where every element is there."""
+    if not map_node.sparse:
+        return None
+    for parent in map_node.parents:
+        found = _sparse_step(parent)
+        if found is not None:
+            return found
+    return map_node.call().partition("(")[0]
+
+
+def _positions(positions: Any, length: int) -> np.ndarray:
+    try:
+        numbers = np.array([checks.integer(position, "a position") for position in positions], dtype=np.int64)
+    except TypeError as error:
+        raise TypeError(f"slice takes a slice or a sequence of integers; {error}") from None
+    outside = numbers[(numbers < -length) | (numbers >= length)]
+    if len(outside):
+        raise IndexError(f"Position {outside[0]} is out of range for a dataset of length {length}.")
+    return numbers % length if len(numbers) else numbers
+
+
+def _applied(dataset: Any, transformations: Any) -> Any:
+    if not isinstance(transformations, Sequence):
+        transformations = (transformations,)
+    for transform in transformations:
+        match transform:
+            case tf.Batch():
+                dataset = dataset.batch(
+                    transform.batch_size, drop_remainder=transform.drop_remainder, batch_fn=transform.batch_fn
+                )
+            case tf.Map():
+                dataset = dataset.map(transform)
+            case tf.RandomMap():
+                dataset = dataset.random_map(transform)
+            case tf.MapWithIndex():
+                dataset = dataset.map_with_index(transform)
+            case tf.FlatMap():
+                flat = FlatMapMapDataset if isinstance(dataset, MapDataset) else FlatMapIterDataset
+                dataset = flat(dataset, transform)
+            case tf.Filter():
+                dataset = dataset.filter(transform)
+            case _:
+                raise NotImplementedError(f"Transformation type: {transform} is not supported.")
+    return dataset
+
+
+def get_element_spec(ds: MapDataset[Any] | IterDataset[Any]) -> Any:
+    """Shapes and dtypes of a dataset's elements, without reading any.
+
+    >>> get_element_spec(MapDataset.range(5).batch(2, drop_remainder=True))
+    ShapeDtypeStruct(shape=(2,), dtype=<class 'numpy.int64'>)
+    """
+    return ds._element_spec
+
+
+def apply_transformations(ds: Any, transformations: Any) -> Any:
+    """`ds.apply(transformations)`, under Grain's older name."""
+    return _applied(ds, transformations)

@@ -1,0 +1,33 @@
+"""What Grain keeps under `grain.experimental`, under the same names."""
+
+from bushel.base.rng import RngPool
+from bushel.base.specs import ShapeDtypeStruct, ShapeDtypeStructProtocol
+from bushel.base.transforms import FlatMap as FlatMapTransform
+from bushel.base.transforms import MapWithIndex as MapWithIndexTransform
+from bushel.dataset import (
+    FlatMapIterDataset,
+    FlatMapMapDataset,
+    ZipMapDataset,
+    apply_transformations,
+    get_element_spec,
+)
+from bushel.graph.batch import batch_and_pad
+from bushel.index.shuffle import index_shuffle
+from bushel.iterator import get_next_index, set_next_index
+
+__all__ = [
+    "FlatMapIterDataset",
+    "FlatMapMapDataset",
+    "FlatMapTransform",
+    "MapWithIndexTransform",
+    "RngPool",
+    "ShapeDtypeStruct",
+    "ShapeDtypeStructProtocol",
+    "ZipMapDataset",
+    "apply_transformations",
+    "batch_and_pad",
+    "get_element_spec",
+    "get_next_index",
+    "index_shuffle",
+    "set_next_index",
+]

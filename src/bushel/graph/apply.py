@@ -1,0 +1,341 @@
+"""Per-element operations: map, map_with_index, random_map, filter, flat_map. Missing elements stay missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, checks, transforms, trees
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import RowFailed, located
+from bushel.base.rng import RngPool
+from bushel.graph.node import MapNode, Node, Origin, Plan, each, told
+
+
+def spec_after(transform: Any, parent: Node) -> Any:
+    """The element spec after a transformation that can tell it."""
+    if not hasattr(transform, "output_spec"):
+        name = transforms.short_name(transform)
+        raise ValueError(
+            f"Cannot infer element spec for transform {name} because it does not implement `output_spec` method. "
+            f"Implement `{name}.output_spec(self, input_spec)`, which returns a tree of ShapeDtypeStruct."
+        )
+    return transform.output_spec(parent.element_spec())
+
+
+def call_of(operation: str, transform: Any, **options: Any) -> str:
+    """How an operation with a user's transformation reads: `map(normalise, vectorized=True)`."""
+    shown = [transforms.short_name(transform), *(f"{name}={value}" for name, value in options.items())]
+    return f"{operation}({', '.join(shown)})"
+
+
+def placed(operation: str, transform: Any) -> str:
+    """The same in a message: `map(normalise @ train.py:12)`."""
+    return f"{operation}({transforms.place(transform)})"
+
+
+def mapped_columns(function: Callable[[Any], Any], block: Block, what: str) -> Block:
+    """A function of whole columns on a block; it sees no missing elements and keeps their number."""
+    if not any(row is not None for row in block) if isinstance(block, list) else not block.dense().length:
+        return [None] * len(block)
+    columns = blocks.as_columns(block)
+    count = columns.dense().length
+    result = function(columns.tree)
+    if any(np.ndim(leaf) == 0 or len(leaf) != count for leaf in trees.leaves(result)):
+        raise ValueError(
+            f"{what} is vectorized: it got arrays with {count} elements and must return arrays with as many; "
+            f"it returned {trees.describe(result)}."
+        )
+    return Columns(trees.map_leaves(np.asarray, result), columns.length, columns.present)
+
+
+def each_with(
+    function: Callable[[Any, Any], Any], rows: list[Any], seconds: Iterable[Any], where: Callable[[int], str]
+) -> list[Any]:
+    """`function(row, second)` of every row that is there."""
+    pairs = [None if row is None else (row, second) for row, second in zip(rows, seconds, strict=True)]
+    return each(lambda pair: function(*pair), pairs, where)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _PerElement(MapNode):
+    """What the operations of this file share: one parent, one transformation, one element for one."""
+
+    parent: MapNode
+    transform: Any
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        return self.parent.length
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return self.parent.origins(index)
+
+    def element_spec(self) -> Any:
+        return spec_after(self.transform, self.parent)
+
+    def where(self, operation: str, indices: np.ndarray, low: int) -> Callable[[int], str]:
+        """Tells where row `row` of a take from `low` failed."""
+
+        def where(row: int) -> str:
+            index = int(indices[low + row])
+            return told(placed(operation, self.transform), index, self.origins(index))
+
+        return where
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Map(_PerElement):
+    """`transform` of each element, or of whole columns where it is marked as vectorized."""
+
+    vectorized: bool = False
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _Mapped(self, self.function, indices, self.parent.plan(indices))
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any], Any]:
+        return transforms.method(self.transform, transforms.Map, "map")
+
+    def call(self) -> str:
+        return call_of("map", self.transform, **({"vectorized": True} if self.vectorized else {}))
+
+
+@dataclasses.dataclass(slots=True)
+class _Mapped(Plan):
+    node: Map
+    function: Callable[[Any], Any]
+    indices: np.ndarray
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        block = self.parent.take(low, high)
+        where = self.node.where("map", self.indices, low)
+        if not self.node.vectorized:
+            return each(self.function, blocks.rows_of(block), where)
+        try:
+            return mapped_columns(self.function, block, self.node.call())
+        except Exception as error:
+            raise RowFailed(0, located(error, where(0))) from error
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapWithIndex(_PerElement):
+    """`transform(index, element)`; the index counts on through epochs."""
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _MappedWithIndex(self, indices, self.parent.plan(indices))
+
+    @functools.cached_property
+    def function(self) -> Callable[[int, Any], Any]:
+        return transforms.method(self.transform, transforms.MapWithIndex, "map_with_index")
+
+    def call(self) -> str:
+        return call_of("map_with_index", self.transform)
+
+
+@dataclasses.dataclass(slots=True)
+class _MappedWithIndex(Plan):
+    node: MapWithIndex
+    indices: np.ndarray
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        function = self.node.function
+        rows = blocks.rows_of(self.parent.take(low, high))
+        indices = self.indices[low:high].tolist()
+        where = self.node.where("map_with_index", self.indices, low)
+        return each_with(lambda row, index: function(index, row), rows, indices, where)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RandomMap(_PerElement):
+    """`transform(element, rng)` with a generator that belongs to the index."""
+
+    seed: int
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _RandomlyMapped(self, indices, self.parent.plan(indices))
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any, np.random.Generator], Any]:
+        return transforms.method(self.transform, transforms.RandomMap, "random_map")
+
+    @functools.cached_property
+    def pool(self) -> RngPool:
+        return RngPool(self.seed)
+
+    def call(self) -> str:
+        return call_of("random_map", self.transform, seed=self.seed)
+
+
+@dataclasses.dataclass(slots=True)
+class _RandomlyMapped(Plan):
+    node: RandomMap
+    indices: np.ndarray
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        function = self.node.function
+        rows = blocks.rows_of(self.parent.take(low, high))
+        indices = self.indices[low:high].tolist()
+        where = self.node.where("random_map", self.indices, low)
+        generators = self.node.pool.borrow()
+        try:
+            return each_with(lambda row, index: function(row, generators.at(index)), rows, indices, where)
+        finally:
+            self.node.pool.give_back(generators)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Filter(_PerElement):
+    """Elements for which `transform` says no are missing: the length stays, the element is None."""
+
+    vectorized: bool = False
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _Filtered(self, indices, self.parent.plan(indices))
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any], Any]:
+        return transforms.method(self.transform, transforms.Filter, "filter")
+
+    @property
+    def sparse(self) -> bool:
+        return True
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return call_of("filter", self.transform, **({"vectorized": True} if self.vectorized else {}))
+
+
+@dataclasses.dataclass(slots=True)
+class _Filtered(Plan):
+    node: Filter
+    indices: np.ndarray
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        block = self.parent.take(low, high)
+        return filtered(
+            self.node.function, block, self.node.vectorized, self.node.call(), self.node.where("filter", self.indices, low)
+        )
+
+
+def filtered(
+    function: Callable[[Any], Any], block: Block, vectorized: bool, what: str, where: Callable[[int], str]
+) -> Block:
+    """A block with the elements missing for which `function` says no."""
+    if vectorized:
+        try:
+            kept = mapped_columns(function, block, what)
+        except Exception as error:
+            raise RowFailed(0, located(error, where(0))) from error
+        if isinstance(kept, list):
+            return kept
+        return blocks.as_columns(block).where(np.asarray(kept.tree, dtype=bool))
+    rows = blocks.rows_of(block)
+    verdicts = each(function, rows, where)
+    if isinstance(block, Columns):
+        kept = [bool(verdict) for row, verdict in zip(rows, verdicts, strict=True) if row is not None]
+        return block.where(np.array(kept, dtype=bool))
+    return [row if verdict else None for row, verdict in zip(rows, verdicts, strict=True)]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatMap(MapNode):
+    """Up to `max_fan_out` elements for each one; those that are not there are missing."""
+
+    parent: MapNode
+    transform: transforms.FlatMap
+
+    def __post_init__(self) -> None:
+        checks.positive(self.transform.max_fan_out, "max_fan_out")
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        return min(checks.INFINITE, self.parent.length * self.transform.max_fan_out)
+
+    @property
+    def sparse(self) -> bool:
+        return True
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        element, split = np.divmod(indices, self.transform.max_fan_out)
+        # Neighbours of one element share its plan row, so that it is read and split once for all of them.
+        starts = np.ones(len(indices), dtype=bool)
+        np.not_equal(element[1:], element[:-1], out=starts[1:])
+        return _FlatMapped(self, element[starts], (np.cumsum(starts) - 1).tolist(), split.tolist(), self.parent.plan(element[starts]))
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return self.parent.origins(index // self.transform.max_fan_out)
+
+    def element_spec(self) -> Any:
+        raise NotImplementedError("The shapes after flat_map are not known without running it.")
+
+    def call(self) -> str:
+        return call_of("flat_map", self.transform)
+
+
+@dataclasses.dataclass(slots=True)
+class _FlatMapped(Plan):
+    node: FlatMap
+    elements: np.ndarray
+    parent_rows: list[int]
+    splits: list[int]
+    parent: Plan
+    last: tuple[int, Sequence[Any] | None] = (-1, None)
+
+    def take(self, low: int, high: int) -> Block:
+        first, end = self.parent_rows[low], self.parent_rows[high - 1] + 1
+        row, parts = self.last  # of the take before: iteration one by one splits each element once
+        found = {first: parts} if row == first else {}
+        fresh = first + len(found)
+        try:
+            found.update(zip(range(fresh, end), self._split(fresh, end), strict=True))
+        except RowFailed as failed:
+            at = self.parent_rows.index(fresh + failed.row, low)
+            raise RowFailed(at - low, failed.error) from failed.error
+        self.last = (end - 1, found[end - 1])
+        return [
+            None if (parts := found[row]) is None or split >= len(parts) else parts[split]
+            for row, split in zip(self.parent_rows[low:high], self.splits[low:high], strict=True)
+        ]
+
+    def _split(self, first: int, end: int) -> list[Any]:
+        if first == end:
+            return []
+        node = self.node
+
+        def where(row: int) -> str:
+            element = int(self.elements[first + row])
+            return told(placed("flat_map", node.transform), element, node.parent.origins(element))
+
+        return each(functools.partial(split_of, node.transform), blocks.rows_of(self.parent.take(first, end)), where)
+
+
+def split_of(transform: transforms.FlatMap, element: Any) -> Sequence[Any]:
+    """The parts of one element, not more than promised."""
+    parts = transform.flat_map(element)
+    if not isinstance(parts, Sequence):
+        parts = list(parts)
+    if len(parts) > transform.max_fan_out:
+        raise ValueError(
+            f"flat_map gave {len(parts)} elements for one, more than its max_fan_out of {transform.max_fan_out}. "
+            "Raise max_fan_out of the transformation, or split less."
+        )
+    return parts

@@ -1,0 +1,151 @@
+"""Batches of consecutive elements, epoch by epoch. Rows are written straight into the batch; columns are cut."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, trees
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import RowFailed, located
+from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.transforms import short_name
+from bushel.graph.node import MapNode, Origin, Plan, told
+
+BatchFn = Callable[[Sequence[Any]], Any]
+
+
+def batched_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> Any:
+    """The element spec of batches; the batch axis is None where the last batch may be smaller."""
+    if batch_fn is None:
+        size = batch_size if drop_remainder else None
+        return trees.map_leaves(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), spec)
+    inner = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
+    if not hasattr(inner, "output_spec"):
+        raise NotImplementedError(
+            f"The shapes of batches made by {short_name(inner)} are not known: give it an "
+            "`output_spec(input_spec, batch_size, drop_remainder)` method."
+        )
+    return inner.output_spec(spec, batch_size, drop_remainder)
+
+
+def batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> str:
+    shown = [str(batch_size)]
+    if drop_remainder:
+        shown.append("drop_remainder=True")
+    if batch_fn is not None:
+        shown.append(f"batch_fn={short_name(batch_fn)}")
+    return f"batch({', '.join(shown)})"
+
+
+def make_batch(block: Block, batch_fn: BatchFn | None) -> Any:
+    """One batch of a block of elements."""
+    if batch_fn is not None:
+        return batch_fn(blocks.rows_of(block))
+    if isinstance(block, Columns) and block.present is None:
+        return block.tree
+    return blocks.stack(blocks.rows_of(block))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch(MapNode):
+    """Batches that never straddle epochs."""
+
+    parent: MapNode
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: BatchFn | None = None
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        whole, rest = divmod(self.parent.length, self.batch_size)
+        return whole if self.drop_remainder or not rest else whole + 1
+
+    @property
+    def fan_in(self) -> int:
+        return self.batch_size * self.parent.fan_in
+
+    def bounds(self, indices: Any) -> tuple[Any, Any]:
+        """First and last-plus-one element of each batch, in the parent's indices."""
+        epoch, position = divmod(indices, self.length)
+        first = position * self.batch_size
+        end = np.minimum(self.parent.length - first, self.batch_size) + first
+        offset = epoch * self.parent.length
+        return first + offset, end + offset
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        first, end = self.bounds(indices)
+        sizes = end - first
+        edges = np.zeros(len(indices) + 1, dtype=np.int64)
+        np.cumsum(sizes, out=edges[1:])
+        elements = np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
+        return _Batched(self, indices, edges.tolist(), self.parent.plan(elements))
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        first, end = self.bounds(index)
+        merged: dict[str, tuple[int, ...]] = {}
+        for element in range(int(first), int(end)):
+            for origin in self.parent.origins(element):
+                merged[origin.source] = merged.get(origin.source, ()) + origin.indices
+        return tuple(Origin(source, indices) for source, indices in merged.items())
+
+    def element_spec(self) -> Any:
+        return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
+
+    def call(self) -> str:
+        return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
+
+
+@dataclasses.dataclass(slots=True)
+class _Batched(Plan):
+    node: Batch
+    indices: np.ndarray
+    edges: list[int]
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        start = self.edges[low]
+        try:
+            block = self.parent.take(start, self.edges[high])
+        except RowFailed as failed:
+            row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
+            raise RowFailed(row - low, failed.error) from failed.error
+        batches = []
+        for row in range(low, high):
+            part = blocks.part_of(block, self.edges[row] - start, self.edges[row + 1] - start)
+            try:
+                batches.append(make_batch(part, self.node.batch_fn))
+            except Exception as error:
+                index = int(self.indices[row])
+                where = told(self.node.call(), index, self.node.origins(index))
+                raise RowFailed(row - low, located(error, where)) from error
+        return batches
+
+
+def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
+    """A batch of exactly `batch_size`, filled up with `pad_value`: a `batch_fn` that keeps every shape static.
+
+    >>> batch_and_pad([1, 2], batch_size=3)
+    array([1, 2, 0])
+    """
+    if not values:
+        raise ValueError("Cannot batch 0 values.")
+    if len(values) > batch_size:
+        raise ValueError(f"Cannot batch {len(values)} values to {batch_size}.")
+    batch = blocks.stack(list(values))
+    missing = batch_size - len(values)
+    if not missing:
+        return batch
+
+    def pad(leaf: np.ndarray) -> np.ndarray:
+        return np.concatenate([leaf, np.full((missing, *leaf.shape[1:]), pad_value, leaf.dtype)])
+
+    return trees.map_leaves(pad, batch)

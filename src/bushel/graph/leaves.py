@@ -1,0 +1,149 @@
+"""Leaves of the graph: sources and ranges. Indices wrap around, so that every epoch reads the same records."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from typing import Any
+
+import numpy as np
+
+from bushel.base import trees
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import RowFailed, located
+from bushel.base.specs import ShapeDtypeStruct
+from bushel.graph.node import MapNode, Origin, Plan
+
+
+def source_name(source: Any) -> str:
+    """How a source reads in a pipeline: its own repr if it has one, a sequence by type and length."""
+    kind = type(source)
+    if isinstance(source, np.ndarray):
+        return trees.describe(source)
+    if isinstance(source, (list, tuple, str, bytes, dict)):
+        return f"{kind.__name__} of {len(source)}"
+    if kind.__repr__ is object.__repr__:
+        return kind.__name__
+    text = repr(source)
+    return text if len(text) <= 120 and "\n" not in text else kind.__name__
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source(MapNode):
+    """Records of anything with a length and `source[i]`, read many at a time where the source can."""
+
+    source: Any
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return ()
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        return len(self.source)
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        positions = indices % self.length
+        many = getattr(self.source, "__getitems__", None) or getattr(self.source, "_getitems", None)
+        if many is not None:
+            return _ManyReads(self, positions, many)
+        return _SingleReads(self, positions.tolist())
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return (Origin(source_name(self.source), (index % self.length,)),)
+
+    def element_spec(self) -> Any:
+        spec = getattr(self.source, "element_spec", None)
+        if spec is None:
+            raise NotImplementedError(
+                f"The shapes of {source_name(self.source)} are not known without reading it. "
+                "Give the source an `element_spec()` method that returns a tree of ShapeDtypeStruct."
+            )
+        return spec()
+
+    def call(self) -> str:
+        return f"source({source_name(self.source)})"
+
+    def failed(self, row: int, position: int, error: Exception) -> RowFailed:
+        note = f"bushel: reading record {position} of {source_name(self.source)} failed."
+        return RowFailed(row, located(error, note))
+
+
+@dataclasses.dataclass(slots=True)
+class _SingleReads(Plan):
+    node: Source
+    positions: list[int]
+
+    def take(self, low: int, high: int) -> Block:
+        source, positions = self.node.source, self.positions[low:high]
+        left = iter(positions)
+        try:
+            return [source[position] for position in left]
+        except RowFailed:
+            raise
+        except Exception as error:
+            row = len(positions) - operator.length_hint(left) - 1
+            raise self.node.failed(row, positions[row], error) from error
+
+
+@dataclasses.dataclass(slots=True)
+class _ManyReads(Plan):
+    node: Source
+    positions: np.ndarray
+    read: Any
+
+    def take(self, low: int, high: int) -> Block:
+        positions = self.positions[low:high]
+        try:
+            block = self.read(positions)
+        except RowFailed:
+            raise
+        except Exception as error:
+            raise self.node.failed(0, int(positions[0]), error) from error
+        if len(block) != len(positions):
+            wrong = ValueError(
+                f"{source_name(self.node.source)} was asked for {len(positions)} records at once and gave {len(block)}. "
+                "`__getitems__` must return one record per index."
+            )
+            raise RowFailed(0, wrong)
+        return block if isinstance(block, Columns) else list(block)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Range(MapNode):
+    """The integers of a `range`."""
+
+    start: int
+    stop: int
+    step: int
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return ()
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        return len(range(self.start, self.stop, self.step))
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _Integers((self.start + indices % self.length * self.step).tolist())
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return (Origin(self.call(), (index % self.length,)),)
+
+    def element_spec(self) -> Any:
+        return ShapeDtypeStruct(shape=(), dtype=np.int64)
+
+    def call(self) -> str:
+        if self.step != 1:
+            return f"range({self.start}, {self.stop}, {self.step})"
+        return f"range({self.start}, {self.stop})" if self.start else f"range({self.stop})"
+
+
+@dataclasses.dataclass(slots=True)
+class _Integers(Plan):
+    values: list[int]
+
+    def take(self, low: int, high: int) -> Block:
+        return self.values[low:high]

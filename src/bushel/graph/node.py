@@ -1,0 +1,149 @@
+"""The contract of map nodes: plan indices first, then take blocks of what was planned.
+
+`plan(indices)` does all index arithmetic at once and reads nothing. `take(low, high)` of the plan reads and runs
+user functions for just these rows. So arithmetic can run ahead while the user's code never does.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, located
+from bushel.base.options import ReadOptions
+from bushel.index import seeds
+
+
+class Plan(abc.ABC):
+    """Some elements of a node, planned and not yet read."""
+
+    @abc.abstractmethod
+    def take(self, low: int, high: int) -> Block:
+        """Reads rows [low, high) of the plan. May be called from several threads.
+
+        Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where elements come from: `indices` of a source, as it reads in messages."""
+
+    source: str
+    indices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.indices[:8]))
+        more = ", ..." if len(self.indices) > 8 else ""
+        return f"{'record' if len(self.indices) == 1 else 'records'} {shown}{more} of {self.source}"
+
+
+class Node(abc.ABC):
+    """What map nodes and stream nodes share: parents, a place in the pipeline, a name."""
+
+    @property
+    @abc.abstractmethod
+    def parents(self) -> tuple[Node, ...]:
+        """The nodes this one draws from."""
+
+    @abc.abstractmethod
+    def call(self) -> str:
+        """The node as the user wrote it, e.g. `batch(128, drop_remainder=True)`."""
+
+    @abc.abstractmethod
+    def element_spec(self) -> Any:
+        """A tree of ShapeDtypeStruct, known without reading; an error says why where it is not known."""
+
+    @property
+    def seed_for_children(self) -> int | None:
+        """The seed set by this very node, for operations after it."""
+        return None
+
+    def parameters(self) -> dict[str, Any]:
+        """What tells this node from another of its kind, parents and options of running apart."""
+        if not dataclasses.is_dataclass(self):
+            return {}
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in own.items() if not _is_structure(value)}
+
+    @property
+    def sparse(self) -> bool:
+        """Whether elements may be missing because an operation here or above drops some."""
+        return any(parent.sparse for parent in self.parents)
+
+
+def _is_structure(value: Any) -> bool:
+    if isinstance(value, tuple) and value:
+        value = value[0]
+    return isinstance(value, (Node, ReadOptions))
+
+
+class MapNode(Node):
+    """A node whose elements are a function of their index. Epoch n is the indices [n * length, (n + 1) * length)."""
+
+    @property
+    @abc.abstractmethod
+    def parents(self) -> tuple[MapNode, ...]: ...
+
+    @property
+    @abc.abstractmethod
+    def length(self) -> int:
+        """Elements of one epoch; INFINITE for an endless node."""
+
+    @abc.abstractmethod
+    def plan(self, indices: np.ndarray) -> Plan:
+        """Plans the elements at `indices` (int64, any order, any epoch)."""
+
+    @abc.abstractmethod
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        """Which source records make up the element at `index`, by arithmetic alone."""
+
+    @property
+    def fan_in(self) -> int:
+        """How many source records one element is made of, roughly: decides how far a plan reaches ahead."""
+        return max((parent.fan_in for parent in self.parents), default=1)
+
+    def take(self, indices: np.ndarray) -> Block:
+        """The elements at `indices`, as a block."""
+        return self.plan(indices).take(0, len(indices))
+
+
+def default_seed(parents: tuple[Node, ...]) -> int | None:
+    """The seed that an operation below `parents` gets from the seeds set above it; None where there is none.
+
+    Breadth first, so that the seed depends on the shape of the pipeline alone; a path ends at its first seed.
+    """
+    found: list[tuple[int, int]] = []
+    queue: list[tuple[Node, int]] = [(parent, 1) for parent in parents]
+    for node, depth in queue:  # the queue grows while it is read
+        seed = node.seed_for_children
+        if seed is not None:
+            found.append((seed, depth))
+        else:
+            queue.extend((parent, depth + 1) for parent in node.parents)
+    return seeds.derive(found) if found else None
+
+
+def each(function: Callable[[Any], Any], rows: list[Any], where: Callable[[int], str]) -> list[Any]:
+    """`function` of every row that is there; a failure becomes a RowFailed that says `where(row)`."""
+    left: Iterator[Any] = iter(rows)
+    try:
+        return [None if row is None else function(row) for row in left]
+    except RowFailed:
+        raise
+    except Exception as error:
+        # How far the iterator got tells the row, at no cost per row.
+        row = len(rows) - operator.length_hint(left) - 1
+        raise RowFailed(row, located(error, where(row))) from error
+
+
+def told(what: str, index: int, origins: tuple[Origin, ...]) -> str:
+    """The note on an error: which transformation, at which of its elements, made of which records."""
+    made_of = "; ".join(map(str, origins))
+    return f"bushel: {what} failed at its element {index}" + (f", made of {made_of}." if made_of else ".")

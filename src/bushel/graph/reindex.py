@@ -1,0 +1,341 @@
+"""Index-only operations: shuffle, slice, repeat, seed on one parent; concatenate, mix, select on several; zip."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, checks, trees
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import RowFailed, located
+from bushel.base.transforms import DatasetSelectionMap, short_name
+from bushel.graph.node import MapNode, Origin, Plan, told
+from bushel.index import epochs, mix, shuffle
+
+
+class IndexMap(abc.ABC):
+    """A function from int64 arrays to int64 arrays: position in the child -> position in the parent."""
+
+    @abc.abstractmethod
+    def length(self, parent_length: int) -> int: ...
+
+    @abc.abstractmethod
+    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray: ...
+
+    @abc.abstractmethod
+    def call(self) -> str: ...
+
+
+def _parameters(map: Any) -> dict[str, Any]:
+    fields = {field.name: getattr(map, field.name) for field in dataclasses.fields(map)}
+    return {"operation": type(map).__name__, **fields}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shuffle(IndexMap):
+    seed: int
+
+    def length(self, parent_length: int) -> int:
+        return parent_length
+
+    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
+        return shuffle.shuffle(indices, length=parent_length, seed=self.seed)
+
+    def call(self) -> str:
+        return f"shuffle(seed={self.seed})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice(IndexMap):
+    start: int
+    stop: int
+    step: int
+
+    def length(self, parent_length: int) -> int:
+        return len(range(self.start, self.stop, self.step))
+
+    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
+        return epochs.strided(
+            indices, start=self.start, step=self.step, length=self.length(parent_length), parent_length=parent_length
+        )
+
+    def call(self) -> str:
+        step = "" if self.step == 1 else f", {self.step}"
+        return f"slice(slice({self.start}, {self.stop}{step}))"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Listed(IndexMap):
+    positions: np.ndarray
+
+    def length(self, parent_length: int) -> int:
+        return len(self.positions)
+
+    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
+        return epochs.listed(indices, self.positions, parent_length=parent_length)
+
+    def call(self) -> str:
+        return f"slice([{len(self.positions)} positions])"
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeat(IndexMap):
+    num_epochs: int | None
+    reseed_each_epoch: bool
+
+    def length(self, parent_length: int) -> int:
+        if self.num_epochs is None:
+            return checks.INFINITE if parent_length else 0
+        return self.num_epochs * parent_length
+
+    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
+        return indices if self.reseed_each_epoch else epochs.first_epoch(indices, length=parent_length)
+
+    def call(self) -> str:
+        count = "" if self.num_epochs is None else str(self.num_epochs)
+        same = "" if self.reseed_each_epoch else "reseed_each_epoch=False"
+        return f"repeat({', '.join(filter(None, (count, same)))})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Seed(IndexMap):
+    """Changes nothing but the seeds of what follows."""
+
+    seed: int
+
+    def length(self, parent_length: int) -> int:
+        return parent_length
+
+    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
+        return indices
+
+    def call(self) -> str:
+        return f"seed({self.seed})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Reindex(MapNode):
+    """The elements of one parent, elsewhere."""
+
+    parent: MapNode
+    map: IndexMap
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        return self.map.length(self.parent.length)
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return self.parent.plan(self.map(indices, self.parent.length))
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return self.parent.origins(int(self.map(np.array([index]), self.parent.length)[0]))
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    @property
+    def seed_for_children(self) -> int | None:
+        return self.map.seed if isinstance(self.map, Seed) else None
+
+    def parameters(self) -> dict[str, Any]:
+        return _parameters(self.map)
+
+    def call(self) -> str:
+        return self.map.call()
+
+
+class SelectMap(abc.ABC):
+    """A function from positions to (which parent, position in it)."""
+
+    @abc.abstractmethod
+    def length(self, parent_lengths: tuple[int, ...]) -> int: ...
+
+    @abc.abstractmethod
+    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]: ...
+
+    @abc.abstractmethod
+    def call(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenate(SelectMap):
+    def length(self, parent_lengths: tuple[int, ...]) -> int:
+        return sum(parent_lengths)
+
+    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        return mix.concatenated(indices, parent_lengths)
+
+    def call(self) -> str:
+        return "concatenate"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mix(SelectMap):
+    weights: tuple[int, ...]
+
+    def length(self, parent_lengths: tuple[int, ...]) -> int:
+        return mix.mixed_length(parent_lengths, self.weights)
+
+    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        return mix.mixed(indices, self.weights)
+
+    def call(self) -> str:
+        return f"mix(weights={list(self.weights)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SelectByUser(SelectMap):
+    """A user's DatasetSelectionMap: asked index by index."""
+
+    selection_map: DatasetSelectionMap
+
+    def length(self, parent_lengths: tuple[int, ...]) -> int:
+        return len(self.selection_map)
+
+    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        pairs = []
+        for index in indices.tolist():
+            try:
+                which, position = self.selection_map[index]
+                if not 0 <= which < len(parent_lengths):
+                    raise IndexError(f"it chose dataset {which} of {len(parent_lengths)}")
+            except Exception as error:
+                raise located(error, told(f"select_from_datasets({short_name(self.selection_map)})", index, ())) from error
+            pairs.append((which, position))
+        which, position = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+        return which, position
+
+    def call(self) -> str:
+        return f"select_from_datasets({short_name(self.selection_map)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Select(MapNode):
+    """Elements of several parents in one index space."""
+
+    parts: tuple[MapNode, ...]
+    map: SelectMap
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return self.parts
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        return self.map.length(self._lengths)
+
+    @functools.cached_property
+    def _lengths(self) -> tuple[int, ...]:
+        return tuple(part.length for part in self.parts)
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        which, positions = self.map(indices, self._lengths)
+        used = np.unique(which).tolist()
+        if len(used) == 1:
+            return self.parts[used[0]].plan(positions)
+        plans: dict[int, Plan] = {}
+        before = np.zeros((len(used), len(indices) + 1), dtype=np.int64)
+        for row, number in enumerate(used):
+            here = which == number
+            np.cumsum(here, out=before[row, 1:])
+            plans[number] = self.parts[number].plan(positions[here])
+        return _Selected(which, plans, before)
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        which, positions = self.map(np.array([index]), self._lengths)
+        return self.parts[int(which[0])].origins(int(positions[0]))
+
+    def element_spec(self) -> Any:
+        return self.parts[0].element_spec()
+
+    def parameters(self) -> dict[str, Any]:
+        return _parameters(self.map)
+
+    def call(self) -> str:
+        return self.map.call()
+
+
+@dataclasses.dataclass(slots=True)
+class _Selected(Plan):
+    which: np.ndarray
+    plans: dict[int, Plan]
+    before: np.ndarray
+    """before[row, k]: how many of the first k elements come from the row-th used parent."""
+
+    def take(self, low: int, high: int) -> Block:
+        found: list[tuple[int, Block]] = []
+        for row, (number, plan) in enumerate(self.plans.items()):
+            first, last = int(self.before[row, low]), int(self.before[row, high])
+            if first == last:
+                continue
+            try:
+                found.append((number, plan.take(first, last)))
+            except RowFailed as failed:
+                at = int(np.searchsorted(self.before[row], first + failed.row + 1)) - 1
+                raise RowFailed(at - low, failed.error) from failed.error
+        if len(found) == 1:
+            return found[0][1]
+        which = self.which[low:high]
+        columns = [block for _, block in found if isinstance(block, Columns)]
+        if len(columns) == len(found) and blocks.alike(columns) and all(c.present is None for c in columns):
+            places = [np.flatnonzero(which == number) for number, _ in found]
+            return _scattered(columns, places, high - low)
+        rows = {number: iter(blocks.rows_of(block)) for number, block in found}
+        return [next(rows[number]) for number in which.tolist()]
+
+
+def _scattered(columns: list[Columns], places: list[np.ndarray], length: int) -> Columns:
+    def scatter(*leaves: np.ndarray) -> np.ndarray:
+        out = np.empty((length, *leaves[0].shape[1:]), leaves[0].dtype)
+        for leaf, place in zip(leaves, places, strict=True):
+            out[place] = leaf
+        return out
+
+    return Columns(trees.map_leaves(scatter, *(block.tree for block in columns)), length)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Zip(MapNode):
+    """Tuples of the elements of several parents at the same index."""
+
+    parts: tuple[MapNode, ...]
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return self.parts
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        return self.parts[0].length
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _Zipped([part.plan(indices) for part in self.parts])
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return tuple(origin for part in self.parts for origin in part.origins(index))
+
+    def element_spec(self) -> Any:
+        return tuple(part.element_spec() for part in self.parts)
+
+    def call(self) -> str:
+        return "zip"
+
+
+@dataclasses.dataclass(slots=True)
+class _Zipped(Plan):
+    plans: list[Plan]
+
+    def take(self, low: int, high: int) -> Block:
+        found = [plan.take(low, high) for plan in self.plans]
+        columns = [block for block in found if isinstance(block, Columns) and block.present is None]
+        if len(columns) == len(found):
+            return Columns(tuple(block.tree for block in columns), high - low)
+        return list(zip(*map(blocks.rows_of, found), strict=True))

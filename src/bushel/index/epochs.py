@@ -1,0 +1,31 @@
+"""Epochs, slices and shards as index maps. Pure arithmetic on arrays or on Python integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def first_epoch(i: Any, *, length: int) -> Any:
+    """Any position -> the position in the first epoch: a repeat that does not reseed."""
+    return i % length
+
+
+def strided(i: Any, *, start: int, step: int, length: int, parent_length: int) -> Any:
+    """Position in a slice of `length` elements -> position in the parent; epoch n of one is epoch n of the other.
+
+    >>> strided(5, start=1, step=2, length=3, parent_length=7)
+    12
+    """
+    epoch, offset = divmod(i, length)
+    return start + offset * step + epoch * parent_length
+
+
+def shard(i: Any, *, index: int, count: int) -> Any:
+    """i-th element of one shard -> position among all elements."""
+    return i * count + index
+
+
+def listed(i: Any, positions: Any, *, parent_length: int) -> Any:
+    """Position in a list of positions -> position in the parent, epoch by epoch."""
+    epoch, offset = divmod(i, len(positions))
+    return positions[offset] + epoch * parent_length

@@ -1,0 +1,74 @@
+"""Many data sets in one index space: position -> (which data set, index in it), for whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from bushel.base.checks import INFINITE
+
+_LEAST = 100  # what the smallest weight becomes when weights are made integers
+
+
+def integer_weights(weights: Sequence[float]) -> tuple[int, ...]:
+    """Weights as integers, the smallest scaled to 100 and the rest cut off, as Grain does.
+
+    >>> integer_weights([0.7, 0.3])
+    (233, 100)
+    """
+    scale = _LEAST / min(weights)
+    return tuple(int(weight * scale) for weight in weights)
+
+
+def mixed_length(lengths: Sequence[int], weights: Sequence[int]) -> int:
+    """How long the mixture runs before its first data set would repeat."""
+    total = sum(weights)
+    shares = [length / (weight / total) for length, weight in zip(lengths, weights, strict=True)]
+    return min(INFINITE, int(min(shares)))
+
+
+def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any]:
+    """Positions of a mixture -> (which, index), by Grain's integer recurrence.
+
+    The pattern repeats every sum(weights) positions, so the recurrence runs on the position within one period and
+    never leaves 64 bits (32 under JAX) for any position.
+
+    >>> which, index = mixed(np.arange(6), (233, 100))
+    >>> which.tolist(), index.tolist()
+    ([0, 0, 0, 1, 0, 0], [0, 1, 2, 0, 3, 4])
+    """
+    total = sum(weights)
+    if xp is not np and total > 1 << 15:
+        raise ValueError(f"Under JAX a mixture has 32-bit words: weights must sum to at most 2**15, got {total}.")
+    if total > 3_000_000_000:  # its square would not fit 64 bits
+        k = np.asarray(k).astype(object)
+    period, low = divmod(k, total)
+    high = low + 1
+    which = xp.zeros_like(low)
+    index = xp.zeros_like(low)
+    remaining = total
+    for number, weight in enumerate(weights):
+        next_low = low * (remaining - weight) // remaining
+        next_high = high * (remaining - weight) // remaining
+        count = high - next_high
+        here = (low - next_low) != count
+        which = xp.where(here, number, which)
+        index = xp.where(here, period * weight + count - 1, index)
+        remaining -= weight
+        low, high = next_low, next_high
+    if xp is np:
+        return which.astype(np.int64), index.astype(np.int64)
+    return which, index
+
+
+def concatenated(i: Any, lengths: Sequence[int]) -> tuple[Any, Any]:
+    """Positions of a concatenation -> (which, index); epoch n of the whole is epoch n of each part."""
+    ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
+    epoch, position = np.divmod(i, int(ends[-1]))
+    which = np.searchsorted(ends, position, side="right")
+    sizes = np.asarray(lengths, dtype=np.int64)
+    index = position - (ends - sizes)[which] + epoch * sizes[which]
+    return which, index

@@ -1,0 +1,244 @@
+"""Shuffles as arithmetic: a keyed permutation of [0, length) that is computed, not stored.
+
+The permutation is Grain's: a Feistel cipher with the round function of SIMON on the smallest even number of
+bits (at least 16) that holds every index, walked until the value falls below the length. Below 2**16 records
+the walk is long, so there a whole epoch is tabulated at once and kept (`epoch_table`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+ROUNDS = 4
+SMALL = 1 << 16
+"""Below this length an epoch is tabulated. It is also the cipher's smallest domain."""
+
+_FEW = 12  # so few indices are faster one by one, in Python integers, than as arrays
+_TABLE_BITS = 16  # up to words of so many bits, a round is one look-up in a table that stays in the cache
+_WORD = 0xFFFFFFFF
+
+
+def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
+    """Positions of an endless run of epochs -> shuffled positions, each epoch in its own order.
+
+    >>> shuffle(np.arange(10), length=10, seed=42).tolist()
+    [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
+    """
+    if i.size <= _FEW:
+        return np.array([_shuffle_one(n, length, seed) for n in i.tolist()], dtype=np.int64)
+    epoch, position = np.divmod(i, length)
+    first = int(epoch[0])
+    if (epoch == first).all():
+        return permute(position, length=length, seed=(seed + first) & _WORD) + first * length
+    shuffled = np.empty_like(position)
+    for number in np.unique(epoch).tolist():
+        here = epoch == number
+        shuffled[here] = permute(position[here], length=length, seed=(seed + number) & _WORD)
+    return shuffled + epoch * length
+
+
+def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleType = np) -> Any:
+    """Indices in [0, length) -> the indices they change places with, under `seed`.
+
+    With `xp=jax.numpy` it can be traced, seed included, for any length up to 2**31, without 64-bit types.
+    """
+    if xp is not np:
+        return _permute_traced(i, length=length, seed=seed, rounds=rounds, xp=xp)
+    if length < SMALL and rounds == ROUNDS:
+        return epoch_table(length, int(seed))[i]
+    encrypt = _cipher(int(seed), rounds, _half_bits(length))
+    x = encrypt(i)
+    outside = np.flatnonzero(x.view(np.uint64) >= length)
+    while outside.size:
+        again = encrypt(x[outside])
+        x[outside] = again
+        outside = outside[again.view(np.uint64) >= length]
+    return x
+
+
+def epoch_table(length: int, seed: Any, xp: ModuleType = np) -> Any:
+    """The whole permutation of [0, length) for a length below 2**16, as an array.
+
+    A derived value: kept for a few epochs on the host, never part of a state. It is found by pointer doubling
+    over the cipher's domain, so that the work is the same for 10 records as for 60,000.
+    """
+    if length >= SMALL:
+        raise ValueError(f"epoch_table serves lengths below {SMALL}, got {length}; use permute.")
+    if xp is np:
+        return _host_table(length, seed)
+    jumps = _encrypt(xp.arange(SMALL, dtype=xp.uint32), round_keys(seed, ROUNDS, xp), 8).astype(xp.int32)
+    landed = jumps[:length]
+    absorbing = xp.where(xp.arange(SMALL) < length, xp.arange(SMALL), jumps)
+    for _ in range(16):
+        landed = absorbing[landed]
+        absorbing = absorbing[absorbing]
+    return landed
+
+
+def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
+    """Where `index` goes in a keyed permutation of [0, max_index], as Grain's function of this name.
+
+    >>> index_shuffle(3, max_index=9, seed=42, rounds=4)
+    9
+    """
+    if not 0 <= index <= max_index:
+        raise ValueError(f"index must be in [0, max_index], but got index = {index} and max_index = {max_index}")
+    if rounds % 2 or not 4 <= rounds <= 1024:
+        raise ValueError(f"rounds must be an even integer between 4 and 1024, but got rounds = {rounds}")
+    if not 0 <= seed <= _WORD:
+        raise ValueError(f"seed must be between 0 and 2**32-1, but got seed = {seed}")
+    length = max_index + 1
+    if length < SMALL and rounds == ROUNDS:
+        return int(epoch_table(length, seed)[index])
+    return _walk_one(index, _scalar_keys(seed, rounds), _half_bits(length), length)
+
+
+def round_keys(seed: Any, rounds: int, xp: ModuleType | None = None) -> tuple[Any, ...]:
+    """The round keys of a seed: the words that C++'s `std::seed_seq{seed}` generates.
+
+    `seed` is a Python int, or an array of uint32 (then so are the keys).
+    """
+    n = rounds
+    t = 11 if n >= 623 else 7 if n >= 68 else 5 if n >= 39 else 3 if n >= 7 else (n - 1) // 2
+    p = (n - t) // 2
+    q = p + t
+    if xp is not None:
+        seed = xp.asarray(seed).astype(xp.uint32)
+    words: list[Any] = [(seed & 0) | 0x8B8B8B8B] * n
+    for k in range(n):
+        here, ahead, far = k % n, (k + p) % n, (k + q) % n
+        r1 = (_fold(words[here] ^ words[ahead] ^ words[k - 1]) * 1664525) & _WORD
+        r2 = (r1 + (1 if k == 0 else k % n)) & _WORD
+        if k == 1:
+            r2 = (r2 + seed) & _WORD
+        words[ahead] = (words[ahead] + r1) & _WORD
+        words[far] = (words[far] + r2) & _WORD
+        words[here] = r2
+    for k in range(n, 2 * n):
+        here, ahead, far = k % n, (k + p) % n, (k + q) % n
+        r3 = (_fold((words[here] + words[ahead] + words[(k - 1) % n]) & _WORD) * 1566083941) & _WORD
+        r4 = (r3 - here) & _WORD
+        words[ahead] = words[ahead] ^ r3
+        words[far] = words[far] ^ r4
+        words[here] = r4
+    return tuple(words)
+
+
+def _fold(x: Any) -> Any:
+    return x ^ (x >> 27)
+
+
+def _half_bits(length: int) -> int:
+    """Bits of a Feistel word: half of the smallest even block that holds every index of [0, length)."""
+    # Grain takes ceil(log2(length - 1)), one bit short at length = 2**k + 1: there it is no permutation.
+    bits = max(16, (length - 1).bit_length())
+    return (bits + 1) // 2
+
+
+def _encrypt(x: Any, keys: tuple[Any, ...], half: int) -> Any:
+    mask = (1 << half) - 1
+    left, right = x >> half, x & mask
+    for a, b in zip(keys[::2], keys[1::2], strict=True):
+        left = left ^ _stir(right, half, mask) ^ (a & mask)
+        right = right ^ _stir(left, half, mask) ^ (b & mask)
+    return (left << half) | right
+
+
+def _stir(w: Any, half: int, mask: int) -> Any:
+    """SIMON's round function: rotations by 1, 8 and 2 of a word of `half` bits; masked once, at the end."""
+    by_1 = (w << 1) | (w >> (half - 1))
+    by_8 = (w << 8) | (w >> (half - 8))
+    by_2 = (w << 2) | (w >> (half - 2))
+    return ((by_1 & by_8) ^ by_2) & mask
+
+
+@functools.lru_cache(maxsize=1024)
+def _scalar_keys(seed: int, rounds: int) -> tuple[int, ...]:
+    return round_keys(seed, rounds)
+
+
+@functools.lru_cache(maxsize=8)
+def _round_tables(seed: int, rounds: int, half: int) -> tuple[np.ndarray, ...]:
+    """For each round, what a word contributes to the other one, key included."""
+    stirred = _stir(np.arange(1 << half, dtype=np.int64), half, (1 << half) - 1)
+    return tuple(stirred ^ (key & ((1 << half) - 1)) for key in _scalar_keys(seed, rounds))
+
+
+def _encrypt_by_tables(x: np.ndarray, tables: tuple[np.ndarray, ...], half: int) -> np.ndarray:
+    left, right = x >> half, x & ((1 << half) - 1)
+    for a, b in zip(tables[::2], tables[1::2], strict=True):
+        left ^= a.take(right)
+        right ^= b.take(left)
+    left <<= half
+    left |= right
+    return left
+
+
+def _cipher(seed: int, rounds: int, half: int) -> Callable[[np.ndarray], np.ndarray]:
+    """The cipher on int64 arrays; a 64-bit block may come out negative, read it as unsigned."""
+    if half <= _TABLE_BITS:
+        tables = _round_tables(seed, rounds, half)
+        return lambda x: _encrypt_by_tables(x, tables, half)
+    keys = _scalar_keys(seed, rounds)
+    return lambda x: _encrypt(x.astype(np.uint64), keys, half).view(np.int64)
+
+
+def _shuffle_one(n: int, length: int, seed: int) -> int:
+    epoch, position = divmod(n, length)
+    seed = (seed + epoch) & _WORD
+    if length < SMALL:
+        return int(_host_table(length, seed)[position]) + epoch * length
+    return _walk_one(position, _scalar_keys(seed, ROUNDS), _half_bits(length), length) + epoch * length
+
+
+def _walk_one(x: int, keys: tuple[int, ...], half: int, length: int) -> int:
+    """`_encrypt` until below the length, for one Python integer, written out: it serves single accesses."""
+    mask = (1 << half) - 1
+    by_1, by_8, by_2 = half - 1, half - 8, half - 2
+    while True:
+        left, right = x >> half, x & mask
+        for n in range(0, len(keys), 2):
+            left ^= (((right << 1 | right >> by_1) & (right << 8 | right >> by_8)) ^ (right << 2 | right >> by_2) ^ keys[n]) & mask
+            right ^= (((left << 1 | left >> by_1) & (left << 8 | left >> by_8)) ^ (left << 2 | left >> by_2) ^ keys[n + 1]) & mask
+        x = left << half | right
+        if x < length:
+            return x
+
+
+@functools.lru_cache(maxsize=64)
+def _host_table(length: int, seed: int) -> np.ndarray:
+    keys = tuple(np.uint32(key) for key in _scalar_keys(seed, ROUNDS))
+    jumps = _encrypt(np.arange(SMALL, dtype=np.uint32), keys, 8).astype(np.intp)
+    landed = jumps[:length].copy()
+    outside = np.flatnonzero(landed >= length)
+    while outside.size:
+        # Values below the length stay where they are; every other jump doubles its reach each time.
+        further = jumps[length:]
+        jumps[length:] = np.where(further < length, further, jumps[further])
+        landed[outside] = jumps[landed[outside]]
+        outside = outside[landed[outside] >= length]
+    landed.setflags(write=False)
+    return landed
+
+
+def _permute_traced(i: Any, *, length: int, seed: Any, rounds: int, xp: ModuleType) -> Any:
+    if length > 1 << 31:
+        raise ValueError(f"Under JAX a shuffle has 32-bit words: the length must be at most 2**31, got {length}.")
+    if length < SMALL and rounds == ROUNDS and xp.ndim(seed) == 0:
+        return epoch_table(length, seed, xp)[i]
+    from jax import lax
+
+    half = _half_bits(length)
+    keys = round_keys(seed, rounds, xp)
+    limit = xp.uint32(length)
+
+    def walk(x: Any) -> Any:
+        return xp.where(x >= limit, _encrypt(x, keys, half), x)
+
+    x = _encrypt(xp.asarray(i).astype(xp.uint32), keys, half)
+    return lax.while_loop(lambda x: (x >= limit).any(), walk, x).astype(xp.int32)

@@ -1,0 +1,231 @@
+"""Iterators of pipelines: one lock, one cursor, a state that belongs to what was delivered."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from bushel.base import blocks
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed
+from bushel.base.options import ReadOptions
+from bushel.engine import open_stream
+from bushel.graph.streams import Cursor, State, StreamNode
+from bushel.state import envelope, identity
+
+T = TypeVar("T")
+
+
+class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
+    """A position in a dataset that can be saved and restored.
+
+    Iterators of Bushel's own datasets may be used from several threads, and as context managers. Subclass this for
+    an iterator of your own: implement `__next__`, `get_state` and `set_state`.
+
+    >>> import bushel
+    >>> with iter(bushel.MapDataset.range(5)) as it:
+    ...     first = next(it)
+    ...     state = it.get_state()
+    ...     rest = list(it)
+    >>> it = iter(bushel.MapDataset.range(5))
+    >>> it.set_state(state)
+    >>> list(it) == rest
+    True
+    """
+
+    _closed = False
+
+    def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()):
+        self._parents = (parents,) if isinstance(parents, DatasetIterator) else tuple(parents)
+
+    @property
+    def _parent(self) -> DatasetIterator[Any]:
+        (parent,) = self._parents
+        return parent
+
+    def __iter__(self) -> Self:
+        return self
+
+    @abc.abstractmethod
+    def __next__(self) -> T:
+        """Returns the next element, or raises StopIteration."""
+
+    @abc.abstractmethod
+    def get_state(self) -> State:
+        """Returns the position as plain JSON data."""
+
+    @abc.abstractmethod
+    def set_state(self, state: State) -> None:
+        """Goes to a position that `get_state` returned."""
+
+    def start_prefetch(self) -> None:
+        """Starts working ahead, where the pipeline does so, before the first element is asked for."""
+        for parent in self._parents:
+            parent.start_prefetch()
+
+    def close(self) -> None:
+        """Frees threads and other resources. `next` raises ValueError afterwards; closing again does nothing."""
+        if not self._closed:
+            self._closed = True
+            for parent in getattr(self, "_parents", ()):
+                parent.close()
+
+    def _get_next_index(self) -> int:
+        raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
+
+    def _set_next_index(self, index: int) -> None:
+        raise NotImplementedError(f"{type(self).__name__} cannot seek to an index.")
+
+    def _assert_not_closed(self) -> None:
+        if self._closed:
+            raise ValueError(f"Trying to advance a closed iterator: {type(self).__name__}.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class PipelineIterator(DatasetIterator[T]):
+    """The iterator of a stream node. After an error it stands where it stood, so `next` tries again."""
+
+    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None):
+        super().__init__()
+        self._node = node
+        self._lock = threading.RLock()
+        self._cursor: Cursor = open_stream(node, read_options)
+        self._identity: list[Any] | None = None
+
+    def __next__(self) -> T:
+        with self._lock:
+            self._assert_not_closed()
+            before = self._cursor.get_state()
+            try:
+                block = self._cursor.pull(1)
+            except RowFailed as failed:
+                error = failed.error
+            except Exception:
+                self._cursor.set_state(before)
+                raise
+            else:
+                if not len(block):
+                    raise StopIteration
+                return blocks.rows_of(block)[0]
+            self._cursor.set_state(before)
+            raise error
+
+    def get_state(self) -> State:
+        """The position as plain JSON data, with the identity of the pipeline under the key "bushel"."""
+        with self._lock:
+            return envelope.seal(self._cursor.get_state(), self._pipeline())
+
+    def set_state(self, state: State, *, check: bool = True) -> None:
+        """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
+
+        Args:
+          state: what `get_state` returned, perhaps after a round trip through JSON.
+          check: False restores the state of another pipeline as far as its form fits.
+        """
+        with self._lock:
+            inner = envelope.unseal(state, self._pipeline(), check=check)
+            before = self._cursor.get_state()
+            try:
+                self._cursor.set_state(inner)
+            except Exception:
+                self._cursor.set_state(before)
+                raise
+
+    def start_prefetch(self) -> None:
+        with self._lock:
+            self._assert_not_closed()
+            self._cursor.start_prefetch()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            cursor = self.__dict__.get("_cursor")
+            if cursor is not None:
+                cursor.close()
+
+    def _get_next_index(self) -> int:
+        with self._lock:
+            return self._cursor.get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        with self._lock:
+            self._cursor.set_next_index(index)
+
+    def _pipeline(self) -> list[Any]:
+        if self._identity is None:
+            self._identity = identity.identity(self._node)
+        return self._identity
+
+    def __repr__(self) -> str:
+        return f"<iterator of {self._node.call()} at {self._cursor.get_state()}>"
+
+
+class IteratorCursor(Cursor):
+    """A user's own iterator as a cursor."""
+
+    def __init__(self, iterator: Iterator[Any]):
+        self._iterator = iterator
+
+    def pull(self, count: int) -> Block:
+        rows: list[Any] = []
+        for _ in range(count):
+            try:
+                rows.append(next(self._iterator))
+            except StopIteration:
+                break
+        return rows
+
+    def get_state(self) -> State:
+        return self._has("get_state")()
+
+    def set_state(self, state: State) -> None:
+        self._has("set_state")(state)
+
+    def get_next_index(self) -> int:
+        return self._has("_get_next_index")()
+
+    def set_next_index(self, index: int) -> None:
+        self._has("_set_next_index")(index)
+
+    def start_prefetch(self) -> None:
+        getattr(self._iterator, "start_prefetch", lambda: None)()
+
+    def close(self) -> None:
+        getattr(self._iterator, "close", lambda: None)()
+
+    def _has(self, name: str) -> Any:
+        method = getattr(self._iterator, name, None)
+        if method is None:
+            raise TypeError(
+                f"{type(self._iterator).__name__} has no `{name}`: the iterator of an IterDataset must be a "
+                "bushel.DatasetIterator with `__next__`, `get_state` and `set_state`."
+            )
+        return method
+
+
+def get_next_index(iterator: DatasetIterator[Any]) -> int:
+    """The index of the element that `next` will give, for pipelines that know it without reading.
+
+    >>> import bushel
+    >>> it = iter(bushel.MapDataset.range(5))
+    >>> _ = next(it)
+    >>> get_next_index(it)
+    1
+    """
+    return iterator._get_next_index()
+
+
+def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
+    """Goes to an element by its index, at once and without reading, where the pipeline allows it."""
+    iterator._set_next_index(index)

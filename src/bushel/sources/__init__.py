@@ -1,0 +1,7 @@
+"""Where records come from. A source is anything with a length and `source[i]`; see `RandomAccessDataSource`."""
+
+from bushel.base.blocks import Columns
+from bushel.sources.memory import ArrayDataSource, RangeDataSource
+from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
+
+__all__ = ["ArrayDataSource", "Columns", "RandomAccessDataSource", "RangeDataSource", "file_fingerprint"]

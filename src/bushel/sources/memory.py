@@ -1,0 +1,111 @@
+"""Sources in memory: arrays that answer in columns, and ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import checks, memory, trees
+from bushel.base.blocks import Columns
+from bushel.base.specs import ShapeDtypeStruct
+
+
+class ArrayDataSource:
+    """A tree of arrays, one record per position of their first axis. Reads many records as one gather.
+
+    Arrays are not copied: memory-mapped ones stay on disk until they are read. What comes out is always a copy
+    of its own, so a transformation may change it in place.
+
+    >>> source = ArrayDataSource({"x": np.arange(6).reshape(3, 2), "y": [0, 1, 0]})
+    >>> len(source), source[1]
+    (3, {'x': array([2, 3]), 'y': np.int64(1)})
+    """
+
+    in_memory = True
+
+    def __init__(self, arrays: Any):
+        self._tree = _as_arrays(arrays)
+        self._leaves, self._rebuild = trees.flatten(self._tree)
+        leaves = self._leaves
+        if not leaves:
+            raise ValueError(f"ArrayDataSource needs at least one array, got {trees.describe(arrays)}.")
+        if any(leaf.ndim == 0 for leaf in leaves) or len({len(leaf) for leaf in leaves}) != 1:
+            raise ValueError(
+                "All arrays of an ArrayDataSource need the same first axis, one entry per record; "
+                f"got {trees.describe(self._tree)}."
+            )
+        self._length = len(leaves[0])
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        index = checks.integer(index, "index")
+        if not -self._length <= index < self._length:
+            raise IndexError(f"index {index} is out of range for {self._length} records")
+        return self._rebuild([np.copy(leaf[index])[()] for leaf in self._leaves])
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
+        """The records at `indices` (each in [0, len)) as columns."""
+        positions = np.asarray(indices, dtype=np.intp)
+        return Columns(self._rebuild([_gather(leaf, positions) for leaf in self._leaves]), len(positions))
+
+    def element_spec(self) -> Any:
+        """Shape and dtype of each leaf of a record."""
+        return trees.map_leaves(lambda leaf: ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._tree)
+
+    def fingerprint(self) -> Any:
+        """The arrays themselves; identity takes shapes, dtypes and sampled bytes of them."""
+        return self._tree
+
+    def __reduce__(self) -> Any:
+        return (ArrayDataSource, (self._tree,))
+
+    def __repr__(self) -> str:
+        return f"ArrayDataSource({trees.describe(self._tree)})"
+
+
+def _as_arrays(tree: Any) -> Any:
+    # Lists are data here, not containers: {"y": [0, 1, 0]} is one column.
+    if isinstance(tree, list):
+        return np.asarray(tree)
+    parts = trees.children(tree)
+    if parts is None:
+        array = np.asarray(tree)
+        return array.view(np.ndarray) if isinstance(array, np.ndarray) else array
+    return parts[1](_as_arrays(part) for part in parts[0])
+
+
+def _gather(leaf: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    out = memory.empty((len(positions), *leaf.shape[1:]), leaf.dtype)
+    # Positions are in range, so "clip" changes nothing; it spares numpy a second buffer.
+    return leaf.take(positions, axis=0, out=out, mode="clip")
+
+
+class RangeDataSource:
+    """The integers of a range as records.
+
+    >>> list(RangeDataSource(0, 6, 2))
+    [0, 2, 4]
+    """
+
+    in_memory = True
+
+    def __init__(self, start: int, stop: int, step: int):
+        self._range = range(start, stop, step)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, index: int) -> int:
+        return self._range[index]
+
+    def __repr__(self) -> str:
+        numbers = self._range
+        return f"RangeDataSource(start={numbers.start}, stop={numbers.stop}, step={numbers.step})"
+
+    def fingerprint(self) -> Any:
+        numbers = self._range
+        return [numbers.start, numbers.stop, numbers.step]

@@ -1,0 +1,56 @@
+"""What a source is, and what may be said of its identity without reading it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+@runtime_checkable
+class RandomAccessDataSource(Protocol[T_co]):
+    """Records by position. A list is one; so is any object with these two methods.
+
+    A source may have three more methods:
+
+    - `__getitems__(indices)` reads many records at once and returns a sequence of them, or
+      `bushel.sources.Columns` (a tree of arrays with a leading axis) that the caller may keep and change;
+    - `fingerprint()` returns something small and plain (strings, numbers, lists) that changes when the data
+      do, for the identity in checkpoints; `file_fingerprint(paths)` is a good answer for files;
+    - `__repr__` is how the source reads in messages.
+
+    >>> class Squares:
+    ...     def __len__(self): return 10
+    ...     def __getitem__(self, index): return index ** 2
+    >>> isinstance(Squares(), RandomAccessDataSource)
+    True
+    """
+
+    def __len__(self) -> int:
+        """Returns the number of records."""
+        ...
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """Returns the record at `index`, which lies in [0, len). Must be thread-safe and deterministic."""
+        ...
+
+
+def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Any]:
+    """Name, size and modification time of files: a fingerprint that survives a move to another folder.
+
+    A path that does not name a local file (a URL, a pattern) counts by its text.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    facts: list[Any] = []
+    for path in paths:
+        text = os.fspath(path)
+        try:
+            stat = os.stat(text)
+        except OSError:
+            facts.append(text)
+        else:
+            facts.append([os.path.basename(text), stat.st_size, stat.st_mtime_ns])
+    return facts

@@ -1,0 +1,158 @@
+"""Digests of parameters, functions and data that are the same in every process and on every machine.
+
+No addresses, no line numbers, no hash seeds, and nothing is unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import enum
+import functools
+import hashlib
+import types
+from typing import Any
+
+import numpy as np
+
+_SAMPLES = 64  # so many elements of a long sequence, or blocks of a large array, stand for all
+_SAMPLE_BYTES = 1024
+_DEPTH = 12
+
+
+def digest(*values: Any) -> str:
+    """A short hexadecimal digest of values."""
+    sink = hashlib.blake2b(digest_size=8)
+    for value in values:
+        _feed(sink, value, 0)
+    return sink.hexdigest()
+
+
+def code_digest(function: Any) -> str:
+    """A digest of what a callable does: qualified name, bytecode, constants, defaults and what it closes over."""
+    sink = hashlib.blake2b(digest_size=8)
+    _feed_callable(sink, function, 0)
+    return sink.hexdigest()
+
+
+def _put(sink: Any, tag: str, data: bytes | str = b"") -> None:
+    raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    sink.update(f"{tag}:{len(raw)}:".encode())
+    sink.update(raw)
+
+
+def _feed(sink: Any, value: Any, depth: int) -> None:
+    kind = type(value)
+    if depth > _DEPTH:
+        _put(sink, "deep", kind.__qualname__)
+    elif value is None or kind in (bool, int, float, complex, str):
+        _put(sink, kind.__name__, repr(value))
+    elif kind in (bytes, bytearray):
+        _put(sink, "bytes", bytes(value))
+    elif isinstance(value, (np.ndarray, np.generic)):
+        _feed_array(sink, np.asarray(value), depth)
+    elif isinstance(value, enum.Enum):
+        _put(sink, "enum", f"{kind.__qualname__}.{value.name}")
+    elif isinstance(value, (list, tuple)):
+        _feed_sequence(sink, value, depth)
+    elif isinstance(value, collections.abc.Mapping):
+        _put(sink, "mapping", str(len(value)))
+        for key, entry in sorted(((digest(key), entry) for key, entry in value.items()), key=lambda pair: pair[0]):
+            _put(sink, "key", key)
+            _feed(sink, entry, depth + 1)
+    elif isinstance(value, (set, frozenset)):
+        _put(sink, "set", ",".join(sorted(digest(entry) for entry in value)))
+    elif isinstance(value, (np.dtype, range, slice)):
+        _put(sink, kind.__name__, repr(value))
+    elif isinstance(value, types.CodeType):
+        _feed_code(sink, value, depth)
+    elif isinstance(value, (type, types.ModuleType)):
+        _put(sink, "named", getattr(value, "__qualname__", value.__name__))
+    elif callable(value):
+        _feed_callable(sink, value, depth)
+    elif hasattr(value, "__array__") and hasattr(value, "dtype"):
+        _feed_array(sink, np.asarray(value), depth)
+    else:
+        _feed_object(sink, value, depth)
+
+
+def _feed_sequence(sink: Any, values: Any, depth: int) -> None:
+    _put(sink, type(values).__name__, str(len(values)))
+    if len(values) > 2 * _SAMPLES:
+        values = [values[int(place)] for place in np.linspace(0, len(values) - 1, _SAMPLES)]
+    for value in values:
+        _feed(sink, value, depth + 1)
+
+
+def _feed_array(sink: Any, array: np.ndarray, depth: int) -> None:
+    _put(sink, "array", f"{array.dtype.str}{array.shape}")
+    if array.dtype.hasobject:
+        _feed_sequence(sink, array.ravel().tolist(), depth + 1)
+        return
+    if array.nbytes <= _SAMPLES * _SAMPLE_BYTES or array.ndim == 0:
+        _put(sink, "data", np.ascontiguousarray(array).tobytes())
+        return
+    for place in np.linspace(0, len(array) - 1, _SAMPLES):
+        row = np.ascontiguousarray(array[int(place)])
+        _put(sink, "row", row.tobytes()[:_SAMPLE_BYTES])
+
+
+def _feed_callable(sink: Any, function: Any, depth: int) -> None:
+    if depth > _DEPTH:
+        _put(sink, "deep")
+    elif isinstance(function, functools.partial):
+        _put(sink, "partial")
+        _feed_callable(sink, function.func, depth + 1)
+        _feed(sink, function.args, depth + 1)
+        _feed(sink, function.keywords, depth + 1)
+    elif isinstance(function, types.MethodType):
+        _put(sink, "method")
+        _feed_callable(sink, function.__func__, depth + 1)
+        _feed_object(sink, function.__self__, depth + 1)
+    elif isinstance(function, types.FunctionType):
+        _put(sink, "function", function.__qualname__)
+        _feed_code(sink, function.__code__, depth + 1)
+        _feed(sink, function.__defaults__, depth + 1)
+        _feed(sink, function.__kwdefaults__, depth + 1)
+        for cell in function.__closure__ or ():
+            try:
+                _feed(sink, cell.cell_contents, depth + 1)
+            except ValueError:  # a cell that is still empty
+                _put(sink, "empty")
+    elif isinstance(function, type) or not hasattr(type(function), "__call__") or _is_builtin(function):
+        _put(sink, "named", getattr(function, "__qualname__", type(function).__qualname__))
+    else:
+        _feed_object(sink, function, depth)
+
+
+def _is_builtin(function: Any) -> bool:
+    return isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType, np.ufunc)) or (
+        type(function).__module__ == "builtins"
+    )
+
+
+def _feed_code(sink: Any, code: types.CodeType, depth: int) -> None:
+    _put(sink, "code", code.co_code)
+    _put(sink, "names", repr((code.co_names, code.co_varnames, code.co_freevars)))
+    # The first constant of a function is its docstring: words may change. A code object is named by what it does.
+    constants = code.co_consts[1:] if code.co_consts and isinstance(code.co_consts[0], str) else code.co_consts
+    for constant in constants:
+        _feed(sink, constant, depth + 1)
+
+
+def _feed_object(sink: Any, value: Any, depth: int) -> None:
+    kind = type(value)
+    _put(sink, "object", kind.__qualname__)
+    for name in ("map", "random_map", "np_random_map", "map_with_index", "filter", "flat_map", "__call__", "__getitem__"):
+        method = getattr(kind, name, None)
+        if isinstance(method, types.FunctionType):
+            _feed_code(sink, method.__code__, depth + 1)
+    if dataclasses.is_dataclass(value):
+        for entry in dataclasses.fields(value):
+            _put(sink, "field", entry.name)
+            _feed(sink, getattr(value, entry.name), depth + 1)
+    else:
+        attributes = getattr(value, "__dict__", {})
+        for name in sorted(attributes):
+            _put(sink, "field", name)
+            _feed(sink, attributes[name], depth + 1)

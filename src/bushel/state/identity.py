@@ -1,0 +1,116 @@
+"""The identity of a pipeline: a tree of names and digests, one per node, and the difference between two of them.
+
+Executor, threads and buffers are no part of it: they never change the output.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from typing import Any
+
+import numpy as np
+
+from bushel.graph.leaves import Source
+from bushel.graph.node import Node
+from bushel.graph.streams import MixStream
+from bushel.sources.protocol import file_fingerprint
+from bushel.state.digest import code_digest, digest
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+"""Bytecode belongs to a Python version; across versions functions are compared by name alone."""
+
+BY_KEY = "mix by key"
+
+
+def identity(node: Node) -> list[Any]:
+    """What a node is, as plain data: [as written, digest of parameters, digest of code, [parents]]."""
+    if isinstance(node, Source):
+        return [node.call(), digest(fingerprint(node.source)), "", []]
+    parents = [identity(parent) for parent in node.parents]
+    if isinstance(node, MixStream) and node.keys is not None:
+        # Weights and parts of a mixture by key may change: parts are compared by name.
+        return [BY_KEY, "", "", [[key, "", "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
+    parameters: dict[str, Any] = {}
+    functions: dict[str, str] = {}
+    for name, value in node.parameters().items():
+        if callable(value) or name in ("transform", "selection_map"):
+            functions[name] = code_digest(value)
+        else:
+            parameters[name] = value
+    return [node.call(), digest(type(node).__name__, parameters), digest(functions) if functions else "", parents]
+
+
+def fingerprint(source: Any) -> Any:
+    """What is known of a source's content without reading all of it."""
+    own = getattr(source, "fingerprint", None)
+    if callable(own):
+        return [type(source).__name__, own()]
+    if isinstance(source, (list, tuple, str, bytes, range, np.ndarray)):
+        return source
+    paths = getattr(source, "paths", None)
+    if isinstance(paths, (str, list, tuple)):
+        return [type(source).__name__, len(source), file_fingerprint(paths)]
+    return [type(source).__name__, len(source)]
+
+
+def differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:
+    """Lines that tell where a saved identity differs from the current one; none where they are the same."""
+    if not _well_formed(saved):
+        return ["the identity in the state cannot be read"]
+    return _compare(saved, current, same_python)
+
+
+def _well_formed(saved: Any) -> bool:
+    return (
+        isinstance(saved, list)
+        and len(saved) == 4
+        and all(isinstance(entry, str) for entry in saved[:3])
+        and isinstance(saved[3], list)
+        and all(map(_well_formed, saved[3]))
+    )
+
+
+def _compare(saved: list[Any], current: list[Any], same_python: bool) -> list[str]:
+    """Compares chains of operations line by line, and the branches above them one by one."""
+    old, old_top = _chain(saved)
+    new, new_top = _chain(current)
+    old_keys = [_key(node, same_python) for node in old]
+    new_keys = [_key(node, same_python) for node in new]
+    lines: list[str] = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, old_keys, new_keys, autojunk=False).get_opcodes():
+        if tag == "equal":
+            continue
+        before, after = old[a:b], new[c:d]
+        paired = tag == "replace" and len(before) == len(after)
+        for was, now in zip(before, after, strict=True) if paired else ():
+            if was[0] != now[0]:
+                lines += [f"- {was[0]}", f"+ {now[0]}"]
+            elif was[1] != now[1]:
+                what = "other data" if was[0].startswith("source(") else "other parameters"
+                lines.append(f"~ {now[0]}: same name, {what}")
+            else:
+                lines.append(f"~ {now[0]}: same name, other code")
+        if not paired:
+            lines += [f"- {was[0]}" for was in before] + [f"+ {now[0]}" for now in after]
+    if old[0][0] == new[0][0] == BY_KEY:
+        kept = {now[0]: now for now in new_top}
+        pairs = [(was, kept[was[0]]) for was in old_top if was[0] in kept]
+        return lines + [f"{line}  (in part {was[0]})" for was, now in pairs for line in _compare(was, now, same_python)]
+    for number, (was, now) in enumerate(zip(old_top, new_top, strict=False)):
+        lines += [f"{line}  (in part {number})" for line in _compare(was, now, same_python)]
+    lines += [f"- part {number}: {was[0]}" for number, was in enumerate(old_top) if number >= len(new_top)]
+    lines += [f"+ part {number}: {now[0]}" for number, now in enumerate(new_top) if number >= len(old_top)]
+    return lines
+
+
+def _chain(node: list[Any]) -> tuple[list[list[Any]], list[list[Any]]]:
+    """A run of nodes with one parent each, from the source side down, and the branches above it."""
+    chain = [node]
+    while len(chain[-1][3]) == 1:
+        chain.append(chain[-1][3][0])
+    return chain[::-1], chain[-1][3]
+
+
+def _key(node: list[Any], same_python: bool) -> tuple[str, ...]:
+    return tuple(node[:3]) if same_python else tuple(node[:2])
