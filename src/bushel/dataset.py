@@ -290,7 +290,9 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         chosen = node.default_seed((self._node,)) if seed is None else seed
         if chosen is None:
-            raise ValueError("`shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `shuffle(seed=...)`.")
+            raise ValueError(
+                "`shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `shuffle(seed=...)`."
+            )
         chosen = checks.seed(chosen, below=_SEED_LIMIT)
         return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(chosen)))
 
@@ -340,14 +342,14 @@ class _MapPipeline(MapDataset[T]):
     """A map node as a dataset."""
 
     def __init__(self, map_node: MapNode):
-        self.__dict__["_node"] = map_node
+        self._node = map_node
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
         return tuple(_as_map_dataset(parent) for parent in self._node.parents)
 
     @property
-    def _parents(self) -> tuple[MapDataset[Any], ...]:  # type: ignore[override]
+    def _parents(self) -> tuple[MapDataset[Any], ...]:
         return self.parents
 
     def __len__(self) -> int:
@@ -493,14 +495,14 @@ class _IterPipeline(IterDataset[T]):
     """A stream node as a dataset."""
 
     def __init__(self, stream_node: StreamNode):
-        self.__dict__["_node"] = stream_node
+        self._node = stream_node
 
     @property
     def parents(self) -> tuple[MapDataset[Any] | IterDataset[Any], ...]:
         return tuple(_as_dataset(parent) for parent in self._node.parents)
 
     @property
-    def _parents(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def _parents(self) -> tuple[Any, ...]:
         return self.parents
 
     def __iter__(self) -> DatasetIterator[T]:
@@ -703,8 +705,10 @@ def _applied(dataset: Any, transformations: Any) -> Any:
             case tf.MapWithIndex():
                 dataset = dataset.map_with_index(transform)
             case tf.FlatMap():
-                flat = FlatMapMapDataset if isinstance(dataset, MapDataset) else FlatMapIterDataset
-                dataset = flat(dataset, transform)
+                if isinstance(dataset, MapDataset):
+                    dataset = FlatMapMapDataset(dataset, transform)
+                else:
+                    dataset = FlatMapIterDataset(dataset, transform)
             case tf.Filter():
                 dataset = dataset.filter(transform)
             case _:

@@ -44,7 +44,9 @@ def check_resumes_anywhere(ds: MapDataset[Any] | IterDataset[Any], *, max_elemen
         with iter(ds) as it:
             it.set_state(json.loads(text))
             again = json.dumps(it.get_state())
-            assert again == text, f"set_state(get_state()) changed the state after {start} elements: {text} became {again}"
+            assert again == text, (
+                f"set_state(get_state()) changed the state after {start} elements: {text} became {again}"
+            )
             rest = list(itertools.islice(it, len(expected) - start))
             _assert_same(expected[start:], rest, f"resumed after {start} elements", start)
             assert not ended or _at_end(it), f"resumed after {start} elements, the run does not end where it did"

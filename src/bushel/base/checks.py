@@ -52,7 +52,9 @@ def weights(values: Sequence[float] | None, count: int) -> list[float] | None:
         if math.isnan(number) or math.isinf(number):
             raise ValueError(f"Weights for mixing must be finite numbers, got {numbers}.")
         if number == 0:
-            raise ValueError(f"Must specify all non-zero proportions for mixing, got {numbers}. Leave the dataset out instead.")
+            raise ValueError(
+                f"Must specify all non-zero proportions for mixing, got {numbers}. Leave the dataset out instead."
+            )
         if number < 0:
             raise ValueError(f"Weights for mixing must be positive, got {numbers}.")
     return numbers

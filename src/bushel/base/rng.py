@@ -21,7 +21,7 @@ class Generators:
         self._bits = np.random.Philox(seed)
         self._rng = np.random.Generator(self._bits)
         # Assigning one prepared state is the cheapest way to rewind; numpy copies what it is given.
-        state: dict[str, Any] = dict(self._bits.state)
+        state: Any = dict(self._bits.state)
         self._counter = np.zeros(4, dtype=np.uint64)
         state["state"] = {"counter": self._counter, "key": state["state"]["key"]}
         state["buffer"] = np.zeros(4, dtype=np.uint64)

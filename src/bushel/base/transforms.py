@@ -101,7 +101,8 @@ def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:
     if callable(transform):
         return transform
     raise TypeError(
-        f"`{name}` takes a function or a {kind.__name__} transformation, got {transform!r} of type {type(transform).__name__}."
+        f"`{name}` takes a function or a {kind.__name__} transformation, "
+        f"got {transform!r} of type {type(transform).__name__}."
     )
 
 

@@ -40,7 +40,7 @@ def children(tree: Any) -> tuple[list[Any], Rebuild] | None:
         return list(tree.values()), lambda parts: kind(factory, zip(keys, parts, strict=True))
     if isinstance(tree, Mapping):
         keys = tuple(tree)
-        return [tree[key] for key in keys], lambda parts: kind(zip(keys, parts, strict=True))  # type: ignore[call-arg]
+        return [tree[key] for key in keys], lambda parts: kind(zip(keys, parts, strict=True))
     if isinstance(tree, (list, tuple)):
         return list(tree), kind
     return None
@@ -94,14 +94,13 @@ def parts_of(rows: list[Any]) -> tuple[list[list[Any]], Rebuild] | None:
     Raises ValueError where structures differ.
     """
     first = rows[0]
-    if type(first) is dict:
-        if set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(first)}:
-            try:
-                columns = [[row[key] for row in rows] for key in first]
-            except KeyError as missing:
-                raise ValueError(f"not all elements have the key {missing}") from None
-            keys = tuple(first)
-            return columns, lambda parts: dict(zip(keys, parts, strict=True))
+    if type(first) is dict and set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(first)}:
+        try:
+            columns = [[row[key] for row in rows] for key in first]
+        except KeyError as missing:
+            raise ValueError(f"not all elements have the key {missing}") from None
+        keys = tuple(first)
+        return columns, lambda parts: dict(zip(keys, parts, strict=True))
     parts = children(first)
     if parts is None:
         return None

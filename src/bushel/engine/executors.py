@@ -34,12 +34,15 @@ class Executor(abc.ABC):
         Raises RowFailed, with the row counted from `position`. Asked again after that, it computes again.
         """
 
+    @abc.abstractmethod
     def start(self, position: int) -> None:
         """Begins to work ahead from `position`, where the executor does so at all."""
 
+    @abc.abstractmethod
     def discard(self) -> None:
         """Forgets what was computed ahead."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Ends all work; blocks that are under way are abandoned."""
 
@@ -73,6 +76,15 @@ class Inline(Executor):
     def take(self, position: int, count: int) -> Block:
         plan, low = self._planner.at(position, count)
         return plan.take(low, low + count)
+
+    def start(self, position: int) -> None:
+        pass
+
+    def discard(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
 
 @dataclasses.dataclass(slots=True)

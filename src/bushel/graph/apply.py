@@ -228,7 +228,11 @@ class _Filtered(Plan):
     def take(self, low: int, high: int) -> Block:
         block = self.parent.take(low, high)
         return filtered(
-            self.node.function, block, self.node.vectorized, self.node.call(), self.node.where("filter", self.indices, low)
+            self.node.function,
+            block,
+            self.node.vectorized,
+            self.node.call(),
+            self.node.where("filter", self.indices, low),
         )
 
 
@@ -279,7 +283,9 @@ class FlatMap(MapNode):
         # Neighbours of one element share its plan row, so that it is read and split once for all of them.
         starts = np.ones(len(indices), dtype=bool)
         np.not_equal(element[1:], element[:-1], out=starts[1:])
-        return _FlatMapped(self, element[starts], (np.cumsum(starts) - 1).tolist(), split.tolist(), self.parent.plan(element[starts]))
+        return _FlatMapped(
+            self, element[starts], (np.cumsum(starts) - 1).tolist(), split.tolist(), self.parent.plan(element[starts])
+        )
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         return self.parent.origins(index // self.transform.max_fan_out)

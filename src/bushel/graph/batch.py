@@ -24,7 +24,7 @@ def batched_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: Bat
     if batch_fn is None:
         size = batch_size if drop_remainder else None
         return trees.map_leaves(lambda leaf: ShapeDtypeStruct((size, *leaf.shape), leaf.dtype), spec)
-    inner = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
+    inner: Any = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
     if not hasattr(inner, "output_spec"):
         raise NotImplementedError(
             f"The shapes of batches made by {short_name(inner)} are not known: give it an "
@@ -34,6 +34,7 @@ def batched_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: Bat
 
 
 def batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> str:
+    """How batching reads: `batch(128, drop_remainder=True)`."""
     shown = [str(batch_size)]
     if drop_remainder:
         shown.append("drop_remainder=True")

@@ -103,7 +103,7 @@ class _ManyReads(Plan):
             raise self.node.failed(0, int(positions[0]), error) from error
         if len(block) != len(positions):
             wrong = ValueError(
-                f"{source_name(self.node.source)} was asked for {len(positions)} records at once and gave {len(block)}. "
+                f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)

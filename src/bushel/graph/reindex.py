@@ -37,6 +37,8 @@ def _parameters(map: Any) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Shuffle(IndexMap):
+    """Every epoch in an order of its own."""
+
     seed: int
 
     def length(self, parent_length: int) -> int:
@@ -51,6 +53,8 @@ class Shuffle(IndexMap):
 
 @dataclasses.dataclass(frozen=True)
 class Slice(IndexMap):
+    """Every step-th position from start to stop."""
+
     start: int
     stop: int
     step: int
@@ -70,6 +74,8 @@ class Slice(IndexMap):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Listed(IndexMap):
+    """Just these positions, in this order."""
+
     positions: np.ndarray
 
     def length(self, parent_length: int) -> int:
@@ -84,6 +90,8 @@ class Listed(IndexMap):
 
 @dataclasses.dataclass(frozen=True)
 class Repeat(IndexMap):
+    """Several epochs as one, or no end."""
+
     num_epochs: int | None
     reseed_each_epoch: bool
 
@@ -167,6 +175,8 @@ class SelectMap(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Concatenate(SelectMap):
+    """One parent after the other."""
+
     def length(self, parent_lengths: tuple[int, ...]) -> int:
         return sum(parent_lengths)
 
@@ -179,6 +189,8 @@ class Concatenate(SelectMap):
 
 @dataclasses.dataclass(frozen=True)
 class Mix(SelectMap):
+    """Parents in proportion to integer weights, in a fixed pattern."""
+
     weights: tuple[int, ...]
 
     def length(self, parent_lengths: tuple[int, ...]) -> int:
@@ -208,7 +220,9 @@ class SelectByUser(SelectMap):
                 if not 0 <= which < len(parent_lengths):
                     raise IndexError(f"it chose dataset {which} of {len(parent_lengths)}")
             except Exception as error:
-                raise located(error, told(f"select_from_datasets({short_name(self.selection_map)})", index, ())) from error
+                raise located(
+                    error, told(f"select_from_datasets({short_name(self.selection_map)})", index, ())
+                ) from error
             pairs.append((which, position))
         which, position = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return which, position

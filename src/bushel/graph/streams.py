@@ -68,7 +68,9 @@ def field(state: Any, name: str, kind: type) -> Any:
     """Entry `name` of a state, checked."""
     if not isinstance(state, Mapping) or name not in state:
         has = f"has the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"is {state!r}"
-        raise StateMismatch(f"This iterator's state needs an entry {name!r}; the given one {has}. Was it saved by another pipeline?")
+        raise StateMismatch(
+            f"This iterator's state needs an entry {name!r}; the given one {has}. Was it saved by another pipeline?"
+        )
     value = state[name]
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
@@ -497,7 +499,11 @@ class _FlatMapCursor(_Through):
         rows = blocks.rows_of(self.parent.pull(1))
         if not rows:
             return None
-        parts = each(lambda row: list(self.node.transform.flat_map(row)), rows, self.where(placed("flat_map", self.node.transform)))
+        parts = each(
+            lambda row: list(self.node.transform.flat_map(row)),
+            rows,
+            self.where(placed("flat_map", self.node.transform)),
+        )
         return parts[0]
 
     def get_state(self) -> State:
@@ -553,7 +559,9 @@ class _MixCursor(Cursor):
             block = self.parents[number].pull(run)
         except Exception as error:
             unwrapped = error.error if isinstance(error, RowFailed) else error
-            unwrapped.add_note(f"bushel: in part {self.node.keys[number] if self.node.keys else number} of {self.node.call()}.")
+            unwrapped.add_note(
+                f"bushel: in part {self.node.keys[number] if self.node.keys else number} of {self.node.call()}."
+            )
             raise
         if not len(block):
             self.stop = True
@@ -572,7 +580,9 @@ class _MixCursor(Cursor):
         index, stop = field(state, "index", int), field(state, "stop", bool)
         if keys is None:
             if len(saved) != len(self.parents):
-                raise StateMismatch(f"This state is of a mixture of {len(saved)} streams; this one has {len(self.parents)}.")
+                raise StateMismatch(
+                    f"This state is of a mixture of {len(saved)} streams; this one has {len(self.parents)}."
+                )
             for parent, parent_state in zip(self.parents, saved, strict=True):
                 parent.set_state(parent_state)
         else:

@@ -203,8 +203,12 @@ def _walk_one(x: int, keys: tuple[int, ...], half: int, length: int) -> int:
     while True:
         left, right = x >> half, x & mask
         for n in range(0, len(keys), 2):
-            left ^= (((right << 1 | right >> by_1) & (right << 8 | right >> by_8)) ^ (right << 2 | right >> by_2) ^ keys[n]) & mask
-            right ^= (((left << 1 | left >> by_1) & (left << 8 | left >> by_8)) ^ (left << 2 | left >> by_2) ^ keys[n + 1]) & mask
+            left ^= (
+                ((right << 1 | right >> by_1) & (right << 8 | right >> by_8)) ^ (right << 2 | right >> by_2) ^ keys[n]
+            ) & mask
+            right ^= (
+                ((left << 1 | left >> by_1) & (left << 8 | left >> by_8)) ^ (left << 2 | left >> by_2) ^ keys[n + 1]
+            ) & mask
         x = left << half | right
         if x < length:
             return x

@@ -119,7 +119,7 @@ def _feed_callable(sink: Any, function: Any, depth: int) -> None:
                 _feed(sink, cell.cell_contents, depth + 1)
             except ValueError:  # a cell that is still empty
                 _put(sink, "empty")
-    elif isinstance(function, type) or not hasattr(type(function), "__call__") or _is_builtin(function):
+    elif isinstance(function, type) or _is_builtin(function):
         _put(sink, "named", getattr(function, "__qualname__", type(function).__qualname__))
     else:
         _feed_object(sink, function, depth)
@@ -143,7 +143,16 @@ def _feed_code(sink: Any, code: types.CodeType, depth: int) -> None:
 def _feed_object(sink: Any, value: Any, depth: int) -> None:
     kind = type(value)
     _put(sink, "object", kind.__qualname__)
-    for name in ("map", "random_map", "np_random_map", "map_with_index", "filter", "flat_map", "__call__", "__getitem__"):
+    for name in (
+        "map",
+        "random_map",
+        "np_random_map",
+        "map_with_index",
+        "filter",
+        "flat_map",
+        "__call__",
+        "__getitem__",
+    ):
         method = getattr(kind, name, None)
         if isinstance(method, types.FunctionType):
             _feed_code(sink, method.__code__, depth + 1)

@@ -1,0 +1,47 @@
+# Everything a fresh clone needs is Python 3.11 or later. `make clean` before changing PYTHON.
+PYTHON ?= python3
+VENV := .venv
+BENCH_VENV := .venv-bench
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-all bench lint types clean
+
+demo: $(VENV)/.jax-installed
+	$(VENV)/bin/python examples/digits.py
+
+test: lint types
+	$(VENV)/bin/python -m pytest
+
+test-all: lint types
+	$(VENV)/bin/python -m pytest -m "slow or not slow"
+
+lint: $(VENV)/.test-installed
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.test-installed
+	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+# A venv of its own: a package that only the tests need must not change what is measured.
+bench: $(BENCH_VENV)/.bench-installed
+	$(BENCH_VENV)/bin/python -m benchmarks.run
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The stamps are newer than pyproject.toml when the venv holds what it asks for.
+$(VENV)/.jax-installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python $(PIP_INSTALL) -e '.[jax]'
+	touch $@
+
+$(VENV)/.test-installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python $(PIP_INSTALL) -e '.[test]'
+	touch $(VENV)/.jax-installed $@
+
+$(BENCH_VENV)/.bench-installed: pyproject.toml
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python $(PIP_INSTALL) -e '.[bench]'
+	touch $@

@@ -1,0 +1,51 @@
+"""A plain `import bushel` is light: it loads none of the large packages and takes little time."""
+
+import json
+import os
+import subprocess
+import sys
+
+HEAVY = {"absl", "grain", "jax", "jaxlib", "orbax", "pandas", "pyarrow", "ray", "tensorflow", "torch"}
+LIMIT_CPU_S = 0.3
+
+CHILD = """
+import json, sys, time
+start = time.process_time()
+import bushel
+{more}
+cpu_s = time.process_time() - start
+print(json.dumps({{"cpu_s": cpu_s, "packages": sorted({{name.partition(".")[0] for name in sys.modules}})}}))
+"""
+
+
+def import_in_child(more: str = "") -> dict:
+    """Import bushel in a fresh process, then run `more`: the CPU time it took and the packages it loaded."""
+    # NumPy's BLAS threads spin while they start: a cost that grows with the cores, and not ours.
+    env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", CHILD.format(more=more)]
+    child = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=env)
+    return json.loads(child.stdout)
+
+
+def heavy_packages(more: str = "") -> set[str]:
+    return HEAVY & set(import_in_child(more)["packages"])
+
+
+def best_cpu_s(more: str = "") -> float:
+    return min(import_in_child(more)["cpu_s"] for _ in range(3))
+
+
+def test_import_loads_no_heavy_package():
+    assert heavy_packages() == set()
+
+
+def test_import_is_quick():
+    assert best_cpu_s() < LIMIT_CPU_S
+
+
+def test_the_package_guard_can_fail():
+    assert {"jax", "jaxlib"} <= heavy_packages(more="import jax")
+
+
+def test_the_time_guard_can_fail():
+    assert best_cpu_s(more=f"while time.process_time() - start < {LIMIT_CPU_S}: pass") >= LIMIT_CPU_S
