@@ -89,12 +89,11 @@ def dense(block: Block) -> Block:
     return [row for row in block if row is not None]
 
 
-def present_in(block: Block) -> np.ndarray | None:
-    """Which elements of a block are there, one bool each; None where all are."""
+def place_of(block: Block, row: int) -> int:
+    """Where row `row` of `dense(block)` stands in `block`."""
     if isinstance(block, Columns):
-        return block.present
-    there = [row is not None for row in block]
-    return None if all(there) else np.array(there)
+        return row if block.present is None else int(np.flatnonzero(block.present)[row])
+    return [place for place, element in enumerate(block) if element is not None][row]
 
 
 def as_columns(block: Block) -> Columns:
@@ -204,11 +203,15 @@ def _stack_arrays(rows: list[np.ndarray], empty: Allocate) -> np.ndarray:
     shape, dtype = first.shape, first.dtype
     if dtype.hasobject or dtype.kind in "SUT":
         return np.stack(rows)
-    if any([row.shape != shape or row.dtype != dtype for row in rows]):
-        return np.stack(rows)
     if not shape:
-        return np.array(rows, dtype=dtype)
+        return np.array(rows) if all([row.dtype == dtype for row in rows]) else np.stack(rows)
+    if not all([row.ndim for row in rows]) or set(map(len, rows)) != {shape[0]}:
+        raise ValueError("first axes of different lengths")
     out = empty((len(rows), *shape), dtype)
-    # Along an existing axis, concatenation copies row after row without a new view of each.
-    np.concatenate(rows, out=out.reshape(len(rows) * shape[0], *shape[1:]))
+    try:
+        # Along an existing axis, concatenation copies row after row without a new view of each; it checks the
+        # other axes itself.
+        np.concatenate(rows, out=out.reshape(len(rows) * shape[0], *shape[1:]), casting="no")
+    except TypeError:  # several dtypes: numpy's promotion decides
+        return np.stack(rows)
     return out

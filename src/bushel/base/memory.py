@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64
-_WORTH_ALIGNING = 4096  # bytes; below, a copy is cheaper than the care
+WORTH_ALIGNING = 4096
+"""Bytes; below, a copy costs less than the care."""
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialised array, aligned to 64 bytes when it is large enough to matter."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
-    if size < _WORTH_ALIGNING or dtype.hasobject:
+    if size < WORTH_ALIGNING or dtype.hasobject:
         return np.empty(shape, dtype)
     raw = np.empty(size + ALIGNMENT, np.uint8)
     return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % ALIGNMENT)

@@ -54,7 +54,7 @@ class ElementsCursor(Cursor):
         self._executor = executor
         self._length = node.parent.length
         self._position = 0
-        self._last: tuple[int, np.ndarray | None] = (0, None)
+        self._last: tuple[int, Block] = (0, [])
         self._watch = FilterWatch(node.parent.call())
 
     def pull(self, count: int) -> Block:
@@ -66,18 +66,16 @@ class ElementsCursor(Cursor):
                 failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
                 raise failed.error from failed.error.__cause__
             self._position = first + len(block)
-            kept = None if self._node.allow_nones else blocks.present_in(block)
-            self._last = (first, kept)
-            self._watch.count(len(block), kept)
-            if kept is not None:
-                block = blocks.dense(block)
-            if len(block):
-                return block
+            self._last = (first, block)
+            kept = block if self._node.allow_nones else blocks.dense(block)
+            self._watch.count(len(block), len(kept))
+            if len(kept):
+                return kept
         return []
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        first, kept = self._last
-        index = first + (row if kept is None else int(np.flatnonzero(kept)[row]))
+        first, block = self._last
+        index = first + (row if self._node.allow_nones else blocks.place_of(block, row))
         return index, self._node.parent.origins(index)
 
     def get_state(self) -> State:

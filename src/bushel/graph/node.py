@@ -16,7 +16,6 @@ import numpy as np
 
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
-from bushel.base.options import ReadOptions
 from bushel.index import seeds
 
 
@@ -69,7 +68,8 @@ class Node(abc.ABC):
         """What tells this node from another of its kind, parents and options of running apart."""
         if not dataclasses.is_dataclass(self):
             return {}
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = [field for field in dataclasses.fields(self) if field.metadata.get("identity", True)]
+        own = {field.name: getattr(self, field.name) for field in fields}
         return {name: value for name, value in own.items() if not _is_structure(value)}
 
     @property
@@ -79,9 +79,7 @@ class Node(abc.ABC):
 
 
 def _is_structure(value: Any) -> bool:
-    if isinstance(value, tuple) and value:
-        value = value[0]
-    return isinstance(value, (Node, ReadOptions))
+    return isinstance(value[0] if isinstance(value, tuple) and value else value, Node)
 
 
 class MapNode(Node):

@@ -100,7 +100,7 @@ class Elements(StreamNode):
     """The elements of a map node in order, without the missing ones."""
 
     parent: MapNode
-    read_options: ReadOptions | None
+    read_options: ReadOptions | None = dataclasses.field(default=None, metadata={"identity": False})
     allow_nones: bool = False
 
     @property
@@ -318,7 +318,7 @@ class _RandomMapCursor(_Counting):
 class FilterWatch:
     """Warns when nearly everything is dropped: a filter that is almost never true is mostly a mistake.
 
-    Checked on windows of 1,000 elements, as in Grain; at most one warning a minute.
+    Checked every 1,000 elements or so, as in Grain; at most one warning a minute.
     """
 
     WINDOW = 1000
@@ -331,18 +331,13 @@ class FilterWatch:
         self._dropped = 0
         self._quiet_until = 0.0
 
-    def count(self, total: int, kept: np.ndarray | None) -> None:
-        """Counts `total` elements: all kept, or those that `kept` marks."""
-        while total:
-            now = min(total, self.WINDOW - self._seen)
-            if kept is not None:
-                self._dropped += now - int(kept[:now].sum())
-                kept = kept[now:]
-            self._seen += now
-            total -= now
-            if self._seen == self.WINDOW:
-                self._judge()
-                self._seen = self._dropped = 0
+    def count(self, total: int, kept: int) -> None:
+        """Counts `total` elements, of which `kept` stayed."""
+        self._seen += total
+        self._dropped += total - kept
+        if self._seen >= self.WINDOW:
+            self._judge()
+            self._seen = self._dropped = 0
 
     def _judge(self) -> None:
         if self._dropped / self._seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
@@ -382,21 +377,20 @@ class _FilterCursor(_Through):
         super().__init__(parent)
         self.node = node
         self.watch = FilterWatch(node.call())
-        self.kept: np.ndarray | None = None
+        self.last: Block = []
 
     def pull(self, count: int) -> Block:
         while len(block := self.parent.pull(count)):
             where = self.where(placed("filter", self.node.transform))
-            block = filtered(self.node.function, block, self.node.vectorized, self.node.call(), where)
-            self.kept = blocks.present_in(block)
-            self.watch.count(len(block), self.kept)
-            block = blocks.dense(block)
-            if len(block):
-                return block
+            self.last = filtered(self.node.function, block, self.node.vectorized, self.node.call(), where)
+            kept = blocks.dense(self.last)
+            self.watch.count(len(block), len(kept))
+            if len(kept):
+                return kept
         return []
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        return self.parent.trace(row if self.kept is None else int(np.flatnonzero(self.kept)[row]))
+        return self.parent.trace(blocks.place_of(self.last, row))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,6 +10,9 @@ import dataclasses
 import enum
 import functools
 import hashlib
+import inspect
+import os
+import sys
 import types
 from typing import Any
 
@@ -60,6 +63,11 @@ def _feed(sink: Any, value: Any, depth: int) -> None:
         for key, entry in sorted(((digest(key), entry) for key, entry in value.items()), key=lambda pair: pair[0]):
             _put(sink, "key", key)
             _feed(sink, entry, depth + 1)
+    elif isinstance(value, (str, int, float, complex)):
+        base: Any = next(base for base in (str, int, float, complex) if isinstance(value, base))
+        _put(sink, kind.__qualname__, repr(base(value)))
+    elif isinstance(value, os.PathLike):
+        _put(sink, kind.__qualname__, os.fspath(value))
     elif isinstance(value, (set, frozenset)):
         _put(sink, "set", ",".join(sorted(digest(entry) for entry in value)))
     elif isinstance(value, (np.dtype, range, slice)):
@@ -121,6 +129,9 @@ def _feed_callable(sink: Any, function: Any, depth: int) -> None:
                 _put(sink, "empty")
     elif isinstance(function, type) or _is_builtin(function):
         _put(sink, "named", getattr(function, "__qualname__", type(function).__qualname__))
+        owner = getattr(function, "__self__", None)  # of a method such as {...}.get
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            _feed(sink, owner, depth + 1)
     else:
         _feed_object(sink, function, depth)
 
@@ -134,34 +145,51 @@ def _is_builtin(function: Any) -> bool:
 def _feed_code(sink: Any, code: types.CodeType, depth: int) -> None:
     _put(sink, "code", code.co_code)
     _put(sink, "names", repr((code.co_names, code.co_varnames, code.co_freevars)))
-    # The first constant of a function is its docstring: words may change. A code object is named by what it does.
-    constants = code.co_consts[1:] if code.co_consts and isinstance(code.co_consts[0], str) else code.co_consts
+    constants = code.co_consts[1:] if _has_docstring(code) else code.co_consts  # words may change
     for constant in constants:
         _feed(sink, constant, depth + 1)
+
+
+def _has_docstring(code: types.CodeType) -> bool:
+    if sys.version_info >= (3, 13):
+        return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
+    # Before, the first constant of a `def` is its docstring or None; <lambda>, <listcomp> and such have none.
+    return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
+
+
+_METHODS = ("map", "random_map", "np_random_map", "map_with_index", "filter", "flat_map", "__call__", "__getitem__")
 
 
 def _feed_object(sink: Any, value: Any, depth: int) -> None:
     kind = type(value)
     _put(sink, "object", kind.__qualname__)
-    for name in (
-        "map",
-        "random_map",
-        "np_random_map",
-        "map_with_index",
-        "filter",
-        "flat_map",
-        "__call__",
-        "__getitem__",
-    ):
+    for name in _METHODS:
         method = getattr(kind, name, None)
         if isinstance(method, types.FunctionType):
             _feed_code(sink, method.__code__, depth + 1)
+    attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
     if dataclasses.is_dataclass(value):
-        for entry in dataclasses.fields(value):
-            _put(sink, "field", entry.name)
-            _feed(sink, getattr(value, entry.name), depth + 1)
-    else:
-        attributes = getattr(value, "__dict__", {})
-        for name in sorted(attributes):
-            _put(sink, "field", name)
-            _feed(sink, attributes[name], depth + 1)
+        attributes = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
+    slots = {name for base in kind.__mro__ for name in _names(getattr(base, "__slots__", ()))}
+    attributes |= {name: getattr(value, name) for name in slots if hasattr(value, name) and not name.startswith("__")}
+    for name in sorted(attributes):
+        _put(sink, "field", name)
+        _feed(sink, attributes[name], depth + 1)
+    if not attributes and kind.__module__ != "__main__":
+        _feed_reduced(sink, value, depth)
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _feed_reduced(sink: Any, value: Any, depth: int) -> None:
+    """What pickle would keep of an object without attributes, such as a compiled pattern or a date."""
+    try:
+        reduced = value.__reduce_ex__(2)
+    except TypeError:  # cannot be pickled: its type must do
+        return
+    if isinstance(reduced, tuple):
+        for part in reduced[1:]:
+            plain = part if part is None or isinstance(part, (tuple, dict)) else list(part)
+            _feed(sink, plain, depth + 1)

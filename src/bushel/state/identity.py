@@ -30,11 +30,12 @@ def identity(node: Node) -> list[Any]:
     parents = [identity(parent) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
         # Weights and parts of a mixture by key may change: parts are compared by name.
-        return [BY_KEY, "", "", [[key, "", "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
+        return [BY_KEY, BY_KEY, "", [[key, key, "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
     parameters: dict[str, Any] = {}
     functions: dict[str, str] = {}
     for name, value in node.parameters().items():
         if callable(value) or name in ("transform", "selection_map"):
+            parameters[name] = getattr(value, "__qualname__", type(value).__qualname__)
             functions[name] = code_digest(value)
         else:
             parameters[name] = value
@@ -107,10 +108,11 @@ def _compare(saved: list[Any], current: list[Any], same_python: bool) -> list[st
 def _chain(node: list[Any]) -> tuple[list[list[Any]], list[list[Any]]]:
     """A run of nodes with one parent each, from the source side down, and the branches above it."""
     chain = [node]
-    while len(chain[-1][3]) == 1:
+    while len(chain[-1][3]) == 1 and chain[-1][0] != BY_KEY:
         chain.append(chain[-1][3][0])
     return chain[::-1], chain[-1][3]
 
 
 def _key(node: list[Any], same_python: bool) -> tuple[str, ...]:
-    return tuple(node[:3]) if same_python else tuple(node[:2])
+    """What two nodes must share to be the same. How they read is for messages only: it may hold an address."""
+    return tuple(node[1:3]) if same_python else (node[1],)
