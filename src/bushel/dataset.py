@@ -571,6 +571,10 @@ class _CustomMap(MapNode):
     def seed_for_children(self) -> int | None:
         return getattr(self.dataset, "_seed_rng_seed", None)
 
+    @property
+    def own_class(self) -> type | None:
+        return type(self.dataset)
+
     def parameters(self) -> dict[str, Any]:
         return _attributes(self.dataset)
 
@@ -608,6 +612,10 @@ class _CustomStream(StreamNode):
 
     def element_spec(self) -> Any:
         return self.dataset._element_spec
+
+    @property
+    def own_class(self) -> type | None:
+        return type(self.dataset)
 
     def parameters(self) -> dict[str, Any]:
         return _attributes(self.dataset)

@@ -6,6 +6,7 @@ import abc
 import dataclasses
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -108,15 +109,19 @@ def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:
 
 def short_name(transform: Any) -> str:
     """The transformation as it reads in a pipeline: a function's name, or the repr of an object that has one."""
-    kind = type(transform)
     named = getattr(transform, "__name__", None)
     if named is not None:
         return named
     if hasattr(transform, "func"):  # functools.partial
         return f"partial({short_name(transform.func)})"
-    if kind.__repr__ is object.__repr__:
-        return kind.__name__
-    return repr(transform)
+    return shown(transform)
+
+
+def shown(value: Any) -> str:
+    """The repr of an object that has one of its own, else the name of its class; never an address."""
+    if type(value).__repr__ is object.__repr__:
+        return type(value).__name__
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def place(transform: Any) -> str:

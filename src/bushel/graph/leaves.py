@@ -13,6 +13,7 @@ from bushel.base import trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.base.transforms import shown
 from bushel.graph.node import MapNode, Origin, Plan
 
 
@@ -23,9 +24,7 @@ def source_name(source: Any) -> str:
         return trees.describe(source)
     if isinstance(source, (list, tuple, str, bytes, dict)):
         return f"{kind.__name__} of {len(source)}"
-    if kind.__repr__ is object.__repr__:
-        return kind.__name__
-    text = repr(source)
+    text = shown(source)
     return text if len(text) <= 120 and "\n" not in text else kind.__name__
 
 

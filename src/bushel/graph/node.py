@@ -64,6 +64,11 @@ class Node(abc.ABC):
         """The seed set by this very node, for operations after it."""
         return None
 
+    @property
+    def own_class(self) -> type | None:
+        """The user's class that this node stands for, where its code is part of what the node is."""
+        return None
+
     def parameters(self) -> dict[str, Any]:
         """What tells this node from another of its kind, parents and options of running apart."""
         if not dataclasses.is_dataclass(self):

@@ -18,6 +18,7 @@ import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block
+from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.options import ReadOptions
 from bushel.base.rng import Generators
@@ -77,6 +78,14 @@ def field(state: Any, name: str, kind: type) -> Any:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise StateMismatch(f"Entry {name!r} of an iterator's state must be of type {kind.__name__}, got {value!r}.")
     return value
+
+
+def counted(state: Any, name: str) -> int:
+    """Entry `name` of a state, a number of elements."""
+    number = field(state, name, int)
+    if not 0 <= number <= INFINITE:
+        raise StateMismatch(f"Entry {name!r} of an iterator's state counts elements; {number} is no such number.")
+    return number
 
 
 class Opener(Protocol):
@@ -226,11 +235,11 @@ class _Counting(_Through):
         return {"parent": self.parent.get_state(), self.key: self.count}
 
     def set_state(self, state: State) -> None:
-        count = field(state, self.key, int)
+        count = counted(state, self.key)
         self.parent.set_state(field(state, "parent", dict))
         self.count = count
 
-    def counted(self, function: Callable[[Any, int], Any], count: int, what: str) -> Block:
+    def with_count(self, function: Callable[[Any, int], Any], count: int, what: str) -> Block:
         rows = blocks.rows_of(self.parent.pull(count))
         made = each_with(function, rows, range(self.count, self.count + len(rows)), self.where(what))
         self.count += len(rows)
@@ -276,7 +285,7 @@ class _MapWithIndexCursor(_Counting):
 
     def pull(self, count: int) -> Block:
         function = self.node.function
-        return self.counted(lambda row, n: function(n, row), count, placed("map_with_index", self.node.transform))
+        return self.with_count(lambda row, n: function(n, row), count, placed("map_with_index", self.node.transform))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -310,7 +319,7 @@ class _RandomMapCursor(_Counting):
 
     def pull(self, count: int) -> Block:
         function, generators = self.node.function, self.generators
-        return self.counted(
+        return self.with_count(
             lambda row, n: function(row, generators.at(n)), count, placed("random_map", self.node.transform)
         )
 
@@ -504,7 +513,7 @@ class _FlatMapCursor(_Through):
         return {"parent": self.before, "next_index_in_buffer": self.position}
 
     def set_state(self, state: State) -> None:
-        position = field(state, "next_index_in_buffer", int)
+        position = counted(state, "next_index_in_buffer")
         self.parent.set_state(field(state, "parent", dict))
         self.before = self.parent.get_state()
         self.parts, self.position, self.restored = (), position, True
@@ -571,7 +580,7 @@ class _MixCursor(Cursor):
     def set_state(self, state: State) -> None:
         keys = self.node.keys
         saved = field(state, "parents", list if keys is None else dict)
-        index, stop = field(state, "index", int), field(state, "stop", bool)
+        index, stop = counted(state, "index"), field(state, "stop", bool)
         if keys is None:
             if len(saved) != len(self.parents):
                 raise StateMismatch(

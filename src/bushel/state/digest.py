@@ -6,6 +6,7 @@ No addresses, no line numbers, no hash seeds, and nothing is unpickled or execut
 from __future__ import annotations
 
 import collections.abc
+import copyreg
 import dataclasses
 import enum
 import functools
@@ -28,6 +29,14 @@ def digest(*values: Any) -> str:
     sink = hashlib.blake2b(digest_size=8)
     for value in values:
         _feed(sink, value, 0)
+    return sink.hexdigest()
+
+
+def class_digest(kind: type) -> str:
+    """A digest of what a user's class does."""
+    sink = hashlib.blake2b(digest_size=8)
+    _put(sink, "class", kind.__qualname__)
+    _feed_class(sink, kind)
     return sink.hexdigest()
 
 
@@ -145,7 +154,9 @@ def _is_builtin(function: Any) -> bool:
 def _feed_code(sink: Any, code: types.CodeType, depth: int) -> None:
     _put(sink, "code", code.co_code)
     _put(sink, "names", repr((code.co_names, code.co_varnames, code.co_freevars)))
-    constants = code.co_consts[1:] if _has_docstring(code) else code.co_consts  # words may change
+    constants = code.co_consts
+    if _has_docstring(code):  # words may change
+        constants = (None, *constants[1:])
     for constant in constants:
         _feed(sink, constant, depth + 1)
 
@@ -157,16 +168,28 @@ def _has_docstring(code: types.CodeType) -> bool:
     return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
-_METHODS = ("map", "random_map", "np_random_map", "map_with_index", "filter", "flat_map", "__call__", "__getitem__")
+_BEHAVIOUR = {"__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__"}
+
+
+def _feed_class(sink: Any, kind: type) -> None:
+    """The code and plain values of a user's class and its bases, up to the classes of a library."""
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in ("builtins", "abc", "typing", "collections", "bushel", "grain"):
+            continue
+        for name, value in sorted(vars(base).items()):
+            if name.startswith(("__", "_abc_")) and name not in _BEHAVIOUR:
+                continue
+            code = getattr(getattr(value, "__func__", value), "__code__", None)
+            if code is not None or value is None or isinstance(value, (bool, int, float, str, bytes, tuple)):
+                _put(sink, "member", name)
+                _feed(sink, value if code is None else code, 1)
 
 
 def _feed_object(sink: Any, value: Any, depth: int) -> None:
     kind = type(value)
     _put(sink, "object", kind.__qualname__)
-    for name in _METHODS:
-        method = getattr(kind, name, None)
-        if isinstance(method, types.FunctionType):
-            _feed_code(sink, method.__code__, depth + 1)
+    if depth <= 1:  # the transformation or dataset itself; of what it holds, values count and classes do not
+        _feed_class(sink, kind)
     attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
     if dataclasses.is_dataclass(value):
         attributes = {entry.name: getattr(value, entry.name) for entry in dataclasses.fields(value)}
@@ -186,7 +209,8 @@ def _names(slots: Any) -> tuple[str, ...]:
 def _feed_reduced(sink: Any, value: Any, depth: int) -> None:
     """What pickle would keep of an object without attributes, such as a compiled pattern or a date."""
     try:
-        reduced = value.__reduce_ex__(2)
+        reducer = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(2) if reducer is None else reducer(value)
     except TypeError:  # cannot be pickled: its type must do
         return
     if isinstance(reduced, tuple):

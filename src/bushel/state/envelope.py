@@ -35,7 +35,7 @@ def unseal(state: Any, pipeline: list[Any], *, check: bool) -> dict[str, Any]:
         return inner
     envelope = state[KEY]
     version = envelope.get("version") if isinstance(envelope, Mapping) else None
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:
         raise StateMismatch(f"This state has version {version!r}; this Bushel reads version {VERSION}.")
     if check:
         same_python = envelope.get("python") == identity.PYTHON

@@ -15,7 +15,7 @@ from bushel.graph.leaves import Source
 from bushel.graph.node import Node
 from bushel.graph.streams import MixStream
 from bushel.sources.protocol import file_fingerprint
-from bushel.state.digest import code_digest, digest
+from bushel.state.digest import class_digest, code_digest, digest
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode belongs to a Python version; across versions functions are compared by name alone."""
@@ -39,6 +39,9 @@ def identity(node: Node) -> list[Any]:
             functions[name] = code_digest(value)
         else:
             parameters[name] = value
+    own_class = node.own_class
+    if own_class is not None:
+        functions["class"] = class_digest(own_class)
     return [node.call(), digest(type(node).__name__, parameters), digest(functions) if functions else "", parents]
 
 
@@ -57,9 +60,11 @@ def fingerprint(source: Any) -> Any:
 
 def differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:
     """Lines that tell where a saved identity differs from the current one; none where they are the same."""
-    if not _well_formed(saved):
-        return ["the identity in the state cannot be read"]
-    return _compare(saved, current, same_python)
+    try:
+        readable = _well_formed(saved)
+    except RecursionError:
+        readable = False
+    return _compare(saved, current, same_python) if readable else ["the identity in the state cannot be read"]
 
 
 def _well_formed(saved: Any) -> bool:
