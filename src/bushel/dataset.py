@@ -16,11 +16,13 @@ from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
 from bushel.base.options import ReadOptions
-from bushel.graph import apply, batch, leaves, node, reindex, show, streams
+from bushel.graph import apply, batch, elementwise, leaves, node, ordered, reindex, show, streams
 from bushel.graph.node import MapNode, Node, Origin, Plan
 from bushel.graph.streams import Cursor, Opener, StreamNode
 from bushel.index import mix as mix_index
+from bushel.index import words
 from bushel.iterator import DatasetIterator, IteratorCursor, PipelineIterator
+from bushel.state import identity
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -43,7 +45,7 @@ class _Dataset:
     @property
     def _default_seed(self) -> int | None:
         """The seed an operation at this place gets from `ds.seed(...)` above it."""
-        return node.default_seed(self._node.parents)
+        return node.default_seed((self._node,), depth=0)
 
     @property
     def _element_spec(self) -> Any:
@@ -343,6 +345,8 @@ class _MapPipeline(MapDataset[T]):
 
     def __init__(self, map_node: MapNode):
         self._node = map_node
+        if map_node.parents:  # a source's data are looked at when an iterator is made, not before
+            identity.own_part(map_node)
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
@@ -358,7 +362,7 @@ class _MapPipeline(MapDataset[T]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, builtins.slice):
             return self.slice(index)
-        position = np.array([checks.integer(index, "index")], dtype=np.int64)
+        position = words.array([checks.integer(index, "index")])
         return blocks.rows_of(_taken(self._node, position))[0]
 
     def _getitems(self, indices: Sequence[int]) -> list[Any]:
@@ -383,7 +387,7 @@ class _IterDatasetMeta(abc.ABCMeta):
 
         >>> a, b = (MapDataset.range(n, n + 3).to_iter_dataset() for n in (0, 10))
         >>> list(IterDataset.mix([a, b], [2, 1]))
-        [0, 10, 1, 2, 11]
+        [0, 1, 10, 2]
         """
         keys: tuple[str, ...] | None = None
         if isinstance(datasets, Mapping):
@@ -396,12 +400,12 @@ class _IterDatasetMeta(abc.ABCMeta):
         parts = list(datasets)
         for part in parts:
             if not isinstance(part, IterDataset):
-                raise TypeError(f"IterDataset.mix takes IterDatasets, got {type(part).__name__}.")
+                raise TypeError(f"IterDataset.mix takes IterDatasets, got {_kind(part)}.")
         if not parts:
             raise ValueError("IterDataset.mix needs at least one dataset.")
         checked = checks.weights(weights, len(parts))  # type: ignore[arg-type]
         integers = mix_index.integer_weights(checked or [1.0] * len(parts))
-        return _IterPipeline(streams.MixStream(tuple(part._node for part in parts), integers, keys))
+        return _IterPipeline(ordered.MixStream(tuple(part._node for part in parts), integers, keys))
 
 
 class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
@@ -454,15 +458,15 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
           batch_fn: makes a batch of a list of elements, instead of stacking.
         """
         size = checks.positive(batch_size, "batch_size")
-        return _IterPipeline(streams.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
+        return _IterPipeline(ordered.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
 
     def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> IterDataset[T]:
         """Only the elements for which `transform` says yes. Warns if it drops nearly everything."""
-        return _IterPipeline(streams.FilterStream(self._node, _checked(transform, tf.Filter, "filter"), vectorized))
+        return _IterPipeline(elementwise.FilterStream(self._node, _checked(transform, tf.Filter, "filter"), vectorized))
 
     def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> IterDataset[S]:
         """`transform` of each element; see `MapDataset.map`."""
-        return _IterPipeline(streams.MapStream(self._node, _checked(transform, tf.Map, "map"), vectorized))
+        return _IterPipeline(elementwise.MapStream(self._node, _checked(transform, tf.Map, "map"), vectorized))
 
     def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> IterDataset[S]:
         """`transform(n, element)`, where n is the number of elements before it.
@@ -471,7 +475,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         [(0, 4), (1, 5)]
         """
         checked = _checked(transform, tf.MapWithIndex, "map_with_index")
-        return _IterPipeline(streams.MapWithIndexStream(self._node, checked))
+        return _IterPipeline(elementwise.MapWithIndexStream(self._node, checked))
 
     def random_map(
         self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
@@ -484,7 +488,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         chosen = _random_map_seed(self, seed)
         checked = _checked(transform, tf.RandomMap, "random_map")
-        return _IterPipeline(streams.RandomMapStream(self._node, checked, chosen))
+        return _IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
 
     def seed(self, seed: int) -> IterDataset[T]:
         """Seeds the operations that follow: each derives its own seed from this one and its place."""
@@ -496,6 +500,7 @@ class _IterPipeline(IterDataset[T]):
 
     def __init__(self, stream_node: StreamNode):
         self._node = stream_node
+        identity.own_part(stream_node)
 
     @property
     def parents(self) -> tuple[MapDataset[Any] | IterDataset[Any], ...]:
@@ -534,14 +539,14 @@ class FlatMapMapDataset(_MapPipeline[T]):
     """The elements that each element becomes, at most `transform.max_fan_out` of them; others are missing."""
 
     def __init__(self, parent: MapDataset[Any], transform: tf.FlatMap):
-        super().__init__(apply.FlatMap(parent._node, transform))
+        super().__init__(apply.FlatMap(parent._node, _flat_map(transform)))
 
 
 class FlatMapIterDataset(_IterPipeline[T]):
     """The elements that each element of a stream becomes, one after the other."""
 
     def __init__(self, parent: IterDataset[Any], transform: tf.FlatMap):
-        super().__init__(streams.FlatMapStream(parent._node, transform))
+        super().__init__(ordered.FlatMapStream(parent._node, _flat_map(transform)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -645,8 +650,14 @@ def _map_nodes(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode,
         raise ValueError(f"{what} needs at least one dataset.")
     for dataset in datasets:
         if not isinstance(dataset, MapDataset):
-            raise TypeError(f"{what} takes MapDatasets, got {type(dataset).__name__}.")
+            raise TypeError(f"{what} takes MapDatasets, got {_kind(dataset)}.")
     return tuple(dataset._node for dataset in datasets)
+
+
+def _kind(dataset: Any) -> str:
+    """What a user would call it: private classes go by the public one they are."""
+    public = next((kind for kind in (MapDataset, IterDataset) if isinstance(dataset, kind)), type(dataset))
+    return f"{'an' if public is IterDataset else 'a'} {public.__name__}"
 
 
 def _as_map_dataset(map_node: MapNode) -> MapDataset[Any]:
@@ -662,6 +673,15 @@ def _as_dataset(any_node: Node) -> MapDataset[Any] | IterDataset[Any]:
 
 def _checked(transform: Any, kind: type, name: str) -> Any:
     tf.method(transform, kind, name)  # refuses what cannot be called
+    return transform
+
+
+def _flat_map(transform: Any) -> tf.FlatMap:
+    if not isinstance(transform, tf.FlatMap):
+        raise TypeError(
+            f"`flat_map` takes a FlatMap transformation, which says its max_fan_out; "
+            f"got {transform!r} of type {type(transform).__name__}."
+        )
     return transform
 
 

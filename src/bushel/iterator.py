@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from bushel.base import blocks
+from bushel.base import blocks, checks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
@@ -103,7 +103,8 @@ class PipelineIterator(DatasetIterator[T]):
         self._node = node
         self._lock = threading.RLock()
         self._cursor: Cursor = open_stream(node, read_options)
-        self._identity: list[Any] | None = None
+        # Taken at the start: a function may close over something that changes while it runs.
+        self._identity = identity.identity(node)
 
     def __next__(self) -> T:
         with self._lock:
@@ -126,7 +127,7 @@ class PipelineIterator(DatasetIterator[T]):
     def get_state(self) -> State:
         """The position as plain JSON data, with the identity of the pipeline under the key "bushel"."""
         with self._lock:
-            return envelope.seal(self._cursor.get_state(), self._pipeline())
+            return envelope.seal(self._cursor.get_state(), self._identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
@@ -136,7 +137,7 @@ class PipelineIterator(DatasetIterator[T]):
           check: False restores the state of another pipeline as far as its form fits.
         """
         with self._lock:
-            inner = envelope.unseal(state, self._pipeline(), check=check)
+            inner = envelope.unseal(state, self._identity, check=check)
             before = self._cursor.get_state()
             try:
                 self._cursor.set_state(inner)
@@ -163,11 +164,6 @@ class PipelineIterator(DatasetIterator[T]):
     def _set_next_index(self, index: int) -> None:
         with self._lock:
             self._cursor.set_next_index(index)
-
-    def _pipeline(self) -> list[Any]:
-        if self._identity is None:
-            self._identity = identity.identity(self._node)
-        return self._identity
 
     def __repr__(self) -> str:
         return f"<iterator of {self._node.call()} at {self._cursor.get_state()}>"
@@ -216,7 +212,7 @@ class IteratorCursor(Cursor):
         return method
 
 
-def get_next_index(iterator: DatasetIterator[Any]) -> int:
+def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
     """The index of the element that `next` will give, for pipelines that know it without reading.
 
     >>> import bushel
@@ -225,9 +221,9 @@ def get_next_index(iterator: DatasetIterator[Any]) -> int:
     >>> get_next_index(it)
     1
     """
-    return iterator._get_next_index()
+    return ds_iter._get_next_index()
 
 
-def set_next_index(iterator: DatasetIterator[Any], index: int) -> None:
+def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
     """Goes to an element by its index, at once and without reading, where the pipeline allows it."""
-    iterator._set_next_index(index)
+    ds_iter._set_next_index(checks.integer(index, "index"))

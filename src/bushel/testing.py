@@ -42,7 +42,7 @@ def check_resumes_anywhere(ds: MapDataset[Any] | IterDataset[Any], *, max_elemen
         ended = _at_end(it) if len(expected) < max_elements else False
     for start, text in enumerate(states):
         with iter(ds) as it:
-            it.set_state(json.loads(text))
+            _restore(it, json.loads(text))
             again = json.dumps(it.get_state())
             assert again == text, (
                 f"set_state(get_state()) changed the state after {start} elements: {text} became {again}"
@@ -75,6 +75,14 @@ def check_same_for_any_executor(ds: MapDataset[Any] | IterDataset[Any], *, max_e
         assert states == found_states, f"with {name}, the states differ from those of inline execution"
 
 
+def _restore(it: DatasetIterator[Any], state: Any) -> None:
+    # Values are judged here, not identity: an impure function changes what it closes over.
+    if isinstance(it, PipelineIterator):
+        it.set_state(state, check=False)
+    else:
+        it.set_state(state)
+
+
 def _at_end(it: DatasetIterator[Any]) -> bool:
     return next(it, _END) is _END
 
@@ -98,7 +106,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _same_leaf(a: Any, b: Any) -> bool:
-    if isinstance(a, (np.ndarray, np.generic)) or isinstance(b, (np.ndarray, np.generic)):
+    if isinstance(a, (np.ndarray, np.generic)) and isinstance(b, (np.ndarray, np.generic)):
         a, b = np.asarray(a), np.asarray(b)
         if a.dtype != b.dtype or a.shape != b.shape:
             return False

@@ -4,6 +4,7 @@ import os
 import pathlib
 import shutil
 
+import numpy as np
 import pytest
 from restoring import difference, saved
 
@@ -142,6 +143,17 @@ def test_a_fingerprint_of_ones_own_decides():
 def test_a_fingerprint_of_ones_own_may_leave_the_length_open():
     # A data set that grows between runs, by the user's own word.
     assert difference(MapDataset.source(Versioned("v1")), MapDataset.source(Versioned("v1", count=12))) == []
+
+
+def test_long_lists_and_large_arrays_are_compared_by_samples():
+    # The limit of what is compared: what lies between the samples is not seen. Lengths and shapes always are.
+    numbers, array = list(range(1000)), np.zeros((1000, 100))
+    other_numbers, other_array = numbers.copy(), array.copy()
+    other_numbers[1] = other_array[1, 0] = -1
+    assert difference(MapDataset.source(numbers), MapDataset.source(other_numbers)) == []
+    assert difference(MapDataset.source(array), MapDataset.source(other_array)) == []
+    assert difference(MapDataset.source(numbers[:100]), MapDataset.source(other_numbers[:100])) != []
+    assert difference(MapDataset.source(array[:50]), MapDataset.source(other_array[:50])) != []
 
 
 def test_a_source_without_a_fingerprint_counts_by_type_and_length():

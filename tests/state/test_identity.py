@@ -2,13 +2,16 @@
 
 import datetime
 import decimal
+import functools
 import json
+import logging
 import operator
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import threading
 from collections import deque
 
 import numpy as np
@@ -289,6 +292,74 @@ def test_a_value_in_a_closure_counts(one, two):
     assert difference(ten().map(closing(one)), ten().map(closing(two))) == [SAME_CODE]
 
 
+class Linked:
+    """An object that holds others, which hold it."""
+
+    def __init__(self, name):
+        self.name, self.others = name, []
+
+
+def graph(count):
+    nodes = [Linked(n) for n in range(count)]
+    for node in nodes:
+        node.others = nodes
+    return nodes[0]
+
+
+def self_holding(container):
+    container.append(container)
+    return container
+
+
+OBJECTS = {
+    "logger": lambda: logging.getLogger("a.b.c"),
+    "lock": threading.Lock,
+    "file": lambda: open(os.devnull),  # noqa: SIM115
+    "generator": lambda: (n for n in range(3)),
+    "random generator": lambda: np.random.default_rng(1),
+    "module": lambda: os.path,
+    "list that holds itself": lambda: self_holding([1]),
+    "graph of objects": lambda: graph(12),
+    "dataset": ten,
+    "iterator": lambda: iter(ten()),
+    "deeply nested": lambda: functools.reduce(lambda inner, _: [inner], range(500), "x"),
+    "memory view": lambda: memoryview(b"abc"),
+    "object that cannot be pickled": lambda: Unpicklable(),
+    "object that cannot be compared or shown": lambda: Hostile(),
+}
+
+
+class Unpicklable:
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError("not this one")
+
+
+class Hostile:
+    def __init__(self):
+        self.value = 3
+
+    def __eq__(self, other):
+        raise TypeError("no comparison")
+
+    def __repr__(self):
+        raise TypeError("no repr")
+
+    __hash__ = None
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
+def test_any_object_may_be_closed_over(make):
+    """Whatever a function holds, a pipeline can be built, run and resumed; what cannot be told counts by its type."""
+
+    def closing(value):
+        return lambda x: (value, x)[1]
+
+    assert difference(ten().map(closing(make())), ten().map(closing(make()))) == []
+
+
 def test_a_built_in_function_counts_by_what_it_holds():
     letters = MapDataset.source([{"a": 1, "b": 2}])
     assert difference(letters.map(operator.itemgetter("a")), letters.map(operator.itemgetter("b"))) == [
@@ -322,6 +393,52 @@ def test_how_a_value_was_written_does_not_count():
     assert difference(ten()[1:100], ten()[1:10]) == []
     assert difference(ten().seed(42).shuffle(), ten().seed(42).shuffle(seed=3329053876)) == []
     assert difference(MapDataset.mix([ten(), ten()], [1, 2]), MapDataset.mix([ten(), ten()], [0.5, 1.0])) == []
+
+
+# Identity is what was written, not what has happened since.
+
+
+def build_lazy():
+    class Lazy(bushel.transforms.Map):
+        def __init__(self):
+            self.table = None
+
+        def map(self, x):
+            if self.table is None:
+                self.table = {n: str(n) for n in range(10)}
+            return self.table[x]
+
+    return ten().map(Lazy())
+
+
+def build_memoised():
+    memory = {}
+
+    def remember(x):
+        return memory.setdefault(x, str(x))
+
+    return ten().map(remember)
+
+
+def build_with_random_access():
+    ds = build_lazy()
+    ds[0]  # a look at the data before training
+    return ds
+
+
+@pytest.mark.parametrize("build", [build_lazy, build_memoised])
+def test_what_a_function_remembers_while_running_does_not_count(build):
+    assert difference(build(), build()) == []
+    used = build()
+    state = saved(used, steps=3)
+    assert saved(used, steps=3) == state
+    iter(used).set_state(state)
+    iter(build()).set_state(state)
+
+
+def test_a_look_at_the_data_does_not_count():
+    assert difference(build_with_random_access(), build_lazy()) == []
+    assert difference(build_lazy(), build_with_random_access()) == []
 
 
 # Bytecode belongs to a Python version.

@@ -201,7 +201,7 @@ def _stack(rows: list[Any], empty: Allocate) -> Any:
 def _stack_arrays(rows: list[np.ndarray], empty: Allocate) -> np.ndarray:
     first = rows[0]
     shape, dtype = first.shape, first.dtype
-    if dtype.hasobject or dtype.kind in "SUT":
+    if dtype.hasobject or dtype.kind in "SUT" or not dtype.isnative:
         return np.stack(rows)
     if not shape:
         return np.array(rows) if all([row.dtype == dtype for row in rows]) else np.stack(rows)

@@ -45,7 +45,10 @@ def weights(values: Sequence[float] | None, count: int) -> list[float] | None:
     """Weights of a mixture of `count` data sets: as many, finite, above zero."""
     if values is None:
         return None
-    numbers = [float(value) for value in values]
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise TypeError(f"Weights for mixing must be numbers, got {values!r}.") from None
     if len(numbers) != count:
         raise ValueError(f"A mixture of {count} datasets needs {count} weights, got {len(numbers)}: {numbers}.")
     for number in numbers:

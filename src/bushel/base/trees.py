@@ -61,6 +61,8 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """`tree` with each leaf replaced by `function(leaf, and its counterparts in `others`)`."""
     parts = children(tree)
     if parts is None:
+        if any(children(other) is not None for other in others):
+            raise ValueError(f"{describe(tree)} against {', '.join(map(describe, others))}")
         return function(tree, *others)
     siblings = [_parts_like(tree, parts[0], other) for other in others]
     return parts[1](map_leaves(function, *group) for group in zip(parts[0], *siblings, strict=True))
@@ -127,10 +129,11 @@ def describe(tree: Any) -> str:
     kind = type(tree)
     if isinstance(tree, Mapping):
         inner = ", ".join(f"{key!r}: {describe(value)}" for key, value in tree.items())
-        return "{" + inner + "}"
+        return ("" if kind is dict else kind.__name__) + "{" + inner + "}"
     if isinstance(tree, (list, tuple)):
         inner = ", ".join(describe(value) for value in tree)
-        return f"[{inner}]" if isinstance(tree, list) else f"({inner})"
+        shown = f"[{inner}]" if isinstance(tree, list) else f"({inner})"
+        return shown if kind in (list, tuple) else kind.__name__ + shown
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
-        return f"{tree.dtype}{list(tree.shape)}"
+        return f"{np.dtype(tree.dtype) if isinstance(tree.dtype, type) else tree.dtype}{list(tree.shape)}"
     return "None" if tree is None else kind.__name__

@@ -15,6 +15,7 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed
 from bushel.graph.node import MapNode, Plan
 
 PLAN_AHEAD = 8192
@@ -118,6 +119,11 @@ class Threads(Executor):
         task = self._tasks[0]
         try:
             block, seconds = task.result.result()
+        except RowFailed:
+            # The block is given up, and its elements are computed one by one from here: each fails for itself.
+            self.discard()
+            plan, low = self._planner.at(position, 1)
+            return plan.take(low, low + 1)
         except BaseException:
             self.discard()
             raise

@@ -9,9 +9,10 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
 from bushel.engine.executors import Executor, Inline, Threads
+from bushel.graph.elementwise import FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
-from bushel.graph.streams import Cursor, Elements, FilterWatch, State, StreamNode, field
+from bushel.graph.streams import Cursor, Elements, State, StreamNode, field
 
 
 def open_stream(node: StreamNode, read_options: ReadOptions | None = None) -> Cursor:

@@ -13,7 +13,8 @@ from bushel.base import blocks, checks, transforms, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.rng import RngPool
-from bushel.graph.node import MapNode, Node, Origin, Plan, each, told
+from bushel.graph.node import MapNode, Node, Origin, Plan, each, merged, told
+from bushel.index import words
 
 
 def spec_after(transform: Any, parent: Node) -> Any:
@@ -38,7 +39,7 @@ def placed(operation: str, transform: Any) -> str:
     return f"{operation}({transforms.place(transform)})"
 
 
-def mapped_columns(function: Callable[[Any], Any], block: Block, what: str) -> Block:
+def mapped_columns(function: Callable[[Any], Any], block: Block, node: Node) -> Block:
     """A function of whole columns on a block; it sees no missing elements and keeps their number."""
     if not any(row is not None for row in block) if isinstance(block, list) else not block.dense().length:
         return [None] * len(block)
@@ -47,10 +48,23 @@ def mapped_columns(function: Callable[[Any], Any], block: Block, what: str) -> B
     result = function(columns.tree)
     if any(np.ndim(leaf) == 0 or len(leaf) != count for leaf in trees.leaves(result)):
         raise ValueError(
-            f"{what} is vectorized: it got arrays with {count} elements and must return arrays with as many; "
+            f"{node.call()} is vectorized: it got arrays with {count} elements and must return arrays with as many; "
             f"it returned {trees.describe(result)}."
         )
     return Columns(trees.map_leaves(np.asarray, result), columns.length, columns.present)
+
+
+def verdicts_of(function: Callable[[Any], Any], block: Block, node: Node) -> np.ndarray | None:
+    """What a filter of whole columns says of the elements that are there; None where there are none."""
+    verdicts = mapped_columns(function, block, node)
+    if isinstance(verdicts, list):
+        return None
+    if not isinstance(verdicts.tree, np.ndarray) or verdicts.tree.shape != (verdicts.dense().length,):
+        raise ValueError(
+            f"{node.call()} is vectorized: it must return one bool per element; "
+            f"it returned {trees.describe(verdicts.tree)}."
+        )
+    return verdicts.tree.astype(bool)
 
 
 def each_with(
@@ -91,6 +105,11 @@ class _PerElement(MapNode):
 
         return where
 
+    def where_among(self, operation: str, indices: np.ndarray) -> str:
+        """Tells which elements a function of whole columns had when it failed."""
+        origins = merged(origin for index in indices.tolist() for origin in self.origins(index))
+        return told(placed(operation, self.transform), indices.tolist(), origins)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Map(_PerElement):
@@ -118,13 +137,13 @@ class _Mapped(Plan):
 
     def take(self, low: int, high: int) -> Block:
         block = self.parent.take(low, high)
-        where = self.node.where("map", self.indices, low)
         if not self.node.vectorized:
-            return each(self.function, blocks.rows_of(block), where)
+            return each(self.function, blocks.rows_of(block), self.node.where("map", self.indices, low))
         try:
-            return mapped_columns(self.function, block, self.node.call())
+            return mapped_columns(self.function, block, self.node)
         except Exception as error:
-            raise RowFailed(0, located(error, where(0))) from error
+            where = self.node.where_among("map", self.indices[low:high])
+            raise RowFailed(0, located(error, where)) from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -208,6 +227,20 @@ class Filter(_PerElement):
     def function(self) -> Callable[[Any], Any]:
         return transforms.method(self.transform, transforms.Filter, "filter")
 
+    def marked(self, block: Block, where: Callable[[int], str]) -> Block:
+        """The block with those elements missing for which the filter says no."""
+        rows = blocks.rows_of(block)
+        verdicts = each(self.function, rows, where)
+        if isinstance(block, Columns):
+            kept = [bool(verdict) for row, verdict in zip(rows, verdicts) if row is not None]
+            return block.where(np.array(kept, dtype=bool))
+        return [row if verdict else None for row, verdict in zip(rows, verdicts)]
+
+    def marked_columns(self, block: Block) -> Block:
+        """The same by a filter of whole columns."""
+        kept = verdicts_of(self.function, block, self)
+        return block if kept is None else blocks.as_columns(block).where(kept)
+
     @property
     def sparse(self) -> bool:
         return True
@@ -227,33 +260,13 @@ class _Filtered(Plan):
 
     def take(self, low: int, high: int) -> Block:
         block = self.parent.take(low, high)
-        return filtered(
-            self.node.function,
-            block,
-            self.node.vectorized,
-            self.node.call(),
-            self.node.where("filter", self.indices, low),
-        )
-
-
-def filtered(
-    function: Callable[[Any], Any], block: Block, vectorized: bool, what: str, where: Callable[[int], str]
-) -> Block:
-    """A block with the elements missing for which `function` says no."""
-    if vectorized:
+        if not self.node.vectorized:
+            return self.node.marked(block, self.node.where("filter", self.indices, low))
         try:
-            kept = mapped_columns(function, block, what)
+            return self.node.marked_columns(block)
         except Exception as error:
-            raise RowFailed(0, located(error, where(0))) from error
-        if isinstance(kept, list):
-            return kept
-        return blocks.as_columns(block).where(np.asarray(kept.tree, dtype=bool))
-    rows = blocks.rows_of(block)
-    verdicts = each(function, rows, where)
-    if isinstance(block, Columns):
-        kept = [bool(verdict) for row, verdict in zip(rows, verdicts, strict=True) if row is not None]
-        return block.where(np.array(kept, dtype=bool))
-    return [row if verdict else None for row, verdict in zip(rows, verdicts, strict=True)]
+            where = self.node.where_among("filter", self.indices[low:high])
+            raise RowFailed(0, located(error, where)) from error
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -264,7 +277,7 @@ class FlatMap(MapNode):
     transform: transforms.FlatMap
 
     def __post_init__(self) -> None:
-        checks.positive(self.transform.max_fan_out, "max_fan_out")
+        checks.positive(self.transform.max_fan_out, f"max_fan_out of {transforms.short_name(self.transform)}")
 
     @property
     def parents(self) -> tuple[MapNode, ...]:
@@ -279,7 +292,7 @@ class FlatMap(MapNode):
         return True
 
     def plan(self, indices: np.ndarray) -> Plan:
-        element, split = np.divmod(indices, self.transform.max_fan_out)
+        element, split = words.split(indices, self.transform.max_fan_out)
         # Neighbours of one element share its plan row, so that it is read and split once for all of them.
         starts = np.ones(len(indices), dtype=bool)
         np.not_equal(element[1:], element[:-1], out=starts[1:])
@@ -318,7 +331,7 @@ class _FlatMapped(Plan):
             raise RowFailed(at - low, failed.error) from failed.error
         self.last = (end - 1, found[end - 1])
         return [
-            None if (parts := found[row]) is None or split >= len(parts) else parts[split]
+            None if (parts := found[row]) is None or split >= len(parts) else _private(parts[split])
             for row, split in zip(self.parent_rows[low:high], self.splits[low:high], strict=True)
         ]
 
@@ -332,6 +345,11 @@ class _FlatMapped(Plan):
             return told(placed("flat_map", node.transform), element, node.parent.origins(element))
 
         return each(functools.partial(split_of, node.transform), blocks.rows_of(self.parent.take(first, end)), where)
+
+
+def _private(part: Any) -> Any:
+    """A part with arrays of its own: parts of one element may share memory, and each may be changed in place."""
+    return trees.map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, part)
 
 
 def split_of(transform: transforms.FlatMap, element: Any) -> Sequence[Any]:

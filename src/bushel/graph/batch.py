@@ -14,7 +14,8 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
-from bushel.graph.node import MapNode, Origin, Plan, told
+from bushel.graph.node import MapNode, Origin, Plan, merged, told
+from bushel.index import epochs, words
 
 BatchFn = Callable[[Sequence[Any]], Any]
 
@@ -76,27 +77,20 @@ class Batch(MapNode):
 
     def bounds(self, indices: Any) -> tuple[Any, Any]:
         """First and last-plus-one element of each batch, in the parent's indices."""
-        epoch, position = divmod(indices, self.length)
-        first = position * self.batch_size
-        end = np.minimum(self.parent.length - first, self.batch_size) + first
-        offset = epoch * self.parent.length
-        return first + offset, end + offset
+        parent_length = self.parent.length
+        return epochs.batched(indices, batch_size=self.batch_size, length=self.length, parent_length=parent_length)
 
     def plan(self, indices: np.ndarray) -> Plan:
         first, end = self.bounds(indices)
-        sizes = end - first
+        sizes = words.narrowed(end - first)
         edges = np.zeros(len(indices) + 1, dtype=np.int64)
         np.cumsum(sizes, out=edges[1:])
         elements = np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
         return _Batched(self, indices, edges.tolist(), self.parent.plan(elements))
 
     def origins(self, index: int) -> tuple[Origin, ...]:
-        first, end = self.bounds(index)
-        merged: dict[str, tuple[int, ...]] = {}
-        for element in range(int(first), int(end)):
-            for origin in self.parent.origins(element):
-                merged[origin.source] = merged.get(origin.source, ()) + origin.indices
-        return tuple(Origin(source, indices) for source, indices in merged.items())
+        elements = range(*self.bounds(index))
+        return merged(origin for element in elements for origin in self.parent.origins(element))
 
     def element_spec(self) -> Any:
         return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)

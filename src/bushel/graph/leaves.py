@@ -15,6 +15,7 @@ from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
 from bushel.graph.node import MapNode, Origin, Plan
+from bushel.index import words
 
 
 def source_name(source: Any) -> str:
@@ -43,7 +44,7 @@ class Source(MapNode):
         return len(self.source)
 
     def plan(self, indices: np.ndarray) -> Plan:
-        positions = indices % self.length
+        positions = words.narrowed(indices % self.length)
         many = getattr(self.source, "__getitems__", None) or getattr(self.source, "_getitems", None)
         if many is not None:
             return _ManyReads(self, positions, many)
@@ -64,9 +65,9 @@ class Source(MapNode):
     def call(self) -> str:
         return f"source({source_name(self.source)})"
 
-    def failed(self, row: int, position: int, error: Exception) -> RowFailed:
-        note = f"bushel: reading record {position} of {source_name(self.source)} failed."
-        return RowFailed(row, located(error, note))
+    def failed(self, row: int, positions: list[int], error: Exception) -> RowFailed:
+        origin = Origin(source_name(self.source), tuple(positions))
+        return RowFailed(row, located(error, f"bushel: reading {origin} failed."))
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,7 +84,7 @@ class _SingleReads(Plan):
             raise
         except Exception as error:
             row = len(positions) - operator.length_hint(left) - 1
-            raise self.node.failed(row, positions[row], error) from error
+            raise self.node.failed(row, [positions[row]], error) from error
 
 
 @dataclasses.dataclass(slots=True)
@@ -99,7 +100,7 @@ class _ManyReads(Plan):
         except RowFailed:
             raise
         except Exception as error:
-            raise self.node.failed(0, int(positions[0]), error) from error
+            raise self.node.failed(0, positions.tolist(), error) from error
         if len(block) != len(positions):
             wrong = ValueError(
                 f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
@@ -126,7 +127,10 @@ class Range(MapNode):
         return len(range(self.start, self.stop, self.step))
 
     def plan(self, indices: np.ndarray) -> Plan:
-        return _Integers((self.start + indices % self.length * self.step).tolist())
+        values = words.narrowed(indices % self.length)
+        if self.start or self.step != 1:
+            values = self.start + values * self.step
+        return _Integers(values.tolist())
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         return (Origin(self.call(), (index % self.length,)),)

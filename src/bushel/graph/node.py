@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,7 @@ class Origin:
     indices: tuple[int, ...]
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.indices[:8]))
-        more = ", ..." if len(self.indices) > 8 else ""
-        return f"{'record' if len(self.indices) == 1 else 'records'} {shown}{more} of {self.source}"
+        return f"{'record' if len(self.indices) == 1 else 'records'} {_listed(self.indices)} of {self.source}"
 
 
 class Node(abc.ABC):
@@ -63,6 +61,11 @@ class Node(abc.ABC):
     def seed_for_children(self) -> int | None:
         """The seed set by this very node, for operations after it."""
         return None
+
+    @property
+    def joins(self) -> bool:
+        """Whether this node draws from several others, or could: it then reads as `mix([...])`."""
+        return False
 
     @property
     def own_class(self) -> type | None:
@@ -117,13 +120,13 @@ class MapNode(Node):
         return self.plan(indices).take(0, len(indices))
 
 
-def default_seed(parents: tuple[Node, ...]) -> int | None:
-    """The seed that an operation below `parents` gets from the seeds set above it; None where there is none.
+def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
+    """The seed that an operation below `nodes` gets from the seeds set above it; None where there is none.
 
     Breadth first, so that the seed depends on the shape of the pipeline alone; a path ends at its first seed.
     """
     found: list[tuple[int, int]] = []
-    queue: list[tuple[Node, int]] = [(parent, 1) for parent in parents]
+    queue: list[tuple[Node, int]] = [(node, depth) for node in nodes]
     for node, depth in queue:  # the queue grows while it is read
         seed = node.seed_for_children
         if seed is not None:
@@ -133,10 +136,14 @@ def default_seed(parents: tuple[Node, ...]) -> int | None:
     return seeds.derive(found) if found else None
 
 
-def each(function: Callable[[Any], Any], rows: list[Any], where: Callable[[int], str]) -> list[Any]:
+def each(
+    function: Callable[[Any], Any], rows: list[Any], where: Callable[[int], str], *, also_none: bool = False
+) -> list[Any]:
     """`function` of every row that is there; a failure becomes a RowFailed that says `where(row)`."""
     left: Iterator[Any] = iter(rows)
     try:
+        if also_none:
+            return [function(row) for row in left]
         return [None if row is None else function(row) for row in left]
     except RowFailed:
         raise
@@ -146,7 +153,21 @@ def each(function: Callable[[Any], Any], rows: list[Any], where: Callable[[int],
         raise RowFailed(row, located(error, where(row))) from error
 
 
-def told(what: str, index: int, origins: tuple[Origin, ...]) -> str:
+def told(what: str, index: int | list[int], origins: tuple[Origin, ...]) -> str:
     """The note on an error: which transformation, at which of its elements, made of which records."""
     made_of = "; ".join(map(str, origins))
-    return f"bushel: {what} failed at its element {index}" + (f", made of {made_of}." if made_of else ".")
+    numbers = [index] if isinstance(index, int) else index
+    at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_listed(numbers)}"
+    return f"bushel: {what} failed at {at}" + (f", made of {made_of}." if made_of else ".")
+
+
+def merged(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+    """Origins with one entry per source."""
+    found: dict[str, tuple[int, ...]] = {}
+    for origin in origins:
+        found[origin.source] = found.get(origin.source, ()) + origin.indices
+    return tuple(Origin(source, indices) for source, indices in found.items())
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

@@ -14,7 +14,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.transforms import DatasetSelectionMap, short_name
 from bushel.graph.node import MapNode, Origin, Plan, told
-from bushel.index import epochs, mix, shuffle
+from bushel.index import epochs, mix, shuffle, words
 
 
 class IndexMap(abc.ABC):
@@ -144,7 +144,7 @@ class Reindex(MapNode):
         return self.parent.plan(self.map(indices, self.parent.length))
 
     def origins(self, index: int) -> tuple[Origin, ...]:
-        return self.parent.origins(int(self.map(np.array([index]), self.parent.length)[0]))
+        return self.parent.origins(int(self.map(words.array([index]), self.parent.length)[0]))
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
@@ -214,18 +214,15 @@ class SelectByUser(SelectMap):
 
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         pairs = []
-        for index in indices.tolist():
+        for row, index in enumerate(indices.tolist()):
             try:
                 which, position = self.selection_map[index]
                 if not 0 <= which < len(parent_lengths):
                     raise IndexError(f"it chose dataset {which} of {len(parent_lengths)}")
             except Exception as error:
-                raise located(
-                    error, told(f"select_from_datasets({short_name(self.selection_map)})", index, ())
-                ) from error
+                raise RowFailed(row, located(error, told(self.call(), index, ()))) from error
             pairs.append((which, position))
-        which, position = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        return which, position
+        return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
 
     def call(self) -> str:
         return f"select_from_datasets({short_name(self.selection_map)})"
@@ -242,6 +239,10 @@ class Select(MapNode):
     def parents(self) -> tuple[MapNode, ...]:
         return self.parts
 
+    @property
+    def joins(self) -> bool:
+        return True
+
     @functools.cached_property
     def length(self) -> int:  # type: ignore[override]
         return self.map.length(self._lengths)
@@ -251,6 +252,10 @@ class Select(MapNode):
         return tuple(part.length for part in self.parts)
 
     def plan(self, indices: np.ndarray) -> Plan:
+        return _SelectedLater(self, indices) if isinstance(self.map, SelectByUser) else self.routed(indices)
+
+    def routed(self, indices: np.ndarray) -> Plan:
+        """Plans of the parents, and which of them serves which element."""
         which, positions = self.map(indices, self._lengths)
         used = np.unique(which).tolist()
         if len(used) == 1:
@@ -264,7 +269,7 @@ class Select(MapNode):
         return _Selected(which, plans, before)
 
     def origins(self, index: int) -> tuple[Origin, ...]:
-        which, positions = self.map(np.array([index]), self._lengths)
+        which, positions = self.map(words.array([index]), self._lengths)
         return self.parts[int(which[0])].origins(int(positions[0]))
 
     def element_spec(self) -> Any:
@@ -275,6 +280,17 @@ class Select(MapNode):
 
     def call(self) -> str:
         return self.map.call()
+
+
+@dataclasses.dataclass(slots=True)
+class _SelectedLater(Plan):
+    """Elements routed by a user's function, which runs for what is asked and not ahead."""
+
+    node: Select
+    indices: np.ndarray
+
+    def take(self, low: int, high: int) -> Block:
+        return self.node.routed(self.indices[low:high]).take(0, high - low)
 
 
 @dataclasses.dataclass(slots=True)
@@ -325,6 +341,10 @@ class Zip(MapNode):
     @property
     def parents(self) -> tuple[MapNode, ...]:
         return self.parts
+
+    @property
+    def joins(self) -> bool:
+        return True
 
     @functools.cached_property
     def length(self) -> int:  # type: ignore[override]

@@ -41,7 +41,7 @@ def table(node: Node) -> str:
 
 def _chain(node: Node) -> tuple[list[str], tuple[Node, ...]]:
     steps = [node]
-    while len(steps[-1].parents) == 1:
+    while steps[-1].parents and not steps[-1].joins:
         steps.append(steps[-1].parents[0])
     return [step.call() for step in reversed(steps)], steps[-1].parents
 
@@ -51,7 +51,7 @@ def _steps(node: Node) -> list[Node]:
 
 
 def _starts_as_map(node: Node) -> bool:
-    while len(node.parents) == 1:
+    while node.parents and not node.joins:
         node = node.parents[0]
     return isinstance(node, MapNode)
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from bushel.index import words
+
 
 def first_epoch(i: Any, *, length: int) -> Any:
     """Any position -> the position in the first epoch: a repeat that does not reseed."""
@@ -16,7 +20,7 @@ def strided(i: Any, *, start: int, step: int, length: int, parent_length: int) -
     >>> strided(5, start=1, step=2, length=3, parent_length=7)
     12
     """
-    epoch, offset = divmod(i, length)
+    epoch, offset = words.split(i, length, to=parent_length)
     return start + offset * step + epoch * parent_length
 
 
@@ -27,5 +31,19 @@ def shard(i: Any, *, index: int, count: int) -> Any:
 
 def listed(i: Any, positions: Any, *, parent_length: int) -> Any:
     """Position in a list of positions -> position in the parent, epoch by epoch."""
-    epoch, offset = divmod(i, len(positions))
+    epoch, offset = words.split(i, len(positions), to=parent_length)
     return positions[offset] + epoch * parent_length
+
+
+def batched(i: Any, *, batch_size: int, length: int, parent_length: int) -> tuple[Any, Any]:
+    """Numbers of batches -> first and last-plus-one position of each in the parent; none straddles an epoch.
+
+    >>> batched(5, batch_size=4, length=3, parent_length=10)
+    (18, 20)
+    """
+    epoch, position = words.split(i, length, to=parent_length)
+    first = position * batch_size
+    left = parent_length - first
+    size = np.minimum(left, batch_size) if isinstance(left, np.ndarray) else min(left, batch_size)
+    offset = epoch * parent_length
+    return first + offset, first + offset + size

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.checks import INFINITE
+from bushel.index import words
 
 _LEAST = 100  # what the smallest weight becomes when weights are made integers
 
@@ -43,9 +44,9 @@ def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any
     total = sum(weights)
     if xp is not np and total > 1 << 15:
         raise ValueError(f"Under JAX a mixture has 32-bit words: weights must sum to at most 2**15, got {total}.")
+    period, low = words.split(k, total, to=total) if xp is np else divmod(k, total)
     if total > 3_000_000_000:  # its square would not fit 64 bits
-        k = np.asarray(k).astype(object)
-    period, low = divmod(k, total)
+        low = low.astype(object)
     high = low + 1
     which = xp.zeros_like(low)
     index = xp.zeros_like(low)
@@ -59,15 +60,13 @@ def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any
         index = xp.where(here, period * weight + count - 1, index)
         remaining -= weight
         low, high = next_low, next_high
-    if xp is np:
-        return which.astype(np.int64), index.astype(np.int64)
-    return which, index
+    return (words.narrowed(which), index) if xp is np else (which, index)
 
 
 def concatenated(i: Any, lengths: Sequence[int]) -> tuple[Any, Any]:
     """Positions of a concatenation -> (which, index); epoch n of the whole is epoch n of each part."""
     ends = np.cumsum(np.asarray(lengths, dtype=np.int64))
-    epoch, position = np.divmod(i, int(ends[-1]))
+    epoch, position = words.split(i, int(ends[-1]), to=int(ends[-1]))
     which = np.searchsorted(ends, position, side="right")
     sizes = np.asarray(lengths, dtype=np.int64)
     index = position - (ends - sizes)[which] + epoch * sizes[which]

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from bushel.index import words
+
 ROUNDS = 4
 SMALL = 1 << 16
 """Below this length an epoch is tabulated. It is also the cipher's smallest domain."""
@@ -30,11 +32,12 @@ def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
     [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
     """
     if i.size <= _FEW:
-        return np.array([_shuffle_one(n, length, seed) for n in i.tolist()], dtype=np.int64)
-    epoch, position = np.divmod(i, length)
+        return words.array([_shuffle_one(n, length, seed) for n in i.tolist()])
+    epoch, position = words.split(i, length, to=length)
     first = int(epoch[0])
     if (epoch == first).all():
-        return permute(position, length=length, seed=(seed + first) & _WORD) + first * length
+        shuffled = permute(position, length=length, seed=(seed + first) & _WORD)
+        return shuffled + first * length if epoch.dtype != object else shuffled.astype(object) + first * length
     shuffled = np.empty_like(position)
     for number in np.unique(epoch).tolist():
         here = epoch == number
@@ -65,7 +68,7 @@ def epoch_table(length: int, seed: Any, xp: ModuleType = np) -> Any:
     """The whole permutation of [0, length) for a length below 2**16, as an array.
 
     A derived value: kept for a few epochs on the host, never part of a state. It is found by pointer doubling
-    over the cipher's domain, so that the work is the same for 10 records as for 60,000.
+    over the cipher's domain, so that 10 records take hardly more work than 60,000.
     """
     if length >= SMALL:
         raise ValueError(f"epoch_table serves lengths below {SMALL}, got {length}; use permute.")
@@ -107,22 +110,25 @@ def round_keys(seed: Any, rounds: int, xp: ModuleType | None = None) -> tuple[An
     t = 11 if n >= 623 else 7 if n >= 68 else 5 if n >= 39 else 3 if n >= 7 else (n - 1) // 2
     p = (n - t) // 2
     q = p + t
+    # JAX without x64 takes no Python integer above 2**31 beside a uint32: there, constants are words too.
+    word: Any = int if xp is None else xp.uint32
     if xp is not None:
         seed = xp.asarray(seed).astype(xp.uint32)
-    words: list[Any] = [(seed & 0) | 0x8B8B8B8B] * n
+    full = word(_WORD)
+    words: list[Any] = [(seed & 0) | word(0x8B8B8B8B)] * n
     for k in range(n):
         here, ahead, far = k % n, (k + p) % n, (k + q) % n
-        r1 = (_fold(words[here] ^ words[ahead] ^ words[k - 1]) * 1664525) & _WORD
-        r2 = (r1 + (1 if k == 0 else k % n)) & _WORD
+        r1 = (_fold(words[here] ^ words[ahead] ^ words[k - 1]) * word(1664525)) & full
+        r2 = (r1 + (1 if k == 0 else k % n)) & full
         if k == 1:
-            r2 = (r2 + seed) & _WORD
-        words[ahead] = (words[ahead] + r1) & _WORD
-        words[far] = (words[far] + r2) & _WORD
+            r2 = (r2 + seed) & full
+        words[ahead] = (words[ahead] + r1) & full
+        words[far] = (words[far] + r2) & full
         words[here] = r2
     for k in range(n, 2 * n):
         here, ahead, far = k % n, (k + p) % n, (k + q) % n
-        r3 = (_fold((words[here] + words[ahead] + words[(k - 1) % n]) & _WORD) * 1566083941) & _WORD
-        r4 = (r3 - here) & _WORD
+        r3 = (_fold((words[here] + words[ahead] + words[(k - 1) % n]) & full) * word(1566083941)) & full
+        r4 = (r3 - here) & full
         words[ahead] = words[ahead] ^ r3
         words[far] = words[far] ^ r4
         words[here] = r4
@@ -135,7 +141,7 @@ def _fold(x: Any) -> Any:
 
 def _half_bits(length: int) -> int:
     """Bits of a Feistel word: half of the smallest even block that holds every index of [0, length)."""
-    # Grain takes ceil(log2(length - 1)), one bit short at length = 2**k + 1: there it is no permutation.
+    # Grain takes ceil(log2(length - 1)), one bit short at length = 2**k + 1 for even k: there it is no permutation.
     bits = max(16, (length - 1).bit_length())
     return (bits + 1) // 2
 
@@ -191,9 +197,24 @@ def _cipher(seed: int, rounds: int, half: int) -> Callable[[np.ndarray], np.ndar
 def _shuffle_one(n: int, length: int, seed: int) -> int:
     epoch, position = divmod(n, length)
     seed = (seed + epoch) & _WORD
-    if length < SMALL:
+    if length < SMALL and _table_pays(length, seed):
         return int(_host_table(length, seed)[position]) + epoch * length
     return _walk_one(position, _scalar_keys(seed, ROUNDS), _half_bits(length), length) + epoch * length
+
+
+_steps_walked: dict[tuple[int, int], int] = {}
+
+
+def _table_pays(length: int, seed: int) -> bool:
+    """Whether so many single indices of an epoch were asked for that its table is the cheaper way.
+
+    A table costs about as much as 2,000 steps of walking; an access takes SMALL / length steps on average.
+    """
+    steps = _steps_walked.get((length, seed), 0) + SMALL // length
+    if len(_steps_walked) > 1000:
+        _steps_walked.clear()
+    _steps_walked[length, seed] = steps
+    return steps > 2000
 
 
 def _walk_one(x: int, keys: tuple[int, ...], half: int, length: int) -> int:

@@ -45,7 +45,8 @@ class ArrayDataSource:
         index = checks.integer(index, "index")
         if not -self._length <= index < self._length:
             raise IndexError(f"index {index} is out of range for {self._length} records")
-        return self._rebuild([np.copy(leaf[index])[()] for leaf in self._leaves])
+        records = [leaf[index] for leaf in self._leaves]
+        return self._rebuild([part.copy() if isinstance(part, np.ndarray) else part for part in records])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
         """The records at `indices` (each in [0, len)) as columns."""

@@ -211,7 +211,7 @@ def _feed_reduced(sink: Any, value: Any, depth: int) -> None:
     try:
         reducer = copyreg.dispatch_table.get(type(value))
         reduced = value.__reduce_ex__(2) if reducer is None else reducer(value)
-    except TypeError:  # cannot be pickled: its type must do
+    except Exception:  # cannot be pickled: its type must do
         return
     if isinstance(reduced, tuple):
         for part in reduced[1:]:

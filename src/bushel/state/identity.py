@@ -13,7 +13,7 @@ import numpy as np
 
 from bushel.graph.leaves import Source
 from bushel.graph.node import Node
-from bushel.graph.streams import MixStream
+from bushel.graph.ordered import MixStream
 from bushel.sources.protocol import file_fingerprint
 from bushel.state.digest import class_digest, code_digest, digest
 
@@ -21,16 +21,29 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode belongs to a Python version; across versions functions are compared by name alone."""
 
 BY_KEY = "mix by key"
+_OWN = "_own_identity"
 
 
 def identity(node: Node) -> list[Any]:
     """What a node is, as plain data: [as written, digest of parameters, digest of code, [parents]]."""
-    if isinstance(node, Source):
-        return [node.call(), digest(fingerprint(node.source)), "", []]
     parents = [identity(parent) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
         # Weights and parts of a mixture by key may change: parts are compared by name.
         return [BY_KEY, BY_KEY, "", [[key, key, "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
+    return [*own_part(node), parents]
+
+
+def own_part(node: Node) -> tuple[str, str, str]:
+    """The part of the identity that is the node's own, taken once: what a function remembers later is not of it."""
+    known = vars(node).get(_OWN)
+    if known is None:
+        known = vars(node)[_OWN] = _own_part(node)
+    return known
+
+
+def _own_part(node: Node) -> tuple[str, str, str]:
+    if isinstance(node, Source):
+        return node.call(), digest(fingerprint(node.source)), ""
     parameters: dict[str, Any] = {}
     functions: dict[str, str] = {}
     for name, value in node.parameters().items():
@@ -39,10 +52,9 @@ def identity(node: Node) -> list[Any]:
             functions[name] = code_digest(value)
         else:
             parameters[name] = value
-    own_class = node.own_class
-    if own_class is not None:
-        functions["class"] = class_digest(own_class)
-    return [node.call(), digest(type(node).__name__, parameters), digest(functions) if functions else "", parents]
+    if node.own_class is not None:
+        functions["class"] = class_digest(node.own_class)
+    return node.call(), digest(type(node).__name__, parameters), digest(functions) if functions else ""
 
 
 def fingerprint(source: Any) -> Any:

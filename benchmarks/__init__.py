@@ -1,0 +1,1 @@
+"""Bushel against Grain on the same pipelines: `python -m benchmarks.run`."""

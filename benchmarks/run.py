@@ -1,0 +1,126 @@
+"""The one command: `python -m benchmarks.run`. Runs the workloads and prints one table; writes only with --save."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.libraries import machine, refuse_monitoring
+from benchmarks.measure import OutputsDiffer, Row, Settings
+
+RESULTS = Path(__file__).parent / "results"
+HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]", "CPU ratio", "target", "met?", "note")
+
+
+def main() -> None:
+    refuse_monitoring()
+    from benchmarks import access, images, indices, lifecycle, records
+
+    workloads = {
+        "w1a": images.w1a,
+        "w1b": images.w1b,
+        "w2": records.w2,
+        "ra": access.ra,
+        "index": indices.index,
+        "mix": indices.mix,
+        "import": lifecycle.importing,
+        "state": lifecycle.state,
+    }
+    options = _options(list(workloads))
+    settings = Settings(repetitions=options.repetitions or 7)
+    if options.quick:
+        settings = Settings(repetitions=options.repetitions or 2, base_s=0.02, other_s=0.01, quick=True)
+    begun, where = time.perf_counter(), machine()
+    rows: list[Row] = []
+    for name in options.only or workloads:
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        try:
+            rows += workloads[name](settings)
+        except OutputsDiffer as error:
+            raise SystemExit(f"Grain and Bushel do not give the same output, so no times are shown.\n{error}") from None
+    where["load_average_after"] = machine()["load_average"]
+    where["seconds"] = round(time.perf_counter() - begun)
+    text = report(rows, settings, where)
+    print(text)
+    if options.save:
+        _save(options.save, text, rows, settings, where)
+
+
+def report(rows: list[Row], settings: Settings, where: dict[str, Any]) -> str:
+    """The table in markdown, what it was measured on, and which targets were missed."""
+    lines = [", ".join(f"{name} {value}" for name, value in where.items()), ""]
+    lines.append(
+        f"{settings.repetitions} repetitions. Times are per element, on the wall; ratio above 1: faster than Grain."
+    )
+    if settings.quick or settings.repetitions < 5:
+        lines.append("**A short run: it shows that everything works, the numbers are not to be quoted.**")
+    cells = [_cells(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(HEADINGS, *cells)]
+    lines += ["", _line(HEADINGS, widths), _line(["-" * width for width in widths], widths)]
+    lines += [_line(row, widths) for row in cells]
+    missed = [row for row in rows if row.met is False]
+    with_target = [row for row in rows if row.target is not None]
+    lines += ["", f"Targets met: {len(with_target) - len(missed)} of {len(with_target)}."]
+    lines += [f"MISSED: {row.workload}: {row.ratio:.2f} x Grain, the target is {row.target:g} x." for row in missed]
+    return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.workload,
+        row.contender,
+        _duration(row.grain_s),
+        _duration(row.contender_s),
+        f"{_number(row.ratio)} [{_number(row.ratio_min)}..{_number(row.ratio_max)}]",
+        _number(row.cpu_ratio),
+        "" if row.target is None else f"{row.target:g}",
+        {None: "", True: "yes", False: "NO"}[row.met],
+        row.note,
+    ]
+
+
+def _line(cells: Any, widths: list[int]) -> str:
+    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths)) + " |"
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{_number(seconds / size)} {unit}"
+    return f"{_number(seconds / 1e-9)} ns"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _save(name: str, text: str, rows: list[Row], settings: Settings, where: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    found = {
+        "machine": where,
+        "settings": dataclasses.asdict(settings),
+        "rows": [{**dataclasses.asdict(row), "met": row.met} for row in rows],
+    }
+    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    (RESULTS / f"{name}.md").write_text(text + "\n")
+
+
+def _options(names: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description="Bushel against Grain, in turns.")
+    parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=f"some of: {', '.join(names)}")
+    parser.add_argument("--repetitions", type=int, metavar="N", help="how often each timing is taken (7; quick: 2)")
+    parser.add_argument("--quick", action="store_true", help="little data, short timings: only to see that it works")
+    parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
+    options = parser.parse_args()
+    if options.repetitions is not None and options.repetitions < 1:
+        parser.error(f"--repetitions must be at least 1, got {options.repetitions}.")
+    return options
+
+
+if __name__ == "__main__":
+    main()

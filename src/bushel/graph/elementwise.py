@@ -1,0 +1,250 @@
+"""Per-element operations on streams: map, map_with_index, random_map, filter. What they do, and their one cursor."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bushel.base import blocks, transforms
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import RowFailed, located
+from bushel.base.rng import RngPool
+from bushel.graph.apply import call_of, each_with, mapped_columns, placed, spec_after, verdicts_of
+from bushel.graph.node import Origin, each
+from bushel.graph.streams import Cursor, OneParent, Opener, State, Through, counted, field
+
+logger = logging.getLogger("bushel")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Elementwise(OneParent):
+    """An operation on single elements. It may count them, and it may drop some; it never looks at two at a time."""
+
+    transform: Any
+
+    operation: ClassVar[str] = ""
+    """The method of IterDataset that builds it."""
+
+    count_key: ClassVar[str | None] = None
+    """Where the state keeps how many elements came before, for operations that depend on it."""
+
+    drops: ClassVar[bool] = False
+    """Whether elements may be dropped."""
+
+    @abc.abstractmethod
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        """The operation on a block whose first element is number `first` of the stream.
+
+        Returns what stays, and one bool per element that came in, or None where all of them stay. Raises RowFailed.
+        """
+
+    def open(self, opener: Opener) -> Cursor:
+        return ElementwiseCursor(opener.open(self.parent), self)
+
+    def element_spec(self) -> Any:
+        return spec_after(self.transform, self.parent)
+
+    def call(self) -> str:
+        return call_of(self.operation, self.transform)
+
+    def placed(self) -> str:
+        """The operation in a message: `map(normalise @ train.py:12)`."""
+        return placed(self.operation, self.transform)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapStream(Elementwise):
+    """`transform` of each element; None stays None."""
+
+    vectorized: bool = False
+    operation = "map"
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        if not self.vectorized:
+            return each(self.function, blocks.rows_of(block), where), None
+        try:
+            return mapped_columns(self.function, block, self), None
+        except Exception as error:
+            raise RowFailed(0, located(error, where(0))) from error
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any], Any]:
+        return transforms.method(self.transform, transforms.Map, "map")
+
+    def call(self) -> str:
+        return call_of("map", self.transform, **({"vectorized": True} if self.vectorized else {}))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapWithIndexStream(Elementwise):
+    """`transform(how many came before, element)`."""
+
+    operation = "map_with_index"
+    count_key = "counter"
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        function, rows = self.function, blocks.rows_of(block)
+        numbers = range(first, first + len(rows))
+        return each_with(lambda row, number: function(number, row), rows, numbers, where), None
+
+    @functools.cached_property
+    def function(self) -> Callable[[int, Any], Any]:
+        return transforms.method(self.transform, transforms.MapWithIndex, "map_with_index")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RandomMapStream(Elementwise):
+    """`transform(element, rng)` with a generator that belongs to how many elements came before."""
+
+    seed: int
+    operation = "random_map"
+    count_key = "index_for_rng"
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        function, rows = self.function, blocks.rows_of(block)
+        numbers = range(first, first + len(rows))
+        generators = self.pool.borrow()
+        try:
+            return each_with(lambda row, number: function(row, generators.at(number)), rows, numbers, where), None
+        finally:
+            self.pool.give_back(generators)
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any, np.random.Generator], Any]:
+        return transforms.method(self.transform, transforms.RandomMap, "random_map")
+
+    @functools.cached_property
+    def pool(self) -> RngPool:
+        return RngPool(self.seed)
+
+    def call(self) -> str:
+        return call_of("random_map", self.transform, seed=self.seed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FilterStream(Elementwise):
+    """Only the elements for which `transform` says yes."""
+
+    vectorized: bool = False
+    operation = "filter"
+    drops = True
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        if self.vectorized:
+            try:
+                said = verdicts_of(self.function, block, self)
+            except Exception as error:
+                raise RowFailed(0, located(error, where(0))) from error
+            kept = np.zeros(len(block), dtype=bool)  # what is missing is dropped unseen
+            if said is not None:
+                kept[[row is not None for row in blocks.rows_of(block)]] = said
+        else:
+            verdicts = each(self.function, blocks.rows_of(block), where, also_none=True)
+            kept = np.array(list(map(bool, verdicts)), dtype=bool)
+        if kept.all():
+            return block, None
+        if isinstance(block, Columns) and block.present is None:
+            return block.where(kept).dense(), kept
+        return [row for row, stays in zip(blocks.rows_of(block), kept.tolist()) if stays], kept
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any], Any]:
+        return transforms.method(self.transform, transforms.Filter, "filter")
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return call_of("filter", self.transform, **({"vectorized": True} if self.vectorized else {}))
+
+
+class ElementwiseCursor(Through):
+    """Runs one operation on what its parent gives. It counts where the operation asks for it."""
+
+    def __init__(self, parent: Cursor, node: Elementwise):
+        super().__init__(parent)
+        self.node = node
+        self.count = 0
+        self.kept: np.ndarray | None = None
+        self.watch = FilterWatch(node.call()) if node.drops else None
+        self.where_failed = self.where(node)
+
+    def pull(self, count: int) -> Block:
+        while len(block := self.parent.pull(count)):
+            made, self.kept = self.node.run(block, self.count, self.where_failed)
+            self.count += len(block)
+            if self.watch is not None:
+                self.watch.count(len(block), len(made))
+            if len(made):
+                return made
+        return []
+
+    def get_state(self) -> State:
+        if self.node.count_key is None:
+            return self.parent.get_state()
+        return {"parent": self.parent.get_state(), self.node.count_key: self.count}
+
+    def set_state(self, state: State) -> None:
+        if self.node.count_key is None:
+            self.parent.set_state(state)
+            return
+        count = counted(state, self.node.count_key)
+        self.parent.set_state(field(state, "parent", dict))
+        self.count = count
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self.parent.trace(row if self.kept is None else int(np.flatnonzero(self.kept)[row]))
+
+    def get_next_index(self) -> int:
+        if self.node.drops:
+            return super().get_next_index()
+        return self.parent.get_next_index() if self.node.count_key is None else self.count
+
+    def set_next_index(self, index: int) -> None:
+        if self.node.drops:
+            super().set_next_index(index)
+        self.parent.set_next_index(index)
+        self.count = index
+
+
+class FilterWatch:
+    """Warns when nearly everything is dropped: a filter that is almost never true is mostly a mistake.
+
+    Checked every 1,000 elements or so, as in Grain; at most one warning a minute.
+    """
+
+    WINDOW = 1000
+    EVERY_S = 60.0
+
+    def __init__(self, what: str, warn_ratio: float | None = 0.9):
+        self._what = what
+        self._warn_ratio = warn_ratio or float("inf")
+        self._seen = 0
+        self._dropped = 0
+        self._quiet_until = 0.0
+
+    def count(self, total: int, kept: int) -> None:
+        """Counts `total` elements, of which `kept` stayed."""
+        self._seen += total
+        self._dropped += total - kept
+        if self._seen >= self.WINDOW:
+            self._judge()
+            self._seen = self._dropped = 0
+
+    def _judge(self) -> None:
+        if self._dropped / self._seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
+            self._quiet_until = time.monotonic() + self.EVERY_S
+            logger.warning(
+                "%s dropped %.2f %% of the last %d elements. Please check the filter; if it is meant, "
+                "filtering the data once before training is cheaper.",
+                self._what,
+                100 * self._dropped / self._seen,
+                self._seen,
+            )

@@ -1,0 +1,225 @@
+"""Operations on streams that depend on order: batch, flat_map, mix."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, transforms
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.graph.apply import call_of, placed
+from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch
+from bushel.graph.node import Node, each
+from bushel.graph.streams import Cursor, OneParent, Opener, State, StreamNode, Through, counted, field
+from bushel.index import mix
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BatchStream(OneParent):
+    """Batches of consecutive elements; the last one may be smaller."""
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: BatchFn | None = None
+
+    def open(self, opener: Opener) -> Cursor:
+        return _BatchCursor(opener.open(self.parent), self)
+
+    def element_spec(self) -> Any:
+        return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
+
+    def call(self) -> str:
+        return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
+
+
+class _BatchCursor(Through):
+    def __init__(self, parent: Cursor, node: BatchStream):
+        super().__init__(parent)
+        self.node = node
+        self.ended = False
+
+    def pull(self, count: int) -> Block:
+        batches: list[Any] = []
+        for _ in range(count):
+            elements = self._gather()
+            if elements is None:
+                break
+            try:
+                batches.append(make_batch(elements, self.node.batch_fn))
+            except Exception as error:
+                raise RowFailed(len(batches), located(error, f"bushel: {self.node.call()} failed.")) from error
+        return batches
+
+    def _gather(self) -> Block | None:
+        missing = self.node.batch_size
+        parts: list[Block] = []
+        while missing and not self.ended:
+            block = self.parent.pull(missing)
+            if len(block):
+                parts.append(block)
+                missing -= len(block)
+            else:
+                self.ended = True  # a parent is asked past its end just once
+        if not parts or (missing and self.node.drop_remainder):
+            return None
+        return blocks.joined(parts)
+
+    def set_state(self, state: State) -> None:
+        super().set_state(state)
+        self.ended = False
+
+    def get_next_index(self) -> int:
+        return -(-self.parent.get_next_index() // self.node.batch_size)
+
+    def set_next_index(self, index: int) -> None:
+        self.parent.set_next_index(index * self.node.batch_size)
+        self.ended = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FlatMapStream(OneParent):
+    """The elements that each element becomes, one after the other."""
+
+    transform: transforms.FlatMap
+
+    def open(self, opener: Opener) -> Cursor:
+        return _FlatMapCursor(opener.open(self.parent), self)
+
+    def element_spec(self) -> Any:
+        raise NotImplementedError("The shapes after flat_map are not known without running it.")
+
+    def call(self) -> str:
+        return call_of("flat_map", self.transform)
+
+    def placed(self) -> str:
+        return placed("flat_map", self.transform)
+
+
+class _FlatMapCursor(Through):
+    """Its state is the parent's before the element now being handed out, and how much of that one is gone."""
+
+    def __init__(self, parent: Cursor, node: FlatMapStream):
+        super().__init__(parent)
+        self.node = node
+        self.before = parent.get_state()
+        self.parts: Sequence[Any] = ()
+        self.position = 0
+        self.restored = False
+        self.ended = False
+
+    def pull(self, count: int) -> Block:
+        if self.restored:
+            # The element is split again only now, so that setting a state reads nothing.
+            self.restored = False
+            self.parts = self._split()
+        while not self.ended and self.position >= len(self.parts):
+            self.parts = self._split()
+            if not self.ended:
+                self.position = 0
+        if self.ended:
+            return []
+        taken = self.parts[self.position : self.position + count]
+        self.position += len(taken)
+        return list(taken)
+
+    def _split(self) -> Sequence[Any]:
+        self.before = self.parent.get_state()
+        rows = blocks.rows_of(self.parent.pull(1))
+        if not rows:
+            self.ended = True  # a parent is asked past its end just once, as the state would show
+            return ()
+        parts = each(lambda row: list(self.node.transform.flat_map(row)), rows, self.where(self.node), also_none=True)
+        return parts[0]
+
+    def get_state(self) -> State:
+        return {"parent": self.before, "next_index_in_buffer": self.position}
+
+    def set_state(self, state: State) -> None:
+        position = counted(state, "next_index_in_buffer")
+        self.parent.set_state(field(state, "parent", dict))
+        self.before = self.parent.get_state()
+        self.parts, self.position, self.restored, self.ended = (), position, True, False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MixStream(StreamNode):
+    """Elements of several streams by weight; ends when the first of them does. Keys, where given, name the parts."""
+
+    parts: tuple[StreamNode, ...]
+    weights: tuple[int, ...]
+    keys: tuple[str, ...] | None = None
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return self.parts
+
+    @property
+    def joins(self) -> bool:
+        return True
+
+    def open(self, opener: Opener) -> Cursor:
+        return _MixCursor(tuple(opener.open(part) for part in self.parts), self)
+
+    def element_spec(self) -> Any:
+        return self.parts[0].element_spec()
+
+    def call(self) -> str:
+        if self.keys is None:
+            return f"mix(weights={list(self.weights)})"
+        return f"mix(weights={dict(zip(self.keys, self.weights, strict=True))})"
+
+
+class _MixCursor(Cursor):
+    def __init__(self, parents: tuple[Cursor, ...], node: MixStream):
+        self.parents = parents
+        self.node = node
+        self.index = 0
+        self.stop = False
+
+    def pull(self, count: int) -> Block:
+        if self.stop:
+            return []
+        # One run of the same part at a time keeps its block whole; the caller asks again for the rest.
+        which, _ = mix.mixed(np.arange(self.index, self.index + count), self.node.weights)
+        other = np.flatnonzero(which != which[0])
+        run = int(other[0]) if len(other) else count
+        number = int(which[0])
+        try:
+            block = self.parents[number].pull(run)
+        except Exception as error:
+            unwrapped = error.error if isinstance(error, RowFailed) else error
+            unwrapped.add_note(
+                f"bushel: in part {self.node.keys[number] if self.node.keys else number} of {self.node.call()}."
+            )
+            raise
+        if not len(block):
+            self.stop = True
+            self.index += 1  # as Grain counts: the element that was asked for and did not come
+        self.index += len(block)
+        return block
+
+    def get_state(self) -> State:
+        states = [parent.get_state() for parent in self.parents]
+        parents = states if self.node.keys is None else dict(zip(self.node.keys, states, strict=True))
+        return {"parents": parents, "index": self.index, "stop": self.stop}
+
+    def set_state(self, state: State) -> None:
+        keys = self.node.keys
+        saved = field(state, "parents", list if keys is None else dict)
+        index, stop = counted(state, "index"), field(state, "stop", bool)
+        if keys is None:
+            if len(saved) != len(self.parents):
+                raise StateMismatch(
+                    f"This state is of a mixture of {len(saved)} streams; this one has {len(self.parents)}."
+                )
+            for parent, parent_state in zip(self.parents, saved, strict=True):
+                parent.set_state(parent_state)
+        else:
+            for key, parent in zip(keys, self.parents, strict=True):
+                if key in saved:
+                    parent.set_state(saved[key])
+        self.index, self.stop = index, stop

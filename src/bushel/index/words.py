@@ -1,0 +1,36 @@
+"""Indices as 64-bit words, or as Python integers where an endless data set takes them past 64 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base.checks import INFINITE
+
+
+def array(numbers: Sequence[int]) -> np.ndarray:
+    """Integers as an int64 array; as an array of Python integers where one of them does not fit."""
+    try:
+        return np.array(numbers, dtype=np.int64)
+    except OverflowError:
+        return np.array(numbers, dtype=object)
+
+
+def split(i: Any, length: int, to: int = 1) -> tuple[Any, Any]:
+    """Epoch and position in it, for epochs of `length`: the position in 64 bits, the epoch ready to be multiplied
+    by `to`, in Python integers where that would not fit 64 bits. A single Python integer stays one."""
+    if not isinstance(i, np.ndarray):
+        return divmod(i, length)
+    if i.dtype != object and i.size:
+        furthest = max(abs(int(i.max())), abs(int(i.min()))) if i.size > 1 else abs(int(i[0]))
+        if (furthest // length + 2) * to < INFINITE:
+            return np.divmod(i, length)
+        i = i.astype(object)
+    return i // length, narrowed(i % length)
+
+
+def narrowed(i: np.ndarray) -> np.ndarray:
+    """`i` as int64, once it is known to fit."""
+    return i if i.dtype != object else i.astype(np.int64)

@@ -1,0 +1,632 @@
+"""Executors differ in where elements are computed, never in what comes out, and they leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import Any
+
+import bushel
+import numpy as np
+import pytest
+from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import strategies
+from strategies import Recipe, build
+
+SOON_S = 10.0  # what takes longer hangs
+EXECUTORS = [(0, 0), (1, 1), (3, 7), (16, 500)]
+executors = pytest.mark.parametrize("executor", EXECUTORS, ids=["inline", "1 thread", "3 threads", "16 threads"])
+threaded = pytest.mark.parametrize("executor", EXECUTORS[1:], ids=["1 thread", "3 threads", "16 threads"])
+
+laws = settings(
+    max_examples=100,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+def opened(ds: Any, executor: tuple[int, int]) -> Any:
+    """An iterator of a MapDataset that runs on an executor."""
+    return iter(ds.to_iter_dataset(bushel.ReadOptions(*executor)))
+
+
+def reading_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("bushel-read")}
+
+
+def assert_end_soon(threads: set[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(SOON_S)
+    assert not [thread for thread in threads if thread.is_alive()]
+
+
+class Counting:
+    """The identity, and how often it was called with what; safe for threads."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, x: Any) -> Any:
+        with self._changed:
+            self.seen.append(x)
+            self._changed.notify_all()
+        return x
+
+    def wait_for(self, count: int, timeout: float = SOON_S) -> bool:
+        """Whether it is called `count` times within the time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.seen) >= count, timeout)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Laws: any executor, any place to stop
+
+
+def told(it: Any, most: int) -> tuple[list[Any], list[str], Any]:
+    """Elements, states, and the type of the error that ended it, if any."""
+    elements, states = [], [json.dumps(it.get_state())]
+    try:
+        for element in itertools.islice(it, most):
+            elements.append(element)
+            states.append(json.dumps(it.get_state()))
+    except Exception as error:
+        return elements, [*states, json.dumps(it.get_state())], type(error)
+    return elements, [*states, json.dumps(it.get_state())], None
+
+
+def stream(recipe: Recipe, executor: tuple[int, int]) -> Any:
+    threads, buffer = executor
+    built = build(recipe, bushel, threads=threads, buffer=buffer)
+    return built if recipe.facts.stream else built.to_iter_dataset(bushel.ReadOptions(threads, buffer))
+
+
+@laws
+@given(recipe=strategies.recipes(), executor=st.sampled_from([(1, 1), (2, 3), (3, 7)]))
+def test_threads_change_neither_elements_nor_states(recipe, executor):
+    with iter(stream(recipe, (0, 0))) as one, iter(stream(recipe, executor)) as other:
+        other.start_prefetch()
+        inline, in_threads = told(one, 30), told(other, 30)
+    assert same(in_threads[0], inline[0])
+    assert in_threads[1:] == inline[1:]
+
+
+@laws
+@given(recipe=strategies.recipes())
+def test_a_run_resumed_anywhere_goes_on_unchanged(recipe):
+    ds = stream(recipe, (0, 0))
+    if told(iter(ds), 12)[2] is None:
+        check_resumes_anywhere(ds, max_elements=12)
+
+
+@laws
+@given(recipe=strategies.recipes(), cut=st.integers(0, 30))
+def test_a_resumed_run_has_the_states_of_the_uninterrupted_one(recipe, cut):
+    ds = stream(recipe, (0, 0))
+    elements, states, failed = told(iter(ds), 30)
+    cut %= len(elements) + 1
+    again = iter(ds)
+    again.set_state(json.loads(states[cut]))
+    resumed = told(again, 30 - cut)
+    assert same(resumed[0], elements[cut:])
+    assert resumed[1:] == (states[cut:], failed)
+
+
+@laws
+@given(
+    recipe=strategies.recipes(),
+    executor=st.sampled_from([(0, 0), (0, 0), (2, 5)]),
+    when=st.sets(st.integers(0, 20), min_size=1, max_size=4),
+)
+def test_setting_the_state_it_has_changes_nothing(recipe, executor, when):
+    ds = stream(recipe, executor)
+    with iter(ds) as one, iter(ds) as other:
+        expected = told(one, 20)
+        elements: list[Any] = []
+        for number in range(len(expected[0])):
+            if number in when:
+                other.set_state(other.get_state())
+            assert json.dumps(other.get_state()) == expected[1][number]
+            elements.append(next(other))
+    assert same(elements, expected[0])
+
+
+@laws
+@given(recipe=strategies.recipes(), there=st.integers(0, 20), back=st.integers(0, 20))
+def test_going_back_reads_the_same_again(recipe, there, back):
+    ds = stream(recipe, (2, 5))
+    elements, states, _ = told(iter(ds), 20)
+    there, back = (place % (len(elements) + 1) for place in (there, back))
+    with iter(ds) as it:
+        for place in (there, back):
+            it.set_state(json.loads(states[place]))
+            found = list(itertools.islice(it, len(elements) - place))
+            assert same(found, elements[place:])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(laws, max_examples=300)
+@given(recipe=strategies.recipes())
+def test_many_pipelines_are_the_same_on_every_executor(recipe):
+    ds = stream(recipe, (0, 0))
+    if told(iter(ds), 40)[2] is None:
+        check_same_for_any_executor(ds, max_elements=40)
+
+
+@executors
+def test_two_iterators_do_not_know_each_other(executor):
+    ds = bushel.MapDataset.range(50).shuffle(seed=1).random_map(strategies.moved, seed=2)
+    expected = list(ds)
+    one, other = opened(ds, executor), opened(ds, executor)
+    found: tuple[list[Any], list[Any]] = ([], [])
+    for number in range(50):
+        found[0].append(next(one))
+        if number % 3 == 0:
+            found[1].append(next(other))
+    found[1].extend(other)
+    assert found == (expected, expected)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In-process, user functions run for what was asked, and for nothing else
+
+
+def test_nothing_runs_before_it_is_asked_for():
+    f = Counting()
+    ds = bushel.MapDataset.range(100).shuffle(seed=1).map(f).batch(4).repeat()
+    it = opened(ds, (0, 0))
+    state = it.get_state()
+    it.set_state(state)
+    it.start_prefetch()
+    bushel.experimental.set_next_index(it, 7)
+    assert len(ds) and repr(ds) and repr(it)
+    assert f.seen == []
+
+
+def test_one_element_is_one_call():
+    f = Counting()
+    it = opened(bushel.MapDataset.range(1000).shuffle(seed=1).map(f), (0, 0))
+    for asked in range(1, 130):  # past the first plans
+        element = next(it)
+        assert len(f.seen) == asked
+        assert f.seen[-1] == element
+
+
+def test_one_batch_is_as_many_calls_as_it_has_rows():
+    f = Counting()
+    it = opened(bushel.MapDataset.range(1000).shuffle(seed=1).map(f).batch(4), (0, 0))
+    for asked in range(1, 20):
+        assert next(it).tolist() == f.seen[-4:]
+        assert len(f.seen) == 4 * asked
+
+
+def test_in_streams_too():
+    read, kept, seen = Counting(), Counting(), Counting()
+    ds = bushel.MapDataset.range(100).map(read).to_iter_dataset(bushel.ReadOptions(0, 0))
+    it = iter(ds.filter(lambda x: kept(x) % 2 == 1).map(seen).batch(3))
+    assert next(it).tolist() == [1, 3, 5]
+    assert (read.seen, kept.seen, seen.seen) == (list(range(6)), list(range(6)), [1, 3, 5])
+    assert next(it).tolist() == [7, 9, 11]
+    assert (read.seen, kept.seen) == (list(range(12)), list(range(12)))
+
+
+def test_a_mixture_of_streams_reads_only_its_turn():
+    left, right = Counting(), Counting()
+    parts = [bushel.MapDataset.range(50).map(f).to_iter_dataset(bushel.ReadOptions(0, 0)) for f in (left, right)]
+    it = iter(bushel.IterDataset.mix(parts, [3, 1]))
+    found = [next(it) for _ in range(8)]
+    assert sorted(found) == sorted(left.seen + right.seen)
+    assert (len(left.seen), len(right.seen)) == (6, 2)
+
+
+def test_single_access_and_take_read_what_was_asked():
+    f = Counting()
+    ds = bushel.MapDataset.range(100).map(f)
+    assert ds[7] == 7 and f.seen == [7]
+    ds.take([5, 3, 5])
+    assert f.seen == [7, 5, 3, 5]
+    assert ds.batch(3)[2].tolist() == [6, 7, 8] and f.seen[4:] == [6, 7, 8]
+
+
+def test_a_part_of_a_mixture_that_is_not_asked_is_not_read():
+    left, right = Counting(), Counting()
+    ds = bushel.MapDataset.mix([bushel.MapDataset.range(9).map(left), bushel.MapDataset.range(9).map(right)])
+    assert [ds[i] for i in (0, 2, 4)] == [0, 1, 2]
+    assert (left.seen, right.seen) == ([0, 1, 2], [])
+
+
+def test_an_element_is_split_once():
+    f = Counting()
+    split = strategies.as_class("flat_map", lambda x: [f(x)] * 3, bushel)
+    ds = bushel.experimental.FlatMapMapDataset(bushel.MapDataset.range(5), split)
+    assert len(list(opened(ds, (0, 0)))) == 15
+    assert f.seen == list(range(5))
+
+
+def test_index_arithmetic_may_run_ahead():
+    asked, read = Counting(), Counting()
+
+    class Backwards(bushel.transforms.DatasetSelectionMap):
+        def __len__(self):
+            return 100
+
+        def __getitem__(self, index):
+            return 0, 99 - asked(index)
+
+    ds = bushel.MapDataset.select_from_datasets([bushel.MapDataset.range(100).map(read)], Backwards())
+    it = opened(ds, (0, 0))
+    assert next(it) == 99
+    assert read.seen == [99]
+    assert asked.seen == list(range(len(asked.seen)))  # however many
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Threads run ahead, but not far
+
+
+@pytest.mark.parametrize("executor", [(1, 1), (1, 4), (3, 7), (4, 16), (8, 3)])
+def test_threads_run_ahead_by_the_buffer_and_no_further(executor):
+    f = Counting()
+    with opened(bushel.MapDataset.range(1000).map(f), executor) as it:
+        for delivered in range(4):
+            if delivered:
+                next(it)
+            else:
+                it.start_prefetch()
+            allowed = delivered + executor[1]
+            assert f.wait_for(allowed - 1 if delivered else allowed)
+            assert not f.wait_for(allowed + 1, timeout=0.05)
+    assert len(set(f.seen)) == len(f.seen)
+
+
+def test_the_check_of_running_ahead_can_fail():
+    f = Counting()
+    with opened(bushel.MapDataset.range(1000).map(f), (3, 8)) as it:
+        it.start_prefetch()
+        assert f.wait_for(8)
+        assert not f.wait_for(9, timeout=0.05)
+        for _ in range(5):
+            next(it)
+        assert f.wait_for(9)
+
+
+@threaded
+def test_start_prefetch_reads_before_the_first_element_is_asked_for(executor):
+    f = Counting()
+    with opened(bushel.MapDataset.range(10).map(f), executor) as it:
+        it.start_prefetch()
+        assert f.wait_for(1)
+        assert it.get_state()["next_index"] == 0
+        it.start_prefetch()  # again changes nothing
+        assert list(it) == list(range(10))
+    assert sorted(f.seen) == list(range(10))
+
+
+@threaded
+def test_several_elements_are_computed_at_once(executor):
+    together = threading.Barrier(min(executor), timeout=SOON_S)
+
+    def meet(x):
+        together.wait()
+        return x
+
+    with opened(bushel.MapDataset.range(min(executor)).map(meet), executor) as it:
+        assert list(it) == list(range(min(executor)))
+
+
+def test_inline_runs_in_the_callers_thread_and_starts_none():
+    before = reading_threads()
+    ds = bushel.MapDataset.range(5).map(lambda x: threading.current_thread())
+    assert set(opened(ds, (0, 0))) == {threading.current_thread()}
+    assert set(opened(ds, (0, 5))) | set(opened(ds, (5, 0))) == {threading.current_thread()}
+    assert reading_threads() == before
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors
+
+
+class Breaks:
+    """Fails for the elements in `at`, until they are taken out of it."""
+
+    def __init__(self, *at: int):
+        self.at = set(at)
+
+    def __call__(self, x: int) -> int:
+        if x in self.at:
+            raise OSError(f"cannot read {x} now")
+        return x
+
+
+WHERE = {
+    "map": lambda f, e: opened(bushel.MapDataset.range(20).map(f), e),
+    "filter": lambda f, e: opened(bushel.MapDataset.range(20).filter(lambda x: f(x) >= 0), e),
+    "random_map": lambda f, e: opened(bushel.MapDataset.range(20).random_map(lambda x, rng: f(x), seed=1), e),
+    "mix": lambda f, e: opened(
+        bushel.MapDataset.mix([bushel.MapDataset.range(0, 20, 2).map(f), bushel.MapDataset.range(1, 20, 2).map(f)]), e
+    ),
+    "source": lambda f, e: opened(bushel.MapDataset.source(Reads(f)), e),
+    "source of many": lambda f, e: opened(bushel.MapDataset.source(ReadsMany(f)), e),
+    "stream map": lambda f, e: iter(
+        bushel.MapDataset.range(20).to_iter_dataset(bushel.ReadOptions(*e)).map(f).map_with_index(lambda i, x: x)
+    ),
+}
+
+
+class Reads:
+    def __init__(self, f):
+        self.f = f
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return self.f(index)
+
+
+class ReadsMany(Reads):
+    def __getitems__(self, indices):
+        return [self.f(int(index)) for index in indices]
+
+
+@executors
+@pytest.mark.parametrize("where", WHERE)
+def test_what_came_before_an_error_is_delivered_and_what_comes_after_is_not_lost(where, executor):
+    f = Breaks(5, 6, 13, 19)
+    with WHERE[where](f, executor) as it:
+        found: list[Any] = []
+        for broken in (5, 6, 13, 19):
+            found += [next(it) for _ in range(broken - len(found))]
+            assert found == list(range(broken))
+            before = it.get_state()
+            for _ in range(2):  # it fails as long as it is broken
+                with pytest.raises(OSError, match=f"cannot read {broken} now"):
+                    next(it)
+                assert it.get_state() == before
+            f.at.discard(broken)  # repaired
+        found += list(it)
+    assert found == list(range(20))
+
+
+@executors
+def test_an_error_in_a_batch_delivers_the_batches_before(executor):
+    f = Breaks(9)
+    with opened(bushel.MapDataset.range(20).map(f).batch(4), executor) as it:
+        assert [next(it).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        before = it.get_state()
+        with pytest.raises(OSError, match="cannot read 9 now"):
+            next(it)
+        assert it.get_state() == before
+        f.at.clear()
+        assert [batch.tolist() for batch in it] == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+@executors
+def test_an_error_may_be_stepped_over(executor):
+    with opened(bushel.MapDataset.range(8).map(Breaks(2, 5)), executor) as it:
+        found = []
+        while True:
+            try:
+                found.extend(it)
+                break
+            except OSError:
+                bushel.experimental.set_next_index(it, bushel.experimental.get_next_index(it) + 1)
+    assert found == [0, 1, 3, 4, 6, 7]
+
+
+@executors
+def test_an_error_says_which_element_it_was(executor):
+    with opened(bushel.MapDataset.range(20).shuffle(seed=1).map(Breaks(7)), executor) as it:
+        with pytest.raises(OSError) as caught:
+            list(it)
+        place = it.get_state()["next_index"]
+    notes = "\n".join(caught.value.__notes__)
+    assert f"element {place} of the output" in notes
+    assert "record 7 of range(20)" in notes
+    assert notes.count("of the output") == 1
+
+
+@threaded
+def test_what_is_no_exception_of_the_pipeline_gets_through(executor):
+    def interrupt(x):
+        if x == 3:
+            raise KeyboardInterrupt
+        return x
+
+    with opened(bushel.MapDataset.range(6).map(interrupt), executor) as it:
+        assert [next(it) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(KeyboardInterrupt):
+            next(it)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Nothing is left behind
+
+
+@threaded
+def test_close_ends_the_threads(executor):
+    before = reading_threads()
+    it = opened(bushel.MapDataset.range(1000), executor)
+    next(it)
+    started = reading_threads() - before
+    assert len(started) == executor[0]
+    it.close()
+    assert_end_soon(started)
+    it.close()
+    with pytest.raises(ValueError, match="closed iterator"):
+        next(it)
+
+
+@threaded
+def test_dropping_an_iterator_ends_its_threads(executor):
+    before = reading_threads()
+    it = opened(bushel.MapDataset.range(1000), executor)
+    next(it)
+    started = reading_threads() - before
+    assert len(started) == executor[0]
+    del it
+    gc.collect()
+    assert_end_soon(started)
+
+
+def test_an_iterator_read_to_its_end_or_lost_in_an_error_leaves_no_threads():
+    before = reading_threads()
+    ds = bushel.MapDataset.range(30).map(Breaks(20))
+    for _ in range(10):
+        with pytest.raises(OSError):
+            list(opened(ds, (2, 4)))
+        assert len(list(opened(ds[:20], (2, 4)))) == 20
+    gc.collect()
+    assert_end_soon(reading_threads() - before)
+
+
+def test_parts_of_a_mixture_end_too():
+    before = reading_threads()
+    parts = [bushel.MapDataset.range(50).to_iter_dataset(bushel.ReadOptions(2, 4)) for _ in range(3)]
+    with iter(bushel.IterDataset.mix(parts).map(strategies.double).batch(2)) as it:
+        next(it)
+        started = reading_threads() - before
+        assert started
+    assert_end_soon(started)
+
+
+def test_close_does_not_wait_for_what_is_being_read():
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(x):
+        begun.set()
+        assert go_on.wait(SOON_S)
+        return x
+
+    before = reading_threads()
+    it = opened(bushel.MapDataset.range(100).map(slow), (2, 8))
+    it.start_prefetch()
+    assert begun.wait(SOON_S)
+    started = reading_threads() - before
+    at = time.monotonic()
+    it.close()
+    assert time.monotonic() - at < 1.0
+    go_on.set()
+    assert_end_soon(started)
+
+
+@pytest.mark.parametrize("waits_for", ["a read under way", "a read not begun"])
+def test_close_while_another_thread_waits(waits_for):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(x):
+        begun.set()
+        assert go_on.wait(SOON_S)
+        return x
+
+    it = opened(bushel.MapDataset.range(100).map(slow), (1, 8))
+    it.start_prefetch()
+    assert begun.wait(SOON_S)
+    if waits_for == "a read not begun":
+        bushel.experimental.set_next_index(it, 50)  # its read stands behind the one under way
+    outcomes: list[Any] = []
+    asking = threading.Event()
+
+    def read() -> None:
+        asking.set()
+        try:
+            outcomes.append(next(it))
+        except BaseException as error:
+            outcomes.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert asking.wait(SOON_S)
+    closer = threading.Thread(target=it.close)
+    closer.start()
+    closer.join(SOON_S)
+    assert not closer.is_alive()
+    go_on.set()
+    reader.join(SOON_S)
+    assert not reader.is_alive()
+    (outcome,) = outcomes
+    assert outcome in (0, 50) or (isinstance(outcome, ValueError) and "closed" in str(outcome)), repr(outcome)
+
+
+def test_what_was_computed_ahead_is_let_go():
+    class Heavy:
+        pass
+
+    gc.collect()
+    it = opened(bushel.MapDataset.range(20).map(lambda x: Heavy()), (2, 8))
+    next(it)
+    it.close()
+    del it
+    deadline = time.monotonic() + SOON_S
+    while any(isinstance(thing, Heavy) for thing in gc.get_objects()) and time.monotonic() < deadline:
+        gc.collect()
+    assert not any(isinstance(thing, Heavy) for thing in gc.get_objects())
+
+
+SLOW_READS = """
+    import time
+    import bushel
+
+    class Slow:
+        def __len__(self): return 1000
+        def __getitem__(self, index):
+            if index > 2: time.sleep(60)
+            return index
+
+    it = iter(bushel.MapDataset.source(Slow()).to_iter_dataset(bushel.ReadOptions(4, 16)))
+    print(next(it), next(it))
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "complaint"),
+    [
+        ("", 0, ""),
+        ("it.close()", 0, ""),
+        ("del it", 0, ""),
+        ("import sys; sys.exit(3)", 3, ""),
+        ("raise SystemExit(0)", 0, ""),
+        ("raise RuntimeError('by design')", 1, "RuntimeError: by design"),
+    ],
+)
+def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complaint):
+    script = textwrap.dedent(SLOW_READS) + ending
+    at = time.monotonic()
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    took = time.monotonic() - at
+    assert child.returncode == code
+    assert child.stdout == "0 1\n"
+    if complaint:
+        assert child.stderr.rstrip().endswith(complaint)
+        assert child.stderr.count("Traceback") == 1
+    else:
+        assert child.stderr == ""
+    assert took < 30  # a read lasts 60
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Sources: threads where records come from outside, none where they are in memory
+
+
+def test_threads_by_default_only_where_records_come_from_outside():
+    def starts_threads(source: Any) -> bool:
+        before = reading_threads()
+        with iter(bushel.MapDataset.source(source).map(strategies.double)) as it:
+            next(it)
+            return bool(reading_threads() - before)
+
+    assert starts_threads(Reads(lambda x: x))
+    for source in ([1, 2], (1, 2), np.arange(3), range(3), "abc", bushel.sources.ArrayDataSource(np.arange(3))):
+        assert not starts_threads(source)
+    assert not starts_threads(bushel.sources.RangeDataSource(0, 3, 1))

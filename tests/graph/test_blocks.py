@@ -1,0 +1,333 @@
+"""Blocks: stacking is np.stack leaf by leaf, and columns behave like the list of rows they stand for."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from bushel.base import blocks, memory
+from bushel.base.blocks import Columns
+from bushel.testing import same
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Pair:
+    """A dataclass that JAX knows as a tree."""
+
+    first: Any
+    second: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Opaque:
+    """A dataclass that nobody knows: a leaf."""
+
+    value: int
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# stack
+
+
+def stacked_by_numpy(rows: list[Any]) -> Any:
+    return jax.tree_util.tree_map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def array_leaves(dtypes: st.SearchStrategy[Any]) -> st.SearchStrategy[st.SearchStrategy[Any]]:
+    """A dtype and shape, and with it a strategy for arrays of just that kind, in any layout in memory."""
+    shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
+
+    def layouts(array: np.ndarray) -> st.SearchStrategy[np.ndarray]:
+        read_only = array.copy()
+        read_only.setflags(write=False)
+        return st.sampled_from([array, np.asfortranarray(array), np.repeat(array, 2)[::2].reshape(array.shape), read_only])
+
+    return st.tuples(dtypes, shapes).map(lambda kind: hnp.arrays(*kind).flatmap(layouts))
+
+
+number_types = st.sampled_from([np.int8, np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64])
+other_types = st.sampled_from([np.bool_, np.complex64, ">i4", "<f8", ">f8", "U3", "S2", "M8[s]", "m8[ms]"])
+
+leaf_kinds = st.one_of(
+    st.just(st.integers(-100, 100)),
+    st.just(st.integers(-(2**70), 2**70)),
+    st.just(st.integers(2**63 - 2, 2**64)),
+    st.just(st.floats(allow_nan=True, width=32)),
+    st.just(st.booleans()),
+    st.just(st.complex_numbers(max_magnitude=10)),
+    st.just(st.text(max_size=5)),
+    st.just(st.binary(max_size=5)),
+    st.just(st.none()),
+    st.just(st.builds(Opaque, st.integers(0, 3))),
+    st.just(st.integers(-5, 5) | st.floats(-5, 5) | st.booleans()),  # numbers of several types
+    st.just(st.integers(-5, 5).map(np.int16) | st.integers(-5, 5)),
+    number_types.map(lambda kind: st.integers(0, 100).map(kind)),
+    number_types.map(lambda kind: st.integers(0, 100).map(lambda n: np.array(n, kind))),
+    array_leaves(number_types),
+    array_leaves(other_types),
+)
+
+
+@st.composite
+def trees(draw: st.DrawFn, depth: int = 2) -> tuple[st.SearchStrategy[Any], ...]:
+    """A strategy for elements of one structure: what differs between two draws are the leaves alone."""
+    if depth == 0 or draw(st.integers(0, 2)) == 0:
+        return draw(leaf_kinds)
+    inner = [draw(trees(depth=depth - 1)) for _ in range(draw(st.integers(0, 3)))]
+    kind = draw(st.sampled_from(["dict", "tuple", "list", "Point", "Pair"]))
+    if kind == "dict":
+        keys = [f"k{number}" for number in range(len(inner))]
+        any_order = st.permutations(keys)
+        return st.tuples(any_order, *inner).map(
+            lambda drawn: {key: drawn[1 + keys.index(key)] for key in drawn[0]}
+        )
+    if kind in ("tuple", "list"):
+        return st.tuples(*inner).map(tuple if kind == "tuple" else list)
+    one, two = [*inner, st.just(1), st.just(2)][:2]
+    return st.builds(Point if kind == "Point" else Pair, one, two)
+
+
+rows_of_one_structure = trees().flatmap(lambda elements: st.lists(elements, min_size=1, max_size=5))
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows_of_one_structure)
+@example([2**63 - 1, 2**63])
+@example([-1, 2**63])
+@example([2**64, 1])
+@example(["", ""])
+@example(["a\0", "b"])
+@example([b"", b"abc"])
+@example([True, 1, 2.5])
+@example([np.float32(1), 2.0])
+@example([np.zeros((0, 3)), np.zeros((0, 3))])
+@example([np.zeros((3, 0)), np.zeros((3, 0))])
+@example([np.arange(3, dtype=">i4"), np.arange(3, dtype=">i4")])
+@example([np.ones(2, ml_dtypes.bfloat16), np.zeros(2, ml_dtypes.bfloat16)])
+@example([ml_dtypes.bfloat16(1), ml_dtypes.bfloat16(2)])
+@example([np.array([1, None], dtype=object), np.array(["a", 2.0], dtype=object)])
+@example([np.array([(1, 2.0)], dtype="i4,f8"), np.array([(3, 4.0)], dtype="i4,f8")])
+@example([Point(1, {"a": "x"}), Point(2, {"a": "yy"})])
+@example([Pair(1, np.ones(2)), Pair(2, np.zeros(2))])
+@example([np.str_("a"), np.str_("bcd")])
+@example([np.datetime64("2020-01-01"), np.datetime64("2021-01-01")])
+@example([{"a": 1, "b": None}, {"b": None, "a": 2}])
+def test_stack_is_numpys_leaf_by_leaf(rows):
+    expected = stacked_by_numpy(rows)
+    found = blocks.stack(rows)
+    assert same(found, expected), f"{found!r} is not {expected!r}"
+
+
+def test_jax_arrays_become_numpy():
+    found = blocks.stack([{"x": jax.numpy.arange(3)}, {"x": jax.numpy.ones(3, int)}])
+    assert type(found["x"]) is np.ndarray
+    assert same(found, {"x": np.array([[0, 1, 2], [1, 1, 1]], np.int32)})
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [np.zeros(2), np.zeros(3)],
+        [{"a": 1}, {"b": 1}],
+        [{"a": 1}, {"a": 1, "b": 2}],
+        [(1, 2), (1, 2, 3)],
+        [(1, 2), [1, 2]],
+        [Point(1, 2), (1, 2)],
+        [Pair(1, 2), Point(1, 2)],
+        [None, 1],
+        [1, None],
+        [(1, None), (1, 2)],
+        [{"x": np.zeros(2)}, {"x": np.zeros(())}],
+    ],
+)
+def test_rows_of_different_structures_are_refused_with_both_shown(rows):
+    with pytest.raises(ValueError, match="Expected all input elements to have the same structure but got:\n  1 x "):
+        blocks.stack(rows)
+
+
+def test_nothing_cannot_be_stacked():
+    with pytest.raises(ValueError, match="Cannot batch 0 values"):
+        blocks.stack([])
+
+
+def test_a_stack_is_a_copy():
+    rows = [np.zeros(3), np.zeros(3)]
+    found = blocks.stack(rows)
+    found += 1
+    assert not rows[0].any() and not rows[1].any()
+    one = blocks.stack(rows[:1])
+    one += 1
+    assert not rows[0].any()
+
+
+def test_large_batches_are_aligned_for_jax():
+    found = blocks.stack([np.zeros(1000, np.float32)] * 8)
+    assert found.ctypes.data % memory.ALIGNMENT == 0
+    assert found.flags.c_contiguous and found.flags.writeable
+
+
+def test_the_allocator_decides_where_a_batch_lies():
+    asked = []
+
+    def allocate(shape, dtype):
+        asked.append((shape, np.dtype(dtype)))
+        return np.empty(shape, dtype)
+
+    blocks.stack([{"x": np.zeros((2, 3), np.int8), "y": 1}] * 4, allocate)
+    assert ((4, 2, 3), np.dtype(np.int8)) in asked
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Columns. A list of rows, None for the missing ones, is the model.
+
+
+@st.composite
+def columns(draw: st.DrawFn, whole: bool = False) -> Columns:
+    """Columns of any structure, with or without missing elements."""
+    length = draw(st.integers(0, 8))
+    present = None if whole else draw(st.none() | hnp.arrays(bool, length))
+    count = length if present is None else int(present.sum())
+
+    def array(dtype: Any, *shape: int) -> np.ndarray:
+        return draw(hnp.arrays(dtype, (count, *shape), elements=hnp.from_dtype(np.dtype(dtype), allow_nan=False)))
+
+    tree = draw(
+        st.sampled_from(
+            [
+                lambda: array(np.int64),
+                lambda: {"x": array(np.float32, 2), "y": array(np.int8)},
+                lambda: {"x": array(np.int16), "y": (array(np.bool_), [array("U2")]), "z": array(np.uint8, 1, 2)},
+                lambda: (array(np.int64), array(np.int64, 3)),
+                lambda: Point(array(np.int64), {"only": array(np.float64)}),
+                lambda: Pair(array(np.int64), array(np.float64, 0)),
+                lambda: {"empty": (), "nothing": None, "x": array(np.int32)},
+            ]
+        )
+    )()
+    return Columns(tree, length, present)
+
+
+def model_of(block: Columns) -> list[Any]:
+    """The rows that columns stand for, made without any method of theirs."""
+    here, rows = 0, []
+    for number in range(block.length):
+        if block.present is not None and not block.present[number]:
+            rows.append(None)
+            continue
+        rows.append(jax.tree_util.tree_map(lambda leaf, place=here: leaf[place], block.tree))
+        here += 1
+    return rows
+
+
+any_columns = columns()
+
+
+@given(any_columns)
+def test_rows_are_the_elements(block):
+    assert len(block) == block.length
+    assert same(block.rows(), model_of(block))
+    assert same(blocks.rows_of(block), model_of(block))
+
+
+@given(any_columns, st.integers(0, 8), st.integers(0, 8))
+def test_a_part_is_a_slice_of_the_rows(block, low, high):
+    low, high = sorted((min(low, len(block)), min(high, len(block))))
+    part = block.part(low, high)
+    assert len(part) == high - low
+    assert same(part.rows(), model_of(block)[low:high])
+    assert same(blocks.rows_of(blocks.part_of(block.rows(), low, high)), model_of(block)[low:high])
+
+
+def test_a_part_is_a_view():
+    block = Columns({"x": np.arange(5)}, 5)
+    assert np.shares_memory(block.part(1, 3).tree["x"], block.tree["x"])
+    some = Columns({"x": np.arange(3)}, 5, np.array([True, False, True, False, True]))
+    assert np.shares_memory(some.part(1, 3).tree["x"], some.tree["x"])
+
+
+@given(any_columns, st.data())
+def test_where_drops_what_is_not_kept(block, data):
+    there = sum(row is not None for row in model_of(block))
+    kept = data.draw(hnp.arrays(bool, there))
+    verdicts = iter(kept.tolist())
+    expected = [row if row is not None and next(verdicts) else None for row in model_of(block)]
+    before = None if block.present is None else block.present.copy()
+    assert same(block.where(kept).rows(), expected)
+    assert before is None or (block.present == before).all()
+
+
+@given(any_columns)
+def test_dense_has_what_is_there(block):
+    there = [row for row in model_of(block) if row is not None]
+    assert same(blocks.rows_of(block.dense()), there)
+    assert same(blocks.rows_of(blocks.dense(block)), there)
+    assert same(blocks.dense(block.rows()), there)
+
+
+@given(any_columns)
+def test_place_of_finds_a_dense_row_in_the_block(block):
+    there = [place for place, row in enumerate(model_of(block)) if row is not None]
+    for form in (block, block.rows()):
+        assert [blocks.place_of(form, row) for row in range(len(there))] == there
+
+
+@given(columns().filter(lambda block: any(row is not None for row in model_of(block))))
+def test_rows_become_columns_again(block):
+    again = blocks.as_columns(block.rows())
+    assert len(again) == len(block)
+    assert same(again.rows(), model_of(block))
+    assert blocks.as_columns(block) is block
+
+
+def test_rows_without_elements_have_no_columns():
+    for rows in ([], [None, None]):
+        with pytest.raises(ValueError, match="A block without elements has no columns"):
+            blocks.as_columns(rows)
+
+
+@given(st.lists(any_columns | any_columns.map(Columns.rows), min_size=1, max_size=4))
+def test_joined_blocks_are_one_after_the_other(parts):
+    expected = [row for part in parts for row in (model_of(part) if isinstance(part, Columns) else part)]
+    found = blocks.joined(parts)
+    assert len(found) == len(expected)
+    assert same(blocks.rows_of(found), expected)
+
+
+def test_columns_of_one_kind_stay_columns_when_joined():
+    one = Columns({"x": np.arange(2), "y": np.zeros((2, 3))}, 2)
+    two = Columns({"y": np.ones((1, 3)), "x": np.arange(1)}, 1)
+    other = Columns({"x": np.arange(2.0), "y": np.zeros((2, 3))}, 2)
+    assert isinstance(blocks.joined([one, two]), Columns)
+    assert isinstance(blocks.joined([one, other]), list)
+    assert blocks.alike([one, two]) and not blocks.alike([one, other])
+    assert not blocks.alike([one, Columns((np.arange(2),), 2)])
+
+
+def test_the_model_sees_differences():
+    block = Columns({"x": np.arange(3)}, 3)
+    assert not same(block.rows(), model_of(Columns({"x": np.arange(3) + 1}, 3)))
+    assert not same(block.rows(), model_of(Columns({"x": np.arange(3, dtype=np.int32)}, 3)))
+    assert not same(block.rows(), model_of(Columns({"x": np.arange(2)}, 3, np.array([True, False, True]))))
+
+
+def test_other_mappings_are_trees_too():
+    ordered = collections.OrderedDict
+    found = blocks.stack([ordered(a=1, b=2), ordered(a=3, b=4)])
+    assert type(found) is ordered
+    assert same(found, ordered(a=np.array([1, 3]), b=np.array([2, 4])))
+    counted = collections.defaultdict(int, a=1)
+    assert same(blocks.stack([counted, counted]), collections.defaultdict(int, a=np.array([1, 1])))

@@ -1,0 +1,77 @@
+"""Epochs, slices, shards and lists of positions: each against the same thing done to a plain Python list."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bushel.index.epochs import first_epoch, listed, shard, strided
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from strategies import slices
+
+
+def epoch_of(length: int, number: int) -> list[int]:
+    """The positions that epoch `number` of a data set of `length` has."""
+    return list(range(length * number, length * (number + 1)))
+
+
+any_slice = st.integers(1, 40).flatmap(lambda length: st.tuples(st.just(length), slices(length)))
+
+
+@given(any_slice, st.integers(-3, 4))
+@example((10, slice(None, None, -1)), 1)
+@example((10, slice(7, 2, -2)), -1)
+@example((10, slice(-3, None, 2)), 2)
+def test_a_slice_of_each_epoch_is_the_slice_of_that_epoch(case, epoch):
+    length, by = case
+    start, stop, step = by.indices(length)
+    count = len(range(start, stop, step))
+    assume(count)
+    here = np.arange(count) + epoch * count
+    there = strided(here, start=start, step=step, length=count, parent_length=length)
+    assert there.tolist() == epoch_of(length, epoch)[by]
+
+
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=30), st.integers(-3, 4))
+def test_a_list_of_positions_is_taken_from_each_epoch(chosen, epoch):
+    here = np.arange(len(chosen)) + epoch * len(chosen)
+    there = listed(here, np.array(chosen), parent_length=20)
+    assert there.tolist() == [epoch_of(20, epoch)[position] for position in chosen]
+
+
+@given(length=st.integers(1, 30), epoch=st.integers(-3, 4))
+def test_without_reseeding_every_epoch_is_the_first(length, epoch):
+    assert first_epoch(np.array(epoch_of(length, epoch)), length=length).tolist() == epoch_of(length, 0)
+
+
+@given(count=st.integers(1, 9), each=st.integers(1, 9))
+def test_shards_share_out_every_position_once(count, each):
+    parts = [shard(np.arange(each), index=index, count=count).tolist() for index in range(count)]
+    assert sorted(sum(parts, [])) == list(range(count * each))
+
+
+@given(count=st.integers(1, 9), index=st.integers(0, 8), i=st.integers(0, 100))
+def test_a_shard_is_a_slice(count, index, i):
+    assume(index < count)
+    length = 1000 * count
+    assert shard(i, index=index, count=count) == strided(
+        i, start=index, step=count, length=1000, parent_length=length
+    )
+
+
+@pytest.mark.parametrize(
+    "arithmetic",
+    [
+        lambda i: first_epoch(i, length=7),
+        lambda i: strided(i, start=1, step=2, length=3, parent_length=7),
+        lambda i: strided(i, start=6, step=-2, length=3, parent_length=7),
+        lambda i: shard(i, index=2, count=5),
+        lambda i: listed(i, np.array([4, 4, 0]), parent_length=7),
+    ],
+)
+def test_python_integers_and_arrays_agree(arithmetic):
+    numbers = [0, 1, 2, 3, 6, 7, 20, 10**12, -1, -8]
+    before = np.array(numbers)
+    assert arithmetic(before).tolist() == [int(arithmetic(number)) for number in numbers]
+    assert before.tolist() == numbers

@@ -1,0 +1,94 @@
+"""Everything in the documents runs: doctests of every module, and every Python block of every page."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import bushel
+
+ROOT = Path(__file__).parent.parent
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("src/**/*.md")]
+FENCE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+TEST_NAME = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def modules():
+    names = [module.name for module in pkgutil.walk_packages(bushel.__path__, "bushel.")]
+    return ["bushel", *(name for name in names if not name.endswith("__main__"))]
+
+
+def blocks(text):
+    """Python blocks of a page, each with as many empty lines before it as it has on the page."""
+    return ["\n" * text[: match.start(1)].count("\n") + match.group(1) for match in FENCE.finditer(text)]
+
+
+def run_page(path):
+    namespace = {"__name__": "page"}
+    for block in blocks(path.read_text(encoding="utf-8")):
+        exec(compile(block, str(path), "exec"), namespace)
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("name", modules())
+def test_doctests(name):
+    found = doctest.testmod(importlib.import_module(name))
+    assert not found.failed
+
+
+def test_there_are_doctests():
+    count = sum(doctest.testmod(importlib.import_module(name)).attempted for name in modules())
+    assert count > 50
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path.read_text("utf-8"))], ids=name_of)
+def test_the_code_of_a_page_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(path)
+
+
+def test_a_page_that_is_wrong_fails(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("Words.\n\n```python\nx = 1\n```\n\n```text\nnot code\n```\n\n```python\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError) as raised:
+        run_page(page)
+    assert raised.traceback[-1].lineno == 12 - 1  # counted from zero; the line of the page
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_links_lead_somewhere(path):
+    for target in LINK.findall(path.read_text(encoding="utf-8")):
+        if not target.startswith(("http:", "https:", "mailto:")):
+            assert (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_tests_that_a_page_names_exist(path):
+    for file, test in TEST_NAME.findall(path.read_text(encoding="utf-8")):
+        assert (ROOT / file).is_file(), file
+        if test:
+            assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), test
+
+
+MODULES = [path for path in (ROOT / "src" / "bushel").rglob("*.py") if not path.name.startswith("_")]
+TESTS = [path for path in (ROOT / "tests").glob("*.py")]
+
+
+@pytest.mark.parametrize(("folder", "files"), [("src/bushel", MODULES), ("tests", TESTS)])
+def test_the_readme_of_a_folder_names_every_file(folder, files):
+    text = (ROOT / folder / "README.md").read_text(encoding="utf-8")
+    for file in files:
+        assert f"`{file.relative_to(ROOT / folder).as_posix()}`" in text, file
+
+
+def test_the_index_of_the_documents_names_every_page():
+    text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        assert page == ROOT / "docs" / "README.md" or f"({page.relative_to(ROOT / 'docs')})" in text, page

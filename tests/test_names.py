@@ -1,0 +1,278 @@
+"""Public names: what is exported, what Grain has too, and a Grain program that runs on Bushel unchanged."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import grain
+import pytest
+
+import bushel
+
+PUBLIC = {
+    "bushel": [
+        "DatasetIterator",
+        "IterDataset",
+        "MapDataset",
+        "ReadOptions",
+        "StateMismatch",
+        "__version__",
+        "experimental",
+        "sources",
+        "testing",
+        "transforms",
+    ],
+    "bushel.experimental": [
+        "FlatMapIterDataset",
+        "FlatMapMapDataset",
+        "FlatMapTransform",
+        "MapWithIndexTransform",
+        "RngPool",
+        "ShapeDtypeStruct",
+        "ShapeDtypeStructProtocol",
+        "ZipMapDataset",
+        "apply_transformations",
+        "batch_and_pad",
+        "get_element_spec",
+        "get_next_index",
+        "index_shuffle",
+        "set_next_index",
+    ],
+    "bushel.transforms": [
+        "Batch",
+        "DatasetSelectionMap",
+        "Filter",
+        "FlatMap",
+        "Map",
+        "MapWithIndex",
+        "RandomMap",
+        "TfRandomMap",
+        "Transformation",
+        "Transformations",
+    ],
+    "bushel.sources": [
+        "ArrayDataSource",
+        "Columns",
+        "RandomAccessDataSource",
+        "RangeDataSource",
+        "file_fingerprint",
+    ],
+}
+
+# Names that Grain does not have; every other public name is one of Grain's.
+OURS = {
+    "bushel": {"StateMismatch", "testing"},
+    "bushel.experimental": set(),
+    "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
+    "bushel.sources": {"ArrayDataSource", "Columns", "file_fingerprint"},
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_these(module):
+    exported = importlib.import_module(module).__all__
+    assert sorted(exported) == PUBLIC[module]
+    assert len(set(exported)) == len(exported)
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_there_and_are_told(module):
+    namespace = importlib.import_module(module)
+    for name in PUBLIC[module]:
+        value = getattr(namespace, name)
+        if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
+            assert (value.__doc__ or "").strip(), f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_a_public_name_is_grains_or_listed_as_ours(module):
+    theirs = importlib.import_module(module.replace("bushel", "grain"))
+    assert {name for name in PUBLIC[module] if not hasattr(theirs, name)} == OURS[module]
+
+
+def test_the_version_is_a_version():
+    assert re.fullmatch(r"\d+\.\d+\.\d+", bushel.__version__)
+
+
+def methods(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def parameters(function):
+    return [
+        (entry.name, entry.kind, entry.default)
+        for entry in inspect.signature(function).parameters.values()
+        if entry.name not in OUR_PARAMETERS
+    ]
+
+
+OUR_PARAMETERS = {"vectorized"}
+OUR_METHODS = {"take"}
+# What a Grain program may call and does not find yet.
+NOT_YET = {
+    "MapDataset": set(),
+    "IterDataset": {"mp_prefetch", "prefetch"},
+    "DatasetIterator": {"load", "save"},
+}
+
+
+@pytest.mark.parametrize("name", NOT_YET)
+def test_methods_are_grains(name):
+    ours, theirs = methods(getattr(bushel, name)), methods(getattr(grain, name))
+    assert ours - theirs <= OUR_METHODS
+    assert theirs - ours == NOT_YET[name]
+
+
+@pytest.mark.parametrize("name", ["MapDataset", "IterDataset"])
+def test_factories_are_grains_and_live_on_the_class_alone(name):
+    ours, theirs = type(getattr(bushel, name)), type(getattr(grain, name))
+    assert methods(ours) == methods(theirs)
+    for factory in methods(ours) - methods(type):
+        assert parameters(getattr(ours, factory)) == parameters(getattr(theirs, factory))
+        assert not hasattr(bushel.MapDataset.range(3), factory)
+
+
+@pytest.mark.parametrize("name", ["MapDataset", "IterDataset", "DatasetIterator"])
+def test_arguments_and_defaults_are_grains(name):
+    ours, theirs = getattr(bushel, name), getattr(grain, name)
+    for method in sorted((methods(ours) & methods(theirs)) - {"parents"}):
+        assert parameters(getattr(ours, method)) == parameters(getattr(theirs, method)), method
+
+
+@pytest.mark.parametrize("name", PUBLIC["bushel.experimental"])
+def test_arguments_in_experimental_are_grains(name):
+    ours, theirs = getattr(bushel.experimental, name), getattr(grain.experimental, name)
+    try:
+        expected = parameters(theirs)
+    except ValueError:  # an extension function without a signature
+        return
+    assert [entry[0] for entry in parameters(ours)] == [entry[0] for entry in expected]
+
+
+def test_read_options_have_grains_defaults():
+    ours, theirs = bushel.ReadOptions(), grain.ReadOptions()
+    assert (ours.num_threads, ours.prefetch_buffer_size) == (theirs.num_threads, theirs.prefetch_buffer_size)
+
+
+def missing():
+    """Public names of Grain that Bushel does not have, module by module."""
+    for module in PUBLIC:
+        ours, theirs = importlib.import_module(module), importlib.import_module(module.replace("bushel", "grain"))
+        for name in dir(theirs):
+            if not name.startswith("_") and not hasattr(ours, name):
+                yield name
+
+
+def test_the_page_on_grain_lists_what_is_not_there_yet():
+    page = (Path(__file__).parent.parent / "docs" / "grain.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`(?:\w+\.)*(\w+)`", page.partition("## Not there yet")[2]))
+    assert set(missing()) - listed == set()
+    assert {name for name in listed if hasattr(bushel, name) or hasattr(bushel.experimental, name)} == set()
+
+
+# The same program, with one import changed.
+
+PROGRAM = """
+import json
+
+import numpy as np
+
+
+class Tokenise(grain.transforms.Map):
+    def map(self, element):
+        return np.array([ord(letter) for letter in element])
+
+
+class Jitter(grain.transforms.RandomMap):
+    def random_map(self, element, rng):
+        return element + rng.integers(0, 3, size=element.shape)
+
+
+class Short(grain.transforms.Filter):
+    def filter(self, element):
+        return len(element) == 4
+
+
+class Positions(grain.transforms.MapWithIndex):
+    def map_with_index(self, index, element):
+        return {"index": index, "tokens": element}
+
+
+class Halves(grain.experimental.FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element[:2], element[2:]]
+
+
+class Words:
+    def __len__(self):
+        return 7
+
+    def __getitem__(self, index):
+        return ["pear", "fig", "plum", "kiwi", "lime", "apple", "date"][index]
+
+    def __repr__(self):
+        return "Words"
+
+
+def pipelines():
+    words = grain.MapDataset.source(Words())
+    tokens = words.seed(7).shuffle().map(Tokenise()).random_map(Jitter())
+    yield tokens.repeat(2).to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=8))
+    yield tokens.to_iter_dataset().filter(Short()).map_with_index(Positions()).batch(2)
+    yield tokens.filter(Short()).to_iter_dataset().apply([Halves(), grain.transforms.Batch(3)])
+    yield grain.MapDataset.mix([words, grain.MapDataset.range(100, 120).map(str)], weights=[0.3, 0.7])
+    yield grain.MapDataset.concatenate([words[::2], words[1::2]]).batch(3, batch_fn=list)
+    yield grain.experimental.ZipMapDataset([words, words.seed(1).shuffle()]).map(" ".join)
+    yield grain.IterDataset.mix(
+        {"a": words.repeat().to_iter_dataset(), "b": grain.MapDataset.range(9).map(str).to_iter_dataset()},
+        {"a": 2, "b": 1},
+    ).pipe(grain.experimental.apply_transformations, grain.transforms.Batch(4, batch_fn=list))
+
+
+def run(ds):
+    it = iter(ds)
+    it.start_prefetch()
+    head = [next(it) for _ in range(2)]
+    state = json.loads(json.dumps(it.get_state()))
+    tail = list(it)
+    it.close()
+    resumed = iter(ds)
+    resumed.set_state(state)
+    state.pop("bushel", None)
+    return state, head, tail, list(resumed)
+
+
+results = [run(ds) for ds in pipelines()]
+"""
+
+
+def results(first_line):
+    namespace = {"__name__": "program"}
+    exec(first_line + PROGRAM, namespace)
+    return namespace["results"]
+
+
+def test_a_grain_program_runs_on_bushel():
+    ours, theirs = results("import bushel as grain"), results("import grain")
+    for number, (mine, its) in enumerate(zip(ours, theirs, strict=True)):
+        assert mine[0] == its[0], f"state of pipeline {number}"
+        assert bushel.testing.same(mine[1:], its[1:]), f"elements of pipeline {number}"
+        assert bushel.testing.same(mine[2], mine[3]), f"resumed run of pipeline {number}"
+
+
+def test_a_run_moves_from_grain_to_bushel_and_back():
+    def build(library):
+        ds = library.MapDataset.range(50).seed(3).shuffle().map(lambda x: x * 2).batch(4).repeat(2)
+        return ds.to_iter_dataset().random_map(lambda x, rng: x + rng.integers(5), seed=4)
+
+    expected = list(build(grain))
+    theirs, ours, theirs_again = iter(build(grain)), iter(build(bushel)), iter(build(grain))
+    found = [next(theirs) for _ in range(5)]
+    ours.set_state(theirs.get_state())
+    found += [next(ours) for _ in range(5)]
+    theirs_again.set_state(ours.get_state())
+    found += list(theirs_again)
+    assert bushel.testing.same(found, expected)
