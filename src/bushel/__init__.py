@@ -7,8 +7,8 @@
 """
 
 from bushel import experimental, sources, testing, transforms
-from bushel.base.errors import StateMismatch
-from bushel.base.options import ReadOptions
+from bushel.base.errors import PipelineNotSent, StateMismatch, WorkerDied
+from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
 
@@ -18,8 +18,11 @@ __all__ = [
     "DatasetIterator",
     "IterDataset",
     "MapDataset",
+    "MultiprocessingOptions",
+    "PipelineNotSent",
     "ReadOptions",
     "StateMismatch",
+    "WorkerDied",
     "__version__",
     "experimental",
     "sources",

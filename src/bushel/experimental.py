@@ -10,6 +10,7 @@ from bushel.dataset import (
     ZipMapDataset,
     apply_transformations,
     get_element_spec,
+    multithread_prefetch,
 )
 from bushel.graph.batch import batch_and_pad
 from bushel.index.shuffle import index_shuffle
@@ -29,5 +30,6 @@ __all__ = [
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
+    "multithread_prefetch",
     "set_next_index",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -12,7 +13,7 @@ from bushel.base import blocks, checks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
-from bushel.engine import open_stream
+from bushel.engine import Executor, open_stream
 from bushel.graph.streams import Cursor, State, StreamNode
 from bushel.state import envelope, identity
 
@@ -98,11 +99,11 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
 class PipelineIterator(DatasetIterator[T]):
     """The iterator of a stream node. After an error it stands where it stood, so `next` tries again."""
 
-    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None):
+    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None):
         super().__init__()
         self._node = node
         self._lock = threading.RLock()
-        self._cursor: Cursor = open_stream(node, read_options)
+        self._cursor: Cursor = open_stream(node, read_options, executor)
         # Taken at the start: a function may close over something that changes while it runs.
         self._identity = identity.identity(node)
 
@@ -115,6 +116,7 @@ class PipelineIterator(DatasetIterator[T]):
             except RowFailed as failed:
                 error = failed.error
             except Exception:
+                self._assert_not_closed()  # by another thread, meanwhile
                 self._cursor.set_state(before)
                 raise
             else:
@@ -185,7 +187,7 @@ class IteratorCursor(Cursor):
         return rows
 
     def get_state(self) -> State:
-        return self._has("get_state")()
+        return copy.deepcopy(self._has("get_state")())  # theirs may change with the iterator
 
     def set_state(self, state: State) -> None:
         self._has("set_state")(state)

@@ -12,15 +12,16 @@ import threading
 import time
 from typing import Any
 
-import bushel
 import numpy as np
 import pytest
-from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
+import recipes
+import strategies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from recipes import Recipe, build
 
-import strategies
-from strategies import Recipe, build
+import bushel
+from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 SOON_S = 10.0  # what takes longer hangs
 EXECUTORS = [(0, 0), (1, 1), (3, 7), (16, 500)]
@@ -166,7 +167,7 @@ def test_many_pipelines_are_the_same_on_every_executor(recipe):
 
 @executors
 def test_two_iterators_do_not_know_each_other(executor):
-    ds = bushel.MapDataset.range(50).shuffle(seed=1).random_map(strategies.moved, seed=2)
+    ds = bushel.MapDataset.range(50).shuffle(seed=1).random_map(recipes.moved, seed=2)
     expected = list(ds)
     one, other = opened(ds, executor), opened(ds, executor)
     found: tuple[list[Any], list[Any]] = ([], [])
@@ -248,7 +249,7 @@ def test_a_part_of_a_mixture_that_is_not_asked_is_not_read():
 
 def test_an_element_is_split_once():
     f = Counting()
-    split = strategies.as_class("flat_map", lambda x: [f(x)] * 3, bushel)
+    split = recipes.as_class("flat_map", lambda x: [f(x)] * 3, bushel)
     ds = bushel.experimental.FlatMapMapDataset(bushel.MapDataset.range(5), split)
     assert len(list(opened(ds, (0, 0)))) == 15
     assert f.seen == list(range(5))
@@ -494,7 +495,7 @@ def test_an_iterator_read_to_its_end_or_lost_in_an_error_leaves_no_threads():
 def test_parts_of_a_mixture_end_too():
     before = reading_threads()
     parts = [bushel.MapDataset.range(50).to_iter_dataset(bushel.ReadOptions(2, 4)) for _ in range(3)]
-    with iter(bushel.IterDataset.mix(parts).map(strategies.double).batch(2)) as it:
+    with iter(bushel.IterDataset.mix(parts).map(recipes.double).batch(2)) as it:
         next(it)
         started = reading_threads() - before
         assert started
@@ -622,7 +623,7 @@ def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complain
 def test_threads_by_default_only_where_records_come_from_outside():
     def starts_threads(source: Any) -> bool:
         before = reading_threads()
-        with iter(bushel.MapDataset.source(source).map(strategies.double)) as it:
+        with iter(bushel.MapDataset.source(source).map(recipes.double)) as it:
             next(it)
             return bool(reading_threads() - before)
 

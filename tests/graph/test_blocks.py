@@ -10,12 +10,13 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
-from bushel.base import blocks, memory
-from bushel.base.blocks import Columns
-from bushel.testing import same
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from bushel.base import blocks, memory
+from bushel.base.blocks import Columns
+from bushel.testing import same
 
 
 class Point(NamedTuple):
@@ -54,9 +55,14 @@ def array_leaves(dtypes: st.SearchStrategy[Any]) -> st.SearchStrategy[st.SearchS
     def layouts(array: np.ndarray) -> st.SearchStrategy[np.ndarray]:
         read_only = array.copy()
         read_only.setflags(write=False)
-        return st.sampled_from([array, np.asfortranarray(array), np.repeat(array, 2)[::2].reshape(array.shape), read_only])
+        return st.sampled_from([array, array.copy(order="F"), np.repeat(array, 2)[::2].reshape(array.shape), read_only])
 
-    return st.tuples(dtypes, shapes).map(lambda kind: hnp.arrays(*kind).flatmap(layouts))
+    def arrays(dtype: Any, shape: tuple[int, ...]) -> st.SearchStrategy[np.ndarray]:
+        dtype = np.dtype(dtype)
+        numbers = st.integers(0, 1000).map(lambda n: np.array(n).astype(dtype)[()]) if dtype.kind in "mM" else None
+        return hnp.arrays(dtype, shape, elements=numbers).flatmap(layouts)
+
+    return st.tuples(dtypes, shapes).map(lambda kind: arrays(*kind))
 
 
 number_types = st.sampled_from([np.int8, np.uint8, np.int32, np.int64, np.uint64, np.float16, np.float32, np.float64])
@@ -92,9 +98,7 @@ def trees(draw: st.DrawFn, depth: int = 2) -> tuple[st.SearchStrategy[Any], ...]
     if kind == "dict":
         keys = [f"k{number}" for number in range(len(inner))]
         any_order = st.permutations(keys)
-        return st.tuples(any_order, *inner).map(
-            lambda drawn: {key: drawn[1 + keys.index(key)] for key in drawn[0]}
-        )
+        return st.tuples(any_order, *inner).map(lambda drawn: {key: drawn[1 + keys.index(key)] for key in drawn[0]})
     if kind in ("tuple", "list"):
         return st.tuples(*inner).map(tuple if kind == "tuple" else list)
     one, two = [*inner, st.just(1), st.just(2)][:2]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
-from bushel.index.epochs import first_epoch, listed, shard, strided
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-
 from strategies import slices
+
+from bushel.index.epochs import first_epoch, listed, shard, strided
 
 
 def epoch_of(length: int, number: int) -> list[int]:
@@ -48,16 +50,14 @@ def test_without_reseeding_every_epoch_is_the_first(length, epoch):
 @given(count=st.integers(1, 9), each=st.integers(1, 9))
 def test_shards_share_out_every_position_once(count, each):
     parts = [shard(np.arange(each), index=index, count=count).tolist() for index in range(count)]
-    assert sorted(sum(parts, [])) == list(range(count * each))
+    assert sorted(itertools.chain(*parts)) == list(range(count * each))
 
 
 @given(count=st.integers(1, 9), index=st.integers(0, 8), i=st.integers(0, 100))
 def test_a_shard_is_a_slice(count, index, i):
     assume(index < count)
     length = 1000 * count
-    assert shard(i, index=index, count=count) == strided(
-        i, start=index, step=count, length=1000, parent_length=length
-    )
+    assert shard(i, index=index, count=count) == strided(i, start=index, step=count, length=1000, parent_length=length)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bushel.base.checks import INFINITE
-from bushel.index.mix import concatenated, integer_weights, mixed, mixed_length
 from grain._src.python.dataset.transformations import mix as grain_mix
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
+
+from bushel.base.checks import INFINITE
+from bushel.index.mix import concatenated, integer_weights, mixed, mixed_length
 
 
 def plainly_mixed(k: int, weights: tuple[int, ...]) -> tuple[int, int]:

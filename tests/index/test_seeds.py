@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import bushel
 import numpy as np
 import pytest
-from bushel.index.seeds import derive
 from hypothesis import given
 from hypothesis import strategies as st
+from recipes import double
+from strategies import long_seeds
 
-from strategies import double, long_seeds
+import bushel
+from bushel.index.seeds import derive
 
 pairs = st.lists(st.tuples(long_seeds(), st.integers(0, 50)), min_size=1, max_size=4)
 

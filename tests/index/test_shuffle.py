@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bushel.index.shuffle import ROUNDS, SMALL, epoch_table, index_shuffle, permute, round_keys, shuffle
 from grain.experimental import index_shuffle as grain_index_shuffle
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-
 from strategies import grain_shuffles_rightly, near_powers_of_two, seeds
+
+from bushel.index.shuffle import ROUNDS, SMALL, epoch_table, index_shuffle, permute, round_keys, shuffle
 
 
 def is_permutation(order: np.ndarray, length: int) -> bool:
@@ -111,9 +111,7 @@ def test_it_is_grains_for_any_number_of_rounds(rounds, length):
 # ---------------------------------------------------------------------------------------------------------------------
 # All ways to compute it agree: a table, an array at a time, one integer at a time
 
-any_length = st.one_of(
-    st.integers(1, 200), st.integers(1, 2**17), near_powers_of_two(1, 40), st.integers(2**17, 2**62)
-)
+any_length = st.one_of(st.integers(1, 200), st.integers(1, 2**17), near_powers_of_two(1, 40), st.integers(2**17, 2**62))
 
 
 @settings(max_examples=80, deadline=None)

@@ -96,16 +96,38 @@ def place_of(block: Block, row: int) -> int:
     return [place for place, element in enumerate(block) if element is not None][row]
 
 
-def as_columns(block: Block) -> Columns:
-    """A block as columns: rows are stacked, missing ones left out."""
+def as_columns(block: Block) -> Columns | None:
+    """A block as columns: rows of one kind are stacked, missing ones left out.
+
+    None where rows differ in structure, type, dtype or shape: stacking would then change some for the sake of others.
+    """
     if isinstance(block, Columns):
         return block
     rows = [row for row in block if row is not None]
-    if not rows:
-        raise ValueError("A block without elements has no columns.")
-    if len(rows) == len(block):
-        return Columns(stack(rows), len(rows))
-    return Columns(stack(rows), len(block), np.array([row is not None for row in block]))
+    if not rows or not _one_kind(rows):
+        return None
+    present = None if len(rows) == len(block) else np.array([row is not None for row in block])
+    return Columns(stack(rows), len(block), present)
+
+
+def _one_kind(rows: list[Any]) -> bool:
+    try:
+        parts = trees.parts_of(rows)
+    except ValueError:
+        return False
+    if parts is not None:
+        return all(map(_one_kind, parts[0]))
+    kinds = set(map(type, rows))
+    if len(kinds) != 1:
+        return False
+    kind = kinds.pop()
+    if kind is np.ndarray:
+        return len({(row.shape, row.dtype) for row in rows}) == 1
+    if kind is int:
+        return all([-(1 << 63) <= row < 1 << 63 for row in rows])
+    if kind is str or kind is bytes:
+        return len(set(map(len, rows))) == 1
+    return kind in _NUMBERS or issubclass(kind, (np.number, np.bool_))
 
 
 def joined(blocks: list[Block]) -> Block:

@@ -14,6 +14,14 @@ class StoppedByUser(RuntimeError):
     """A user's function raised StopIteration, which would have ended the data silently."""
 
 
+class WorkerDied(RuntimeError):
+    """Worker processes died again and again over the same elements."""
+
+
+class PipelineNotSent(TypeError):
+    """Something in a pipeline cannot be pickled, so that it cannot go to worker processes."""
+
+
 class RowFailed(Exception):
     """Row `row` of a block could not be made because of `error`. Never leaves the library.
 

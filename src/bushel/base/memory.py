@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,11 +14,30 @@ WORTH_ALIGNING = 4096
 """Bytes; below, a copy costs less than the care."""
 
 
+Allocator = Callable[[tuple[int, ...], "np.dtype[Any]", int], "np.ndarray | None"]
+"""(shape, dtype, bytes) -> an array, or None where it has no room."""
+
+_allocator: Allocator | None = None
+
+
+@contextlib.contextmanager
+def allocating(allocator: Allocator) -> Iterator[None]:
+    """Large arrays of this process come from `allocator` meanwhile. For processes that do one thing at a time."""
+    global _allocator
+    _allocator = allocator
+    try:
+        yield
+    finally:
+        _allocator = None
+
+
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialised array, aligned to 64 bytes when it is large enough to matter."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < WORTH_ALIGNING or dtype.hasobject:
         return np.empty(shape, dtype)
+    if _allocator is not None and (placed := _allocator(shape, dtype, size)) is not None:
+        return placed
     raw = np.empty(size + ALIGNMENT, np.uint8)
     return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % ALIGNMENT)

@@ -1,5 +1,6 @@
 """How a pipeline runs: where blocks are computed and in which order they are handed over. Never what they hold."""
 
 from bushel.engine.opener import open_stream
+from bushel.engine.tasks import Executor
 
-__all__ = ["open_stream"]
+__all__ = ["Executor", "open_stream"]

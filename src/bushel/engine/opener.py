@@ -1,6 +1,8 @@
-"""Opens streams: builds the cursors of a graph, and gives each map node below them an executor."""
+"""Opens streams: builds the cursors of a graph, and decides what of it runs where."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 
@@ -8,36 +10,71 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
-from bushel.engine.executors import Executor, Inline, Threads
-from bushel.graph.elementwise import FilterWatch
+from bushel.engine.delivery import BlockCursor
+from bushel.engine.inline import Inline
+from bushel.engine.processes import DEFAULT_BUDGET_BYTES, DEPTH, Processes
+from bushel.engine.program import Misfit, Program
+from bushel.engine.tasks import Executor, Threads
+from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
-from bushel.graph.streams import Cursor, Elements, State, StreamNode, field
+from bushel.graph.ordered import BatchStream
+from bushel.graph.streams import Ahead, Cursor, Elements, SeedStream, State, StreamNode, field
 
 
-def open_stream(node: StreamNode, read_options: ReadOptions | None = None) -> Cursor:
-    """A cursor at the start of a stream; `read_options`, if given, stand for those of every node."""
-    return _Opener(read_options).open(node)
+def open_stream(node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None) -> Cursor:
+    """A cursor at the start of a stream.
+
+    Args:
+      node: the stream.
+      read_options: stand for those of every node, if given.
+      executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
+    """
+    opener = _Opener(read_options)
+    return opener.running_ahead(node, executor, 2 * executor.parallelism) if executor else opener.open(node)
 
 
+@dataclasses.dataclass(frozen=True)
 class _Opener:
-    def __init__(self, read_options: ReadOptions | None):
-        self._read_options = read_options
+    read_options: ReadOptions | None
+    executor: Executor | None = None
+    blocks_ahead: int = 0
 
     def open(self, node: StreamNode) -> Cursor:
+        if self.executor is not None:
+            chain = _chain_above(node)
+            if chain is not None:
+                return _ChainCursor(*chain, self.executor, self.blocks_ahead)
         return node.open(self)
 
     def elements(self, node: Elements) -> Cursor:
-        return ElementsCursor(node, executor_for(node.parent, self._read_options or node.read_options))
+        options = self.read_options or node.read_options or default_options(node.parent)
+        if not options.threaded:
+            return ElementsCursor(node)
+        executor = Threads(options.num_threads)
+        program = Program(node.parent, node.allow_nones)
+        size = options.prefetch_buffer_size
+        return _Owner(BlockCursor(program, executor, ahead=size, most=size), executor)
+
+    def ahead(self, node: Ahead) -> Cursor:
+        if self.executor is not None:  # one mark inside another: one pool serves both
+            return self.open(node.parent)
+        options = node.options
+        blocks_ahead = options.num_workers * (DEPTH + options.per_worker_buffer_size)
+        if node.threads:
+            executor: Executor = Threads(options.num_workers)
+        else:
+            budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
+            executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
+        return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
+
+    def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
+        return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
 
 
-def executor_for(node: MapNode, options: ReadOptions | None) -> Executor:
-    """The executor that the options ask for; without options, threads where records come from outside memory."""
-    if options is None:
-        options = ReadOptions(0, 0) if _in_memory(node) else ReadOptions()
-    if options.threaded:
-        return Threads(node, options.num_threads, options.prefetch_buffer_size)
-    return Inline(node)
+def default_options(node: MapNode) -> ReadOptions:
+    """Without options: threads where records come from outside memory, none where all are in it."""
+    return ReadOptions(0, 0) if _in_memory(node) else ReadOptions()
 
 
 def _in_memory(node: Node) -> bool:
@@ -47,12 +84,127 @@ def _in_memory(node: Node) -> bool:
     return all(_in_memory(parent) for parent in node.parents)
 
 
-class ElementsCursor(Cursor):
-    """The elements of a map node in order. Its state is one number."""
+Step = Elementwise | BatchStream
 
-    def __init__(self, node: Elements, executor: Executor):
-        self._node = node
+
+def _chain_above(node: StreamNode) -> tuple[Elements, list[Step]] | None:
+    """The run of operations from elements of a map node down to `node`; None where something else is among them."""
+    steps: list[Step] = []
+    while not isinstance(node, Elements):
+        if isinstance(node, (Elementwise, BatchStream)):
+            steps.append(node)
+        elif not isinstance(node, (SeedStream, Ahead)):
+            return None
+        node = node.parent
+    return node, steps[::-1]
+
+
+class _ChainCursor(Cursor):
+    """A run of operations in blocks.
+
+    Batches are made by the executor as long as no element is missing: then every batch is known by arithmetic.
+    Where elements may be missing, batches are cut here, of rows that the executor has made.
+    """
+
+    def __init__(self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int):
+        self._elements, self._steps = elements, steps
+        self._executor, self._ahead = executor, blocks_ahead
+        whole = Program(elements.parent, elements.allow_nones, tuple(steps))
+        self._inner = self._cut_here() if whole.sparse else BlockCursor(whole, executor, ahead=blocks_ahead)
+
+    def _cut_here(self) -> Cursor:
+        kinds = [isinstance(step, BatchStream) for step in self._steps]
+        cut = kinds.index(True) if True in kinds else len(kinds)
+        rest = self._steps[cut:]
+        as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
+        program = Program(self._elements.parent, self._elements.allow_nones, tuple(self._steps[:cut]), as_columns)
+        cursor: Cursor = BlockCursor(program, self._executor, ahead=self._ahead)
+        for step in rest:
+            cursor = step.open(_Over(cursor))
+        return cursor
+
+    def pull(self, count: int) -> Block:
+        try:
+            return self._inner.pull(count)
+        except Misfit:
+            # The first missing element of a pipeline that seemed to have them all: from here on, batches are cut here.
+            state = self._inner.get_state()
+            self._inner.close()
+            self._inner = self._cut_here()
+            self._inner.set_state(state)
+            return self._inner.pull(count)
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self._inner.trace(row)
+
+    def get_state(self) -> State:
+        return self._inner.get_state()
+
+    def set_state(self, state: State) -> None:
+        self._inner.set_state(state)
+
+    def get_next_index(self) -> int:
+        return self._inner.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self._inner.set_next_index(index)
+
+    def start_prefetch(self) -> None:
+        self._inner.start_prefetch()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Over:
+    """An opener for the next operation over a cursor that is open already."""
+
+    cursor: Cursor
+
+    def open(self, node: StreamNode) -> Cursor:
+        return self.cursor
+
+    def elements(self, node: Elements) -> Cursor:
+        return self.cursor
+
+    def ahead(self, node: Ahead) -> Cursor:
+        return self.cursor
+
+
+class _Owner(Cursor):
+    """A cursor that ends its executor when it is closed."""
+
+    def __init__(self, cursor: Cursor, executor: Executor):
+        self.parents = (cursor,)
         self._executor = executor
+        self.pull = cursor.pull
+        self.get_state = cursor.get_state
+        self.set_state = cursor.set_state
+        self.get_next_index = cursor.get_next_index
+        self.set_next_index = cursor.set_next_index
+        self.trace = cursor.trace
+
+    def pull(self, count: int) -> Block:  # replaced by the cursor's own
+        raise NotImplementedError
+
+    def get_state(self) -> State:
+        raise NotImplementedError
+
+    def set_state(self, state: State) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        super().close()
+        self._executor.close()
+
+
+class ElementsCursor(Cursor):
+    """The elements of a map node in order, computed when they are asked for. Its state is one number."""
+
+    def __init__(self, node: Elements):
+        self._node = node
+        self._inline = Inline(node.parent)
         self._length = node.parent.length
         self._position = 0
         self._last: tuple[int, Block] = (0, [])
@@ -62,10 +214,10 @@ class ElementsCursor(Cursor):
         while self._position < self._length:
             first = self._position
             try:
-                block = self._executor.take(first, min(count, self._length - first))
+                block = self._inline.take(first, min(count, self._length - first))
             except RowFailed as failed:
                 failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
-                raise failed.error from failed.error.__cause__
+                raise
             self._position = first + len(block)
             self._last = (first, block)
             kept = block if self._node.allow_nones else blocks.dense(block)
@@ -92,11 +244,3 @@ class ElementsCursor(Cursor):
         if not 0 <= index <= self._length:
             raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
         self._position = index
-        self._executor.discard()
-
-    def start_prefetch(self) -> None:
-        if self._position < self._length:
-            self._executor.start(self._position)
-
-    def close(self) -> None:
-        self._executor.close()

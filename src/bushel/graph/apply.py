@@ -41,10 +41,17 @@ def placed(operation: str, transform: Any) -> str:
 
 def mapped_columns(function: Callable[[Any], Any], block: Block, node: Node) -> Block:
     """A function of whole columns on a block; it sees no missing elements and keeps their number."""
-    if not any(row is not None for row in block) if isinstance(block, list) else not block.dense().length:
-        return [None] * len(block)
     columns = blocks.as_columns(block)
+    if columns is None:
+        # Rows of several kinds, or none at all: each is a block of its own, so that no other changes its dtype.
+        rows = [
+            row if row is None else mapped_columns(function, Columns(blocks.stack([row]), 1), node)
+            for row in blocks.rows_of(block)
+        ]
+        return [row if row is None else blocks.rows_of(row)[0] for row in rows]
     count = columns.dense().length
+    if not count:
+        return [None] * len(block)
     result = function(columns.tree)
     if any(np.ndim(leaf) == 0 or len(leaf) != count for leaf in trees.leaves(result)):
         raise ValueError(
@@ -54,17 +61,19 @@ def mapped_columns(function: Callable[[Any], Any], block: Block, node: Node) -> 
     return Columns(trees.map_leaves(np.asarray, result), columns.length, columns.present)
 
 
-def verdicts_of(function: Callable[[Any], Any], block: Block, node: Node) -> np.ndarray | None:
-    """What a filter of whole columns says of the elements that are there; None where there are none."""
+def verdicts_of(function: Callable[[Any], Any], block: Block, node: Node) -> np.ndarray:
+    """What a filter of whole columns says, one bool per element; what is missing is refused unseen."""
     verdicts = mapped_columns(function, block, node)
-    if isinstance(verdicts, list):
-        return None
-    if not isinstance(verdicts.tree, np.ndarray) or verdicts.tree.shape != (verdicts.dense().length,):
-        raise ValueError(
-            f"{node.call()} is vectorized: it must return one bool per element; "
-            f"it returned {trees.describe(verdicts.tree)}."
-        )
-    return verdicts.tree.astype(bool)
+    kept = np.zeros(len(block), dtype=bool)
+    for place, verdict in enumerate(blocks.rows_of(verdicts)):
+        if verdict is not None:
+            if not isinstance(verdict, (bool, np.bool_, np.number)):
+                raise ValueError(
+                    f"{node.call()} is vectorized: it must return one bool per element; "
+                    f"for one it returned {trees.describe(verdict)}."
+                )
+            kept[place] = bool(verdict)
+    return kept
 
 
 def each_with(
@@ -239,7 +248,9 @@ class Filter(_PerElement):
     def marked_columns(self, block: Block) -> Block:
         """The same by a filter of whole columns."""
         kept = verdicts_of(self.function, block, self)
-        return block if kept is None else blocks.as_columns(block).where(kept)
+        if isinstance(block, Columns):
+            return block.where(kept if block.present is None else kept[block.present])
+        return [row if stays else None for row, stays in zip(block, kept.tolist())]
 
     @property
     def sparse(self) -> bool:

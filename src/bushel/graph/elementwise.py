@@ -139,12 +139,9 @@ class FilterStream(Elementwise):
     def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
         if self.vectorized:
             try:
-                said = verdicts_of(self.function, block, self)
+                kept = verdicts_of(self.function, block, self)
             except Exception as error:
                 raise RowFailed(0, located(error, where(0))) from error
-            kept = np.zeros(len(block), dtype=bool)  # what is missing is dropped unseen
-            if said is not None:
-                kept[[row is not None for row in blocks.rows_of(block)]] = said
         else:
             verdicts = each(self.function, blocks.rows_of(block), where, also_none=True)
             kept = np.array(list(map(bool, verdicts)), dtype=bool)

@@ -63,6 +63,11 @@ class Node(abc.ABC):
         return None
 
     @property
+    def transparent(self) -> bool:
+        """Whether this node says only how its parent runs: it counts neither for seeds nor for identity."""
+        return False
+
+    @property
     def joins(self) -> bool:
         """Whether this node draws from several others, or could: it then reads as `mix([...])`."""
         return False
@@ -128,12 +133,20 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
     found: list[tuple[int, int]] = []
     queue: list[tuple[Node, int]] = [(node, depth) for node in nodes]
     for node, depth in queue:  # the queue grows while it is read
+        node = opaque(node)
         seed = node.seed_for_children
         if seed is not None:
             found.append((seed, depth))
         else:
             queue.extend((parent, depth + 1) for parent in node.parents)
     return seeds.derive(found) if found else None
+
+
+def opaque(node: Node) -> Node:
+    """The node itself, or the one whose running it describes."""
+    while node.transparent:
+        (node,) = node.parents
+    return node
 
 
 def each(

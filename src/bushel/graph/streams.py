@@ -16,7 +16,7 @@ import numpy as np
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import StateMismatch
-from bushel.base.options import ReadOptions
+from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.graph.node import MapNode, Node, Origin, told
 
 State = dict[str, Any]
@@ -89,6 +89,8 @@ class Opener(Protocol):
 
     def elements(self, node: Elements) -> Cursor: ...
 
+    def ahead(self, node: Ahead) -> Cursor: ...
+
 
 class StreamNode(Node):
     """A node that can only be read in order."""
@@ -156,6 +158,29 @@ class Through(Cursor):
             return told(node.placed(), *known) if known else f"bushel: {node.placed()} failed."
 
         return where
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Ahead(OneParent):
+    """Says that everything above is computed ahead by workers; the elements are the parent's."""
+
+    options: MultiprocessingOptions
+    threads: bool = False
+    init: Callable[[int, int], None] | None = None
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    def open(self, opener: Opener) -> Cursor:
+        return opener.ahead(self) if self.options.num_workers else opener.open(self.parent)
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        name = "multithread_prefetch" if self.threads else "mp_prefetch"
+        return f"{name}(num_workers={self.options.num_workers})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import enum
 import functools
 import hashlib
 import inspect
+import logging
 import os
 import sys
 import types
@@ -21,12 +22,34 @@ import numpy as np
 
 _SAMPLES = 64  # so many elements of a long sequence, or blocks of a large array, stand for all
 _SAMPLE_BYTES = 1024
-_DEPTH = 12
+_DEPTH = 8
+
+
+class _Sink:
+    """A hash, and the objects it has been fed: one that comes again counts by its number, so cycles end."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._numbers: dict[int, int] = {}
+        self._kept: list[Any] = []  # as long as they are kept, no other object has their id
+
+    def update(self, data: bytes) -> None:
+        self._hash.update(data)
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+    def seen(self, value: Any) -> int | None:
+        number = self._numbers.get(id(value))
+        if number is None:
+            self._numbers[id(value)] = len(self._kept)
+            self._kept.append(value)
+        return number
 
 
 def digest(*values: Any) -> str:
     """A short hexadecimal digest of values."""
-    sink = hashlib.blake2b(digest_size=8)
+    sink = _Sink()
     for value in values:
         _feed(sink, value, 0)
     return sink.hexdigest()
@@ -34,7 +57,7 @@ def digest(*values: Any) -> str:
 
 def class_digest(kind: type) -> str:
     """A digest of what a user's class does."""
-    sink = hashlib.blake2b(digest_size=8)
+    sink = _Sink()
     _put(sink, "class", kind.__qualname__)
     _feed_class(sink, kind)
     return sink.hexdigest()
@@ -42,18 +65,18 @@ def class_digest(kind: type) -> str:
 
 def code_digest(function: Any) -> str:
     """A digest of what a callable does: qualified name, bytecode, constants, defaults and what it closes over."""
-    sink = hashlib.blake2b(digest_size=8)
+    sink = _Sink()
     _feed_callable(sink, function, 0)
     return sink.hexdigest()
 
 
-def _put(sink: Any, tag: str, data: bytes | str = b"") -> None:
+def _put(sink: _Sink, tag: str, data: bytes | str = b"") -> None:
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     sink.update(f"{tag}:{len(raw)}:".encode())
     sink.update(raw)
 
 
-def _feed(sink: Any, value: Any, depth: int) -> None:
+def _feed(sink: _Sink, value: Any, depth: int) -> None:
     kind = type(value)
     if depth > _DEPTH:
         _put(sink, "deep", kind.__qualname__)
@@ -63,13 +86,20 @@ def _feed(sink: Any, value: Any, depth: int) -> None:
         _put(sink, "bytes", bytes(value))
     elif isinstance(value, (np.ndarray, np.generic)):
         _feed_array(sink, np.asarray(value), depth)
+    elif (number := sink.seen(value)) is not None:
+        _put(sink, "seen", str(number))
+    elif isinstance(value, logging.Logger):
+        _put(sink, "logger", value.name)
     elif isinstance(value, enum.Enum):
         _put(sink, "enum", f"{kind.__qualname__}.{value.name}")
     elif isinstance(value, (list, tuple)):
         _feed_sequence(sink, value, depth)
     elif isinstance(value, collections.abc.Mapping):
         _put(sink, "mapping", str(len(value)))
-        for key, entry in sorted(((digest(key), entry) for key, entry in value.items()), key=lambda pair: pair[0]):
+        entries = list(value.items())
+        if len(entries) > 2 * _SAMPLES:
+            entries = [entries[int(place)] for place in np.linspace(0, len(entries) - 1, _SAMPLES)]
+        for key, entry in sorted(((digest(key), entry) for key, entry in entries), key=lambda pair: pair[0]):
             _put(sink, "key", key)
             _feed(sink, entry, depth + 1)
     elif isinstance(value, (str, int, float, complex)):
@@ -93,7 +123,7 @@ def _feed(sink: Any, value: Any, depth: int) -> None:
         _feed_object(sink, value, depth)
 
 
-def _feed_sequence(sink: Any, values: Any, depth: int) -> None:
+def _feed_sequence(sink: _Sink, values: Any, depth: int) -> None:
     _put(sink, type(values).__name__, str(len(values)))
     if len(values) > 2 * _SAMPLES:
         values = [values[int(place)] for place in np.linspace(0, len(values) - 1, _SAMPLES)]
@@ -101,7 +131,7 @@ def _feed_sequence(sink: Any, values: Any, depth: int) -> None:
         _feed(sink, value, depth + 1)
 
 
-def _feed_array(sink: Any, array: np.ndarray, depth: int) -> None:
+def _feed_array(sink: _Sink, array: np.ndarray, depth: int) -> None:
     _put(sink, "array", f"{array.dtype.str}{array.shape}")
     if array.dtype.hasobject:
         _feed_sequence(sink, array.ravel().tolist(), depth + 1)
@@ -114,7 +144,7 @@ def _feed_array(sink: Any, array: np.ndarray, depth: int) -> None:
         _put(sink, "row", row.tobytes()[:_SAMPLE_BYTES])
 
 
-def _feed_callable(sink: Any, function: Any, depth: int) -> None:
+def _feed_callable(sink: _Sink, function: Any, depth: int) -> None:
     if depth > _DEPTH:
         _put(sink, "deep")
     elif isinstance(function, functools.partial):
@@ -151,7 +181,7 @@ def _is_builtin(function: Any) -> bool:
     )
 
 
-def _feed_code(sink: Any, code: types.CodeType, depth: int) -> None:
+def _feed_code(sink: _Sink, code: types.CodeType, depth: int) -> None:
     _put(sink, "code", code.co_code)
     _put(sink, "names", repr((code.co_names, code.co_varnames, code.co_freevars)))
     constants = code.co_consts
@@ -162,7 +192,7 @@ def _feed_code(sink: Any, code: types.CodeType, depth: int) -> None:
 
 
 def _has_docstring(code: types.CodeType) -> bool:
-    if sys.version_info >= (3, 13):
+    if sys.version_info >= (3, 14):
         return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
     # Before, the first constant of a `def` is its docstring or None; <lambda>, <listcomp> and such have none.
     return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
@@ -171,7 +201,7 @@ def _has_docstring(code: types.CodeType) -> bool:
 _BEHAVIOUR = {"__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__"}
 
 
-def _feed_class(sink: Any, kind: type) -> None:
+def _feed_class(sink: _Sink, kind: type) -> None:
     """The code and plain values of a user's class and its bases, up to the classes of a library."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in ("builtins", "abc", "typing", "collections", "bushel", "grain"):
@@ -185,7 +215,7 @@ def _feed_class(sink: Any, kind: type) -> None:
                 _feed(sink, value if code is None else code, 1)
 
 
-def _feed_object(sink: Any, value: Any, depth: int) -> None:
+def _feed_object(sink: _Sink, value: Any, depth: int) -> None:
     kind = type(value)
     _put(sink, "object", kind.__qualname__)
     if depth <= 1:  # the transformation or dataset itself; of what it holds, values count and classes do not
@@ -206,7 +236,7 @@ def _names(slots: Any) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _feed_reduced(sink: Any, value: Any, depth: int) -> None:
+def _feed_reduced(sink: _Sink, value: Any, depth: int) -> None:
     """What pickle would keep of an object without attributes, such as a compiled pattern or a date."""
     try:
         reducer = copyreg.dispatch_table.get(type(value))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bushel.graph.leaves import Source
-from bushel.graph.node import Node
+from bushel.graph.node import Node, opaque
 from bushel.graph.ordered import MixStream
 from bushel.sources.protocol import file_fingerprint
 from bushel.state.digest import class_digest, code_digest, digest
@@ -26,6 +26,7 @@ _OWN = "_own_identity"
 
 def identity(node: Node) -> list[Any]:
     """What a node is, as plain data: [as written, digest of parameters, digest of code, [parents]]."""
+    node = opaque(node)
     parents = [identity(parent) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
         # Weights and parts of a mixture by key may change: parts are compared by name.

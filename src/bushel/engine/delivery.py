@@ -1,0 +1,197 @@
+"""Delivery: blocks are computed by an executor in any order, and handed over in one. The same for all executors.
+
+The cursor knows what was delivered and nothing else: its state is that of the last row it gave. What was computed
+ahead can be thrown away at any time.
+"""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+
+from bushel.base import blocks, trees
+from bushel.base.blocks import Block, Columns
+from bushel.engine.program import Program, Result, state_of
+from bushel.engine.tasks import Executor, Ledger, Task, Ticket
+from bushel.graph.elementwise import FilterWatch
+from bushel.graph.node import Origin
+from bushel.graph.streams import Cursor, State, counted, field
+
+BLOCK_S = 10e-3
+"""A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
+
+BLOCK_BYTES = 8 << 20
+"""A block should hold no more than this, unless a single row does."""
+
+
+class Sizer:
+    """How many positions a block should hold, learned from the blocks before. Small records travel many at a time."""
+
+    def __init__(self, unit: int, most: int):
+        self._unit = unit
+        self._most = max(1, most // unit)  # in units
+        self._units = 1
+
+    def positions(self) -> int:
+        return self._units * self._unit
+
+    def learn(self, positions: int, seconds: float, size_bytes: int) -> None:
+        units = max(1, positions // self._unit)
+        by_time = BLOCK_S * units / max(seconds, 1e-9)
+        by_bytes = BLOCK_BYTES * units / max(size_bytes, 1)
+        wanted = int(min(by_time, by_bytes, 8 * self._units))  # grow by steps: the first block is no fair sample
+        self._units = max(1, min(wanted, self._most))
+
+
+class BlockCursor(Cursor):
+    """The rows of a program in order, computed ahead by an executor.
+
+    Args:
+      program: what to run.
+      ahead: how many blocks may be under way or waiting to be handed over.
+      most: how many positions may be, at most.
+    """
+
+    def __init__(self, program: Program, executor: Executor, *, ahead: int, most: int = 1 << 20):
+        self._program = program
+        self._executor = executor
+        self._ahead = ahead
+        self._most = max(most, program.unit)
+        self._length = program.node.length
+        self._sizer = Sizer(program.unit, max(1, self._most // max(1, min(ahead, executor.parallelism))))
+        self._watch = FilterWatch(program.node.call())
+        self._position = 0
+        self._counts = [0] * len(program.counting)
+        self._tickets: collections.deque[Ticket] = collections.deque()
+        self._result: Result | None = None
+        self._row = 0
+        self._last: tuple[int, int] = (0, 0)
+        self._closed = False
+        self._restart()
+
+    def pull(self, count: int) -> Block:
+        while True:
+            result = self._result
+            if result is not None and self._row < len(result.rows):
+                low = self._row
+                high = min(low + count, len(result.rows))
+                self._row = high
+                self._position, *self._counts = result.marks[high - 1].tolist()
+                self._last = (low, high)
+                return blocks.part_of(result.rows, low, high)
+            if result is not None and result.failure is not None:
+                self._restart()
+                raise result.failure
+            if not self._next_block():
+                self._position = self._length
+                return []
+
+    def _next_block(self) -> bool:
+        self._result = None
+        self._fill()
+        if not self._tickets:
+            return False
+        ticket = self._tickets[0]
+        try:
+            result, seconds = self._executor.wait(ticket)
+        except BaseException:
+            if not self._closed:
+                self._restart()
+            raise
+        if self._closed:
+            raise ValueError("This iterator was closed while its next element was being computed.")
+        self._tickets.popleft()
+        self._result, self._row = result, 0
+        self._watch.count(max(result.seen // self._program.unit, len(result.rows)), len(result.rows))
+        self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size_of(result.rows))
+        self._fill()
+        return True
+
+    def _fill(self) -> None:
+        while len(self._tickets) < self._ahead and self._next < self._length:
+            held = self._next - self._position
+            if self._tickets and held >= self._most:
+                break
+            high = min(
+                self._length, self._next + min(self._sizer.positions(), max(self._program.unit, self._most - held))
+            )
+            if high < self._length:
+                high -= (high - self._next) % self._program.unit
+            task = Task(self._program, self._next, high, self._number, self._counts_at(self._next), self._ledger)
+            self._tickets.append(self._executor.submit(task))
+            self._next = high
+            self._number += 1
+
+    def _counts_at(self, position: int) -> list[int] | None:
+        """How many elements each counting step has seen at `position`, where that is arithmetic."""
+        if self._program.sparse:
+            return None if self._program.counting else []
+        units = self._program.unit_before_counting
+        return [base + (position - self._base) // unit for base, unit in zip(self._base_counts, units, strict=True)]
+
+    def _restart(self) -> None:
+        """Forgets all that was computed ahead, and begins again after what was delivered."""
+        if self._tickets:
+            self._ledger.abort()
+            self._executor.forget(list(self._tickets))
+            self._tickets.clear()
+        self._result = None
+        self._next = self._base = self._position
+        self._base_counts = list(self._counts)
+        self._number = 0
+        self._ledger = Ledger(self._base_counts)
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        if self._result is None or self._program.unit > 1:
+            return None
+        position = int(self._result.marks[self._last[0] + row, 0]) - 1
+        return position, self._program.node.origins(position)
+
+    def get_state(self) -> State:
+        return state_of(self._program, self._position, self._counts)
+
+    def set_state(self, state: State) -> None:
+        counts = []
+        for step in reversed(self._program.counting):
+            assert step.count_key is not None
+            counts.append(counted(state, step.count_key))
+            state = field(state, "parent", dict)
+        self._seek(field(state, "next_index", int), counts[::-1])
+
+    def get_next_index(self) -> int:
+        if self._program.drops:
+            return super().get_next_index()
+        return self._counts[-1] if self._counts else -(-self._position // self._program.unit)
+
+    def set_next_index(self, index: int) -> None:
+        if self._program.drops:
+            super().set_next_index(index)
+        position = index * self._program.unit
+        self._seek(position, [position // unit for unit in self._program.unit_before_counting])
+
+    def _seek(self, position: int, counts: list[int]) -> None:
+        if not 0 <= position <= self._length:
+            raise IndexError(
+                f"Checkpoint `next_index` {position} is out of range for dataset of length {self._length}."
+            )
+        self._position, self._counts = position, counts
+        self._restart()
+
+    def start_prefetch(self) -> None:
+        self._fill()
+
+    def close(self) -> None:
+        self._closed = True
+        self._ledger.abort()
+        self._executor.forget(list(self._tickets))
+        self._tickets.clear()
+
+
+def size_of(rows: Block) -> int:
+    """Bytes of the arrays in a block; of many rows, the first few stand for all."""
+    if isinstance(rows, Columns):
+        return sum(leaf.nbytes for leaf in trees.leaves(rows.tree))
+    some = rows[:4]
+    total = sum(leaf.nbytes for row in some for leaf in trees.leaves(row) if isinstance(leaf, np.ndarray))
+    return total * len(rows) // max(1, len(some))

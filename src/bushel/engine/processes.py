@@ -1,0 +1,511 @@
+"""The executor of worker processes: tasks out, results back through slabs, dead workers replaced, nothing lost.
+
+One thread does all the talking. It hands tasks to workers as slots come free, so that memory in flight has a bound;
+the consumer only waits for results and takes them apart.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import pickle
+import selectors
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import cloudpickle
+
+from bushel.base.errors import PipelineNotSent, WorkerDied
+from bushel.base.memory import ALIGNMENT
+from bushel.engine import wire
+from bushel.engine.program import Misfit, Program, Result
+from bushel.engine.slabs import Arena, anonymous_file
+from bushel.engine.tasks import Aborted, Executor, Task, Ticket
+from bushel.engine.wire import Channel, Packed
+from bushel.engine.zygote import STARTER
+from bushel.graph.node import MapNode, merged
+
+logger = logging.getLogger("bushel")
+
+DEFAULT_BUDGET_BYTES = 1 << 30
+DEPTH = 2  # tasks a worker holds: the one it runs, and the next
+MOST_DEATHS = 4  # of one block; the last two are watched element by element
+_SLOT_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Job:
+    """A ticket on its way through the pool."""
+
+    number: int
+    ticket: Ticket
+    program: int
+    slot: int | None = None
+    arena: Arena | None = None
+    urgent: bool = False
+    forgotten: bool = False
+    asked: tuple[int, int] | None = None
+    """The counting step and the number of elements for which the worker waits."""
+    deaths: int = 0
+    at: tuple[int, int] | None = None
+    killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Peer:
+    """A worker as the pool sees it."""
+
+    index: int
+    channel: Channel
+    pid: int
+    jobs: collections.deque[_Job] = dataclasses.field(default_factory=collections.deque)
+    programs: set[int] = dataclasses.field(default_factory=set)
+    arena: Arena | None = None
+    since: float = 0.0
+
+
+class Processes(Executor):
+    """Worker processes with their shared memory.
+
+    Args:
+      num_workers: how many.
+      init: called as init(worker index, worker count) in every worker before its first task.
+      budget_bytes: bounds the shared memory for results.
+      timeout_s: a block that takes longer counts as a dead worker; None waits for ever.
+      portable: uses the transport for systems without memfd.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        *,
+        init: Callable[[int, int], None] | None = None,
+        budget_bytes: int = DEFAULT_BUDGET_BYTES,
+        timeout_s: float | None = None,
+        portable: bool = False,
+    ):
+        self.parallelism = num_workers
+        self._core = _Core(num_workers, init, budget_bytes, timeout_s, portable)
+        self._finalizer = weakref.finalize(self, self._core.stop)
+
+    def submit(self, task: Task) -> Ticket:
+        return self._core.submit(task)
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        packed, marks, seen, failure, memory, seconds = self._core.wait(ticket)
+        rows = wire.unpack(packed, memory)
+        del memory
+        return Result(rows, marks, seen, None if failure is None else _rebuilt(*failure)), seconds
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        self._core.forget(tickets)
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def pids(self) -> list[int]:
+        """The process numbers of the workers."""
+        return [peer.pid for peer in self._core.peers]
+
+
+class _Core:
+    """All of the pool but its handle: the talking thread holds it, so the handle can be collected."""
+
+    def __init__(self, num_workers: int, init: Any, budget_bytes: int, timeout_s: float | None, portable: bool):
+        self._owner = os.getpid()
+        self._budget = budget_bytes
+        self._timeout_s = timeout_s
+        self._portable = portable
+        self._num_workers = num_workers
+        self._init = _dumped(init, "worker_init_fn")
+        self._lock = threading.RLock()
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        os.set_blocking(self._wake_reader, False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._waiting: collections.deque[_Job] = collections.deque()
+        self._jobs: dict[int, _Job] = {}
+        self._of_ticket: dict[Ticket, _Job] = {}
+        self._programs: dict[int, tuple[int, int, list[tuple[int, int]]]] = {}
+        self._program_numbers: dict[int, int] = {}
+        self._kept: list[Program] = []  # keeps the ids in _program_numbers from being used again
+        self._arena: Arena | None = None
+        self._largest = 0
+        self._warned = False
+        self._deaths_in_a_row = 0
+        self._stopping = False
+        self._next_job = 0
+        self.peers: list[_Peer] = []
+        for index in range(num_workers):
+            self._start(index)
+        self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
+        self._thread.start()
+
+    # Called by the consumer.
+
+    def submit(self, task: Task) -> Ticket:
+        self._check_owner()
+        ticket = Ticket(task, Future())
+        with self._lock:
+            job = _Job(self._next_job, ticket, self._program(task.program))
+            self._next_job += 1
+            self._jobs[job.number] = self._of_ticket[ticket] = job
+            self._waiting.append(job)
+        self._wake()
+        return ticket
+
+    def wait(self, ticket: Ticket) -> tuple[Any, ...]:
+        self._check_owner()
+        with self._lock:
+            job = self._of_ticket.get(ticket)
+            if job is not None and not ticket.done.done():
+                job.urgent = True
+        self._wake()
+        try:
+            return ticket.done.result()
+        finally:
+            with self._lock:
+                self._of_ticket.pop(ticket, None)
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        with self._lock:
+            for ticket in tickets:
+                job = self._of_ticket.pop(ticket, None)
+                if job is not None:
+                    job.forgotten = True
+                    if job in self._waiting:
+                        self._waiting.remove(job)
+                        self._jobs.pop(job.number, None)
+        self._wake()
+
+    def stop(self) -> None:
+        if self._owner != os.getpid():
+            return
+        self._stopping = True
+        self._wake()
+        self._thread.join(timeout=3)
+
+    def _check_owner(self) -> None:
+        if self._owner != os.getpid():
+            raise RuntimeError(
+                "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
+            )
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_writer, b"x")
+
+    def _program(self, program: Program) -> int:
+        number = self._program_numbers.get(id(program))
+        if number is None:
+            number = self._program_numbers[id(program)] = len(self._kept)
+            self._kept.append(program)
+            self._programs[number] = _shared(program, portable=self._portable)
+        return number
+
+    # Called by the talking thread.
+
+    def _talk(self) -> None:
+        try:
+            while not self._stopping:
+                timeout = 0.2 if self._timeout_s is not None else None
+                for key, _ in self._selector.select(timeout):
+                    if key.data is None:
+                        with contextlib.suppress(BlockingIOError):
+                            os.read(self._wake_reader, 4096)
+                    else:
+                        self._hear(key.data)
+                with self._lock:
+                    if self._timeout_s is not None:
+                        self._kill_the_slow(self._timeout_s)
+                    self._answer_counts()
+                    self._assign()
+        except BaseException as error:
+            self._fail_all(error)
+        finally:
+            self._end()
+
+    def _hear(self, peer: _Peer) -> None:
+        try:
+            messages = peer.channel.arrived()
+        except wire.Closed:
+            with self._lock:
+                self._bury(peer)
+            return
+        with self._lock:
+            for kind, *arguments in messages:
+                getattr(self, f"_on_{kind}")(peer, *arguments)
+
+    def _assign(self) -> None:
+        while self._waiting:
+            peer = min(self.peers, key=lambda peer: len(peer.jobs))
+            if len(peer.jobs) >= DEPTH:
+                return
+            job = self._waiting[0]
+            slot = self._arena.grant() if self._arena is not None else None
+            if slot is None and self._arena is not None and not job.urgent:
+                return  # all slots are held: only what the consumer waits for goes on, by the heap
+            if slot is None and self._arena is not None:
+                self._warn_of_holding()
+            self._waiting.popleft()
+            job.slot, job.arena, job.at, job.asked = slot, self._arena if slot is not None else None, None, None
+            if not peer.jobs:
+                peer.since = time.monotonic()
+            peer.jobs.append(job)
+            with contextlib.suppress(wire.Closed):  # its end is heard next, and the job goes to another
+                self._tell(peer, job)
+
+    def _tell(self, peer: _Peer, job: _Job) -> None:
+        if job.program not in peer.programs:
+            descriptor, size, places = self._programs[job.program]
+            peer.channel.send(("program", job.program, size, places), (descriptor,))
+            peer.programs.add(job.program)
+        if job.arena is not None and peer.arena is not job.arena:
+            peer.channel.send(("arena", job.arena.slot_bytes), (job.arena.descriptor,))
+            peer.arena = job.arena
+        task = job.ticket.task
+        careful = job.deaths >= 2
+        peer.channel.send(("task", job.number, job.program, task.low, task.high, task.counts, job.slot, careful))
+
+    def _on_done(
+        self, peer: _Peer, number: int, packed: Packed, marks: Any, seen: int, failure: Any, seconds: float
+    ) -> None:
+        job = self._finished(peer, number)
+        self._largest = max(self._largest, packed.size_bytes)
+        memory = None
+        if job.slot is not None and job.arena is not None:
+            if packed.places and not job.forgotten:
+                memory = job.arena.lease(job.slot)
+            else:
+                job.arena.give_back(job.slot)
+        if packed.places is None or self._arena is None:
+            self._make_room(packed.size_bytes)
+        if not job.forgotten:
+            job.ticket.done.set_result((packed, marks, seen, failure, memory, seconds))  # type: ignore[arg-type]
+
+    def _on_misfit(self, peer: _Peer, number: int) -> None:
+        self._give_up(self._finished(peer, number), Misfit())
+
+    def _on_aborted(self, peer: _Peer, number: int) -> None:
+        self._give_up(self._finished(peer, number), Aborted())
+
+    def _on_failed(self, peer: _Peer, number: int, pickled: bytes, shown: str) -> None:
+        self._give_up(self._finished(peer, number), _rebuilt(pickled, shown))
+
+    def _on_count(self, peer: _Peer, number: int, step: int, count: int) -> None:
+        job = self._jobs[number]
+        task = job.ticket.task
+        task.ledger.report(step, task.number, count)
+        job.asked = (step, count)
+
+    def _on_at(self, peer: _Peer, number: int, low: int, high: int) -> None:
+        self._jobs[number].at = (low, high)
+
+    def _on_broken(self, peer: _Peer, what: str, pickled: bytes, shown: str) -> None:
+        error = _rebuilt(pickled, shown)
+        error.add_note(f"bushel: {what}.")
+        self._fail_all(error)
+        self._stopping = True
+
+    def _answer_counts(self) -> None:
+        for peer in self.peers:
+            job = peer.jobs[0] if peer.jobs else None
+            if job is None or job.asked is None:
+                continue
+            task = job.ticket.task
+            before = task.ledger.before(job.asked[0], task.number)
+            if before is not None or job.forgotten:
+                job.asked = None
+                with contextlib.suppress(wire.Closed):
+                    peer.channel.send(("abort",) if before is None else ("before", before))
+
+    def _finished(self, peer: _Peer, number: int) -> _Job:
+        job = peer.jobs.popleft()
+        assert job.number == number, "workers answer in order"
+        peer.since = time.monotonic()
+        self._jobs.pop(number, None)
+        self._deaths_in_a_row = 0
+        return job
+
+    def _give_up(self, job: _Job, error: BaseException) -> None:
+        if job.slot is not None and job.arena is not None:
+            job.arena.give_back(job.slot)
+        if not job.forgotten and not job.ticket.done.done():
+            job.ticket.done.set_exception(error)
+
+    def _bury(self, peer: _Peer) -> None:
+        """A worker is dead: another takes its place and its tasks, the first of which may have killed it."""
+        self._selector.unregister(peer.channel.socket)
+        peer.channel.close()
+        how = STARTER.ended(peer.pid)
+        self._deaths_in_a_row += 1
+        for job in peer.jobs:
+            if job.slot is not None and job.arena is not None:
+                job.arena.give_back(job.slot)
+            job.slot = job.arena = None
+        if peer.jobs:
+            culprit = peer.jobs[0]
+            culprit.deaths += 1
+            if culprit.at is not None:
+                culprit.killed_at.append(culprit.at)
+            if culprit.deaths >= MOST_DEATHS and len(set(culprit.killed_at[-2:])) == 1:
+                peer.jobs.popleft()
+                self._jobs.pop(culprit.number, None)
+                self._give_up(culprit, self._verdict(culprit, how))
+        if self._deaths_in_a_row > 10 * self._num_workers + MOST_DEATHS:
+            self._fail_all(WorkerDied(f"Worker processes keep dying before they finish anything; the last one {how}."))
+            self._stopping = True
+            return
+        self._waiting.extendleft(job for job in reversed(peer.jobs) if not job.forgotten)
+        self.peers.remove(peer)
+        self._start(peer.index)
+
+    def _verdict(self, job: _Job, how: str) -> WorkerDied:
+        low, high = job.killed_at[-1]
+        node: MapNode = job.ticket.task.program.node
+        positions = range(low, min(high, low + 8))
+        records = "; ".join(map(str, merged(origin for at in positions for origin in node.origins(at))))
+        which = f"element {low}" if high == low + 1 else f"one of the elements {low} to {high - 1}"
+        return WorkerDied(
+            f"Computing {which} of the output ({records}) killed {job.deaths} worker processes one after the other; "
+            f"the last one {how}."
+        )
+
+    def _kill_the_slow(self, timeout_s: float) -> None:
+        now = time.monotonic()
+        for peer in self.peers:
+            if peer.jobs and peer.jobs[0].asked is None and now - peer.since > timeout_s:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(peer.pid, signal.SIGKILL)
+                peer.since = now
+
+    def _start(self, index: int) -> None:
+        channel, pid = STARTER.start()
+        peer = _Peer(index, channel, pid)
+        # Later in the alphabet of dictionaries: what the consumer's environment says now, but no accelerator.
+        hidden = {"JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"}
+        variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        with contextlib.suppress(wire.Closed):
+            channel.send(("setup", os.getcwd(), list(sys.path), variables, self._init, index, self._num_workers))
+        self._selector.register(channel.socket, selectors.EVENT_READ, peer)
+        self.peers.append(peer)
+
+    def _make_room(self, size_bytes: int) -> None:
+        """An arena whose slots hold the largest block so far, as many as the budget allows."""
+        wanted = max(_SLOT_BYTES, int(1.25 * self._largest) + 64 * ALIGNMENT)
+        if self._arena is not None and self._arena.slot_bytes >= wanted:
+            return
+        count = min(self._num_workers * DEPTH + 8, self._budget // wanted)
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+        if count >= 2:
+            self._arena = Arena(wanted, count, portable=self._portable)
+
+    def _warn_of_holding(self) -> None:
+        if not self._warned and self._arena is not None:
+            self._warned = True
+            held = self._arena.held() * self._arena.slot_bytes
+            logger.warning(
+                "All %.0f MB of shared memory for results are held by arrays that are still in use. Results go on as "
+                "copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
+                held / 1e6,
+            )
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._lock:
+            for job in list(self._jobs.values()):
+                if not job.ticket.done.done():
+                    job.ticket.done.set_exception(error)
+            self._jobs.clear()
+            self._waiting.clear()
+
+    def _end(self) -> None:
+        with self._lock:
+            for peer in self.peers:
+                peer.channel.close()
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(peer.pid, signal.SIGKILL)
+            self.peers.clear()
+            self._fail_all(RuntimeError("The worker processes of this iterator were closed."))
+            if self._arena is not None:
+                self._arena.close()
+            for descriptor, _, _ in self._programs.values():
+                os.close(descriptor)
+            self._programs.clear()
+            self._selector.close()
+            os.close(self._wake_reader)
+            writer, self._wake_writer = self._wake_writer, -1
+            os.close(writer)
+
+
+def _dumped(value: Any, what: str) -> bytes:
+    try:
+        return cloudpickle.dumps(value, protocol=5)
+    except Exception as error:
+        raise PipelineNotSent(f"{what} cannot be sent to worker processes: {error}") from error
+
+
+def _shared(program: Program, *, portable: bool) -> tuple[int, int, list[tuple[int, int]]]:
+    """A program in a file that all workers map: (descriptor, size of the pickle, places of its arrays)."""
+    buffers: list[pickle.PickleBuffer] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < wire.IN_BAND_BYTES:
+            return True
+        buffers.append(buffer)
+        return False
+
+    try:
+        pickled = cloudpickle.dumps(program, protocol=5, buffer_callback=keep)
+    except Exception as error:
+        raise PipelineNotSent(f"{_culprit(program)} cannot be sent to worker processes: {error}") from error
+    places: list[tuple[int, int]] = []
+    end = len(pickled)
+    for buffer in buffers:
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        end = start + buffer.raw().nbytes
+        places.append((start, buffer.raw().nbytes))
+    descriptor = anonymous_file(max(end, 1), portable=portable)
+    os.pwrite(descriptor, pickled, 0)
+    for buffer, (start, _) in zip(buffers, places, strict=True):
+        raw, done = buffer.raw(), 0
+        while done < raw.nbytes:
+            done += os.pwrite(descriptor, raw[done : done + (1 << 30)], start + done)
+    return descriptor, len(pickled), places
+
+
+def _culprit(program: Program) -> str:
+    """The first operation that cannot be pickled, as it was written."""
+    queue: list[Any] = [*program.steps, program.node]
+    for node in queue:
+        for value in node.parameters().values():
+            try:
+                cloudpickle.dumps(value)
+            except Exception:
+                return node.call()
+        if isinstance(node, MapNode):
+            queue.extend(node.parents)
+    return "The pipeline"
+
+
+def _rebuilt(pickled: bytes, shown: str) -> Exception:
+    """An exception of a worker as it was, or its text where it could not travel."""
+    if pickled:
+        error, notes, cause = pickle.loads(pickled)
+        for note in notes:
+            if note not in getattr(error, "__notes__", []):
+                error.add_note(note)
+        error.__cause__ = cause
+        return error
+    return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")

@@ -1,0 +1,96 @@
+"""Slabs: shared memory in slots of one size. Workers write results into them, the consumer sees them as arrays.
+
+The memory has no name: it goes when the last process that maps it does, whatever the way of dying. A slot is free
+again when the last array that looks into it is gone.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import mmap
+import os
+import queue
+import tempfile
+import weakref
+
+from bushel.base.memory import ALIGNMENT
+
+
+def anonymous_file(size: int, *, portable: bool = False) -> int:
+    """A descriptor of shared memory without a name: a memfd, or an unlinked temporary file where there is none."""
+    if hasattr(os, "memfd_create") and not portable:
+        descriptor = os.memfd_create("bushel", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile(prefix="bushel-") as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+class Arena:
+    """Slots of shared memory with a free list. One thread grants and takes back; leases may end on any thread."""
+
+    def __init__(self, slot_bytes: int, slots: int, *, portable: bool = False):
+        self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.slots = slots
+        self.descriptor = anonymous_file(self.slot_bytes * slots, portable=portable)
+        self._map = mmap.mmap(self.descriptor, self.slot_bytes * slots)
+        self._free = collections.deque(range(slots))
+        # A lease ends inside the garbage collector, on any thread: it may do no more than put a number here.
+        self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def grant(self) -> int | None:
+        """A free slot, for its next user alone; None where all are held."""
+        while not self._returned.empty():
+            self._free.append(self._returned.get())
+        return self._free.popleft() if self._free else None
+
+    def give_back(self, slot: int) -> None:
+        """Takes back a slot that nobody looks into."""
+        self._returned.put(slot)
+
+    def lease(self, slot: int) -> memoryview:
+        """The memory of a slot; the slot comes back by itself when nothing looks into that memory any more."""
+        memory = (ctypes.c_char * self.slot_bytes).from_buffer(self._map, slot * self.slot_bytes)
+        finalizer = weakref.finalize(memory, self._returned.put, slot)
+        finalizer.atexit = False
+        return memoryview(memory).cast("B")
+
+    def held(self) -> int:
+        """How many slots are granted or leased."""
+        return self.slots - len(self._free) - self._returned.qsize()
+
+    def close(self) -> None:
+        """Lets go of the memory; what is leased stays until its last view is gone."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+class Slot:
+    """One slot as a worker sees it: memory handed out from the start to the end, for one task."""
+
+    def __init__(self, memory: memoryview):
+        self._memory = memory
+        self._start = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if len(memory) else 0
+        self._used = 0
+
+    def reset(self) -> None:
+        self._used = 0
+
+    def place(self, size: int) -> int | None:
+        """The offset of `size` aligned bytes; None where they do not fit."""
+        offset = -(-self._used // ALIGNMENT) * ALIGNMENT
+        if offset + size > len(self._memory):
+            return None
+        self._used = offset + size
+        return offset
+
+    def part(self, offset: int, size: int) -> memoryview:
+        return self._memory[offset : offset + size]
+
+    def offset_of(self, address: int, size: int) -> int | None:
+        """Where in the slot an array lies that was made in it; None for memory from elsewhere."""
+        offset = address - self._start
+        return offset if offset >= 0 and offset + size <= len(self._memory) else None

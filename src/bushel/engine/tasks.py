@@ -1,0 +1,193 @@
+"""Tasks and who runs them: the protocol between delivery and executors, and the executors of this process.
+
+An executor takes tasks and gives back their results, in whatever order it likes to compute them. Everything else
+(order, back-pressure, state, retries after an error) is delivery's business.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import queue
+import random
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+
+from bushel.engine.program import Program, Result, run
+
+
+class Aborted(Exception):
+    """A task was given up while it waited for the counts of blocks before it."""
+
+
+class Ledger:
+    """How many elements each block brought to each counting step: tells a block how many came before it."""
+
+    def __init__(self, starts: list[int]):
+        self._totals = [[start] for start in starts]  # totals[step][n]: elements before block n
+        self._early: list[dict[int, int]] = [{} for _ in starts]
+        self._changed = threading.Condition()
+        self._aborted = False
+
+    def report(self, step: int, number: int, count: int) -> None:
+        """Block `number` brings `count` elements to `step`. Saying it again changes nothing."""
+        with self._changed:
+            totals, early = self._totals[step], self._early[step]
+            if number + 1 >= len(totals):
+                early[number] = count
+            while len(totals) - 1 in early:
+                totals.append(totals[-1] + early.pop(len(totals) - 1))
+            self._changed.notify_all()
+
+    def before(self, step: int, number: int) -> int | None:
+        """How many elements came to `step` before block `number`; None while that is not known."""
+        totals = self._totals[step]
+        return totals[number] if number < len(totals) else None
+
+    def wait(self, step: int, number: int, count: int) -> int:
+        """Reports, and waits until the blocks before have reported too."""
+        self.report(step, number, count)
+        with self._changed:
+            while (before := self.before(step, number)) is None:
+                if self._aborted:
+                    raise Aborted
+                self._changed.wait()
+            return before
+
+    def abort(self) -> None:
+        """Nobody needs the blocks any more: those that wait give up."""
+        with self._changed:
+            self._aborted = True
+            self._changed.notify_all()
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Task:
+    """Positions [low, high) of a program. `counts` are known beforehand, or a ledger tells them on the way."""
+
+    program: Program
+    low: int
+    high: int
+    number: int
+    counts: list[int] | None
+    ledger: Ledger
+
+    def count_before(self, step: int, count: int) -> int:
+        return self.counts[step] if self.counts is not None else self.ledger.wait(step, self.number, count)
+
+    def run(self) -> Result:
+        return run(self.program, self.low, self.high, self.count_before)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Ticket:
+    """A task under way. `done` holds its Result, or raises what stopped the executor itself."""
+
+    task: Task
+    done: Future[tuple[Result, float]]
+
+
+class Executor(abc.ABC):
+    """Runs tasks. To plug in another one, implement these four methods; results must be those of `task.run()`."""
+
+    parallelism: int = 1
+    """How many tasks it can work on at a time."""
+
+    @abc.abstractmethod
+    def submit(self, task: Task) -> Ticket:
+        """Takes a task; it should be begun in the order of submission."""
+
+    @abc.abstractmethod
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        """The result of a task and the seconds it took, once it is there."""
+
+    @abc.abstractmethod
+    def forget(self, tickets: list[Ticket]) -> None:
+        """Nobody will ask for these results: drop them, run or not."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Ends all work. Calling it again does nothing."""
+
+
+class Stepped(Executor):
+    """Runs tasks when asked for one, others before it in an order drawn from a seed: for tests of delivery."""
+
+    def __init__(self, seed: int = 0, parallelism: int = 3):
+        self.parallelism = parallelism
+        self._random = random.Random(seed)
+        self._pending: list[Ticket] = []
+
+    def submit(self, task: Task) -> Ticket:
+        ticket = Ticket(task, Future())
+        self._pending.append(ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        while not ticket.done.done():
+            # Tasks that ask for counts must run in order: one cannot step aside and wait here.
+            free = ticket.task.counts is not None
+            chosen = self._pending.pop(self._random.randrange(len(self._pending)) if free else 0)
+            _compute(chosen)
+        return ticket.done.result()
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        self._pending = [ticket for ticket in self._pending if ticket not in tickets]
+
+    def close(self) -> None:
+        self._pending.clear()
+
+
+class Threads(Executor):
+    """Runs tasks in threads of this process: for work that releases the GIL, or a Python without one."""
+
+    def __init__(self, num_threads: int):
+        self.parallelism = num_threads
+        self._work: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._finalizer = weakref.finalize(self, _stop, self._work, num_threads)
+
+    def submit(self, task: Task) -> Ticket:
+        if not self._threads:
+            for number in range(self.parallelism):
+                thread = threading.Thread(target=_serve, args=(self._work,), name=f"bushel-read-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        ticket = Ticket(task, Future())
+        self._work.put(ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        return ticket.done.result()
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.done.cancel()
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+def _compute(ticket: Ticket) -> None:
+    if not ticket.done.set_running_or_notify_cancel():
+        return
+    begun = time.perf_counter()
+    try:
+        result = ticket.task.run()
+    except BaseException as error:
+        ticket.done.set_exception(error)
+    else:
+        ticket.done.set_result((result, time.perf_counter() - begun))
+
+
+def _serve(work: queue.SimpleQueue[Ticket | None]) -> None:
+    while (ticket := work.get()) is not None:
+        _compute(ticket)
+        del ticket  # an idle thread keeps nothing alive
+
+
+def _stop(work: queue.SimpleQueue[Ticket | None], num_threads: int) -> None:
+    for _ in range(num_threads):
+        work.put(None)

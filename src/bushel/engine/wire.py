@@ -1,0 +1,163 @@
+"""What goes between consumer and workers: framed messages over a socket, and blocks with their arrays in a slot.
+
+Peers are processes of one user that this library has started; nothing else is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import pickle
+import socket
+import struct
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from bushel.engine.slabs import Slot
+
+IN_BAND_BYTES = 4096
+"""Arrays below this travel inside the message: a kept label must not hold a whole slot."""
+
+_HEADER = struct.Struct("<QB")
+
+
+class Closed(Exception):
+    """The other side is gone."""
+
+
+class Channel:
+    """Messages over a stream socket: pickled objects, and descriptors from consumer to worker."""
+
+    def __init__(self, sock: socket.socket):
+        self.socket = sock
+        self._buffer = bytearray()
+
+    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        body = pickle.dumps(message, protocol=5)
+        header = _HEADER.pack(len(body), len(descriptors))
+        try:
+            if descriptors:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
+                self.socket.sendmsg([header], [rights])
+                self.socket.sendall(body)
+            else:
+                self.socket.sendall(header + body)
+        except OSError as error:
+            raise Closed(str(error)) from None
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """The next message and its descriptors; waits for it."""
+        descriptors: list[int] = []
+        header = b""
+        while len(header) < _HEADER.size:
+            try:
+                data, ancillary, _, _ = self.socket.recvmsg(_HEADER.size - len(header), socket.CMSG_SPACE(4 * 16))
+            except OSError as error:
+                raise Closed(str(error)) from None
+            if not data:
+                raise Closed("end of file")
+            for _, kind, payload in ancillary:
+                if kind == socket.SCM_RIGHTS:
+                    numbers = array.array("i")
+                    numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
+                    descriptors.extend(numbers)
+            header += data
+        size, _ = _HEADER.unpack(header)
+        body = bytearray(size)
+        view, done = memoryview(body), 0
+        while done < size:
+            try:
+                count = self.socket.recv_into(view[done:])
+            except OSError as error:
+                raise Closed(str(error)) from None
+            if not count:
+                raise Closed("end of file")
+            done += count
+        return pickle.loads(body), descriptors
+
+    def arrived(self) -> list[Any]:
+        """All messages that are whole by now; never waits. Raises Closed at the end of file."""
+        messages: list[Any] = []
+        ended = False
+        while True:
+            try:
+                data = self.socket.recv(1 << 20, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                ended = True
+                break
+            self._buffer += data
+        while len(self._buffer) >= _HEADER.size:
+            size, _ = _HEADER.unpack_from(self._buffer)
+            if len(self._buffer) < _HEADER.size + size:
+                break
+            messages.append(pickle.loads(memoryview(self._buffer)[_HEADER.size : _HEADER.size + size]))
+            del self._buffer[: _HEADER.size + size]
+        if ended and not messages:
+            raise Closed("end of file")
+        return messages
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@dataclasses.dataclass(slots=True)
+class Packed:
+    """An object as a message: what is no large array pickled, large arrays by place in a slot or beside it."""
+
+    pickled: bytes
+    places: list[tuple[int, int]] | None
+    """(offset, size) of each large array in the slot; None where they travel in `beside`."""
+    beside: list[bytes]
+    size_bytes: int
+
+
+def pack(value: Any, slot: Slot | None) -> Packed:
+    """Packs an object; its large arrays go into the slot if they fit, all or none. Those made in it stay there."""
+    buffers: list[pickle.PickleBuffer] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        if buffer.raw().nbytes < IN_BAND_BYTES:
+            return True  # in band
+        buffers.append(buffer)
+        return False
+
+    try:
+        pickled = pickle.dumps(value, protocol=5, buffer_callback=keep)
+    except Exception:  # a class of the user's main module, a lambda: what pickle cannot name, cloudpickle can carry
+        buffers.clear()
+        pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=keep)
+    size = sum(buffer.raw().nbytes for buffer in buffers)
+    places = _placed(buffers, slot) if slot is not None else None
+    beside = [] if places is not None else [bytes(buffer.raw()) for buffer in buffers]
+    return Packed(pickled, places, beside, size + len(pickled))
+
+
+def _placed(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tuple[int, int]] | None:
+    places: list[tuple[int, int]] = []
+    for buffer in buffers:
+        raw = buffer.raw()
+        flat = np.frombuffer(raw, dtype=np.uint8)
+        offset = slot.offset_of(flat.__array_interface__["data"][0], raw.nbytes)
+        if offset is None:
+            offset = slot.place(raw.nbytes)
+            if offset is None:
+                return None
+            np.frombuffer(slot.part(offset, raw.nbytes), dtype=np.uint8)[:] = flat
+        places.append((offset, raw.nbytes))
+    return places
+
+
+def unpack(packed: Packed, memory: memoryview | None) -> Any:
+    """The object again. Its large arrays look into `memory`, or into bytes of their own."""
+    if packed.places is None:
+        return pickle.loads(packed.pickled, buffers=[bytearray(part) for part in packed.beside])
+    if not packed.places:
+        return pickle.loads(packed.pickled)
+    assert memory is not None
+    return pickle.loads(packed.pickled, buffers=[memory[offset : offset + size] for offset, size in packed.places])

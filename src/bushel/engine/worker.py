@@ -1,0 +1,182 @@
+"""A worker process: takes tasks from its channel, runs them, answers. It ends when the channel does."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import mmap
+import os
+import pickle
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from bushel.base import memory
+from bushel.engine import wire
+from bushel.engine.program import Misfit, Program, Result, run, run_in_units
+from bushel.engine.slabs import Slot
+from bushel.engine.wire import Channel
+
+
+def main(descriptor: int) -> None:
+    """Serves one channel until it ends."""
+    with contextlib.suppress(wire.Closed):
+        _Worker(Channel(socket.socket(fileno=descriptor))).serve()
+
+
+class _Worker:
+    def __init__(self, channel: Channel):
+        self._channel = channel
+        self._programs: dict[int, Program] = {}
+        self._arena: tuple[mmap.mmap, int] | None = None
+        self._slots: dict[int, Slot] = {}
+        self._backlog: collections.deque[tuple[Any, list[int]]] = collections.deque()
+
+    def serve(self) -> None:
+        while True:
+            (kind, *arguments), descriptors = self._backlog.popleft() if self._backlog else self._channel.receive()
+            getattr(self, f"_on_{kind}")(*arguments, *descriptors)
+
+    def _on_setup(
+        self, folder: str, path: list[str], variables: dict[str, str], init: bytes, index: int, count: int
+    ) -> None:
+        with contextlib.suppress(OSError):
+            os.chdir(folder)
+        sys.path[:] = path
+        os.environ.update(variables)
+        try:
+            function = pickle.loads(init)
+            if function is not None:
+                function(index, count)
+        except Exception as error:
+            self._channel.send(("broken", "worker_init_fn failed", *_portable(error)))
+            raise wire.Closed from None
+
+    def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
+        # Private pages: shared by all workers until one writes, and then its own.
+        shared = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
+        os.close(descriptor)
+        view = memoryview(shared)
+        try:
+            buffers = [view[offset : offset + length] for offset, length in places]
+            self._programs[number] = pickle.loads(view[:size], buffers=buffers)
+        except Exception as error:
+            self._channel.send(("broken", "a worker cannot load the pipeline", *_portable(error)))
+            raise wire.Closed from None
+
+    def _on_forget(self, number: int) -> None:
+        self._programs.pop(number, None)
+
+    def _on_arena(self, slot_bytes: int, descriptor: int) -> None:
+        self._slots.clear()
+        self._arena = (mmap.mmap(descriptor, 0), slot_bytes)
+        os.close(descriptor)
+
+    def _slot(self, number: int | None) -> Slot | None:
+        if number is None or self._arena is None:
+            return None
+        if number not in self._slots:
+            shared, size = self._arena
+            self._slots[number] = Slot(memoryview(shared)[number * size : (number + 1) * size])
+        slot = self._slots[number]
+        slot.reset()
+        return slot
+
+    def _on_task(
+        self, task: int, program: int, low: int, high: int, counts: list[int] | None, slot: int | None, careful: bool
+    ) -> None:
+        begun = time.perf_counter()
+        place = self._slot(slot)
+
+        def count_before(step: int, count: int) -> int:
+            if counts is not None:
+                return counts[step]
+            self._channel.send(("count", task, step, count))
+            while (reply := self._channel.receive())[0][0] not in ("before", "abort"):
+                self._backlog.append(reply)  # the next task came before the answer
+            if reply[0][0] == "abort":
+                raise _Abort
+            return reply[0][1]
+
+        try:
+            with _batches_in(place):
+                if careful:  # if this kills the process too, the culprit is known
+                    announce = functools.partial(self._announce, task)
+                    result = run_in_units(self._programs[program], low, high, count_before, announce)
+                else:
+                    result = run(self._programs[program], low, high, count_before)
+            answer: tuple[Any, ...] = ("done", task, *self._packed(result, place), time.perf_counter() - begun)
+        except _Abort:
+            answer = ("aborted", task)
+        except Misfit:
+            answer = ("misfit", task)
+        except Exception as error:
+            answer = ("failed", task, *_portable(error))
+        self._channel.send(answer)
+
+    def _announce(self, task: int, low: int, high: int) -> None:
+        self._channel.send(("at", task, low, high))
+
+    def _packed(self, result: Result, place: Slot | None) -> tuple[Any, ...]:
+        failure = None if result.failure is None else _portable(result.failure)
+        try:
+            packed = wire.pack(result.rows, place)
+        except Exception as error:
+            # Name the row that cannot travel; those before it do.
+            rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
+            for number, row in enumerate(rows):
+                try:
+                    wire.pack(row, None)
+                except Exception:
+                    position = int(result.marks[number, 0]) - 1
+                    note = f"bushel: element {position} of the output cannot be sent from a worker process: {error}"
+                    wrong = TypeError(note)
+                    if place is not None:
+                        place.reset()
+                    return wire.pack(rows[:number], None), result.marks[:number], result.seen, _portable(wrong)
+            raise
+        return packed, result.marks, result.seen, failure
+
+
+class _Abort(Exception):
+    """The consumer no longer wants the block that waits for its counts."""
+
+
+@contextlib.contextmanager
+def _batches_in(slot: Slot | None) -> Iterator[None]:
+    """Batches made meanwhile are written straight into the slot, as long as they fit."""
+    if slot is None:
+        yield
+        return
+
+    def empty(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
+        offset = slot.place(size)
+        if offset is None:
+            return None
+        return np.frombuffer(slot.part(offset, size), dtype=dtype).reshape(shape)
+
+    with memory.allocating(empty):
+        yield
+
+
+def _portable(error: Exception) -> tuple[bytes, str]:
+    """An exception as bytes if it can be pickled, and as text in any case, with the user's part of the traceback."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
+    text = "".join(traceback.format_list(frames)).rstrip()
+    lines = f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else ".")
+    error.add_note(lines)
+    shown = "".join(traceback.format_exception_only(error)).rstrip()
+    try:
+        pickled = cloudpickle.dumps((error, getattr(error, "__notes__", []), error.__cause__))
+        pickle.loads(pickled)  # some exceptions pickle well and cannot be built again
+    except Exception:
+        pickled = b""
+    return pickled, shown

@@ -1,0 +1,150 @@
+"""The zygote: a clean process that has loaded numpy and Bushel, no JAX and no threads, and forks workers on request.
+
+It makes starting a worker a matter of milliseconds, and forking safe whatever the consumer has loaded. It ends, and
+its workers with it, when the consumer does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import NoReturn
+
+from bushel.engine import wire, worker
+from bushel.engine.wire import Channel
+
+_NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
+_PR_SET_PDEATHSIG = 1
+
+
+class Starter:
+    """Starts worker processes and tells how they ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._owner = 0
+
+    def start(self) -> tuple[Channel, int]:
+        """A new worker: the channel to it, and its process number."""
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            try:
+                pid = self._fork(theirs.fileno())
+            except wire.Closed:  # the zygote was killed: once more with a new one
+                self._channel = None
+                try:
+                    pid = self._fork(theirs.fileno())
+                except wire.Closed:
+                    raise RuntimeError("Bushel cannot start its helper process; see the messages above.") from None
+        return Channel(ours), pid
+
+    def _fork(self, descriptor: int) -> int:
+        control = self._control()
+        control.send(("fork",), (descriptor,))
+        (_, pid), _ = control.receive()
+        return pid
+
+    def ended(self, pid: int) -> str:
+        """How a worker ended, in words."""
+        with self._lock:
+            try:
+                control = self._control()
+                control.send(("status", pid))
+                (_, status), _ = control.receive()
+            except wire.Closed:
+                status = None
+        if status is None:
+            return "ended for an unknown reason"
+        code = os.waitstatus_to_exitcode(status)
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def _control(self) -> Channel:
+        if self._channel is None or self._owner != os.getpid():
+            ours, theirs = socket.socketpair()
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}\n"
+                "from bushel.engine import zygote; zygote.main(int(sys.argv[1]))"
+            )
+            subprocess.Popen(
+                [sys.executable, "-S", "-c", code, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, **_NO_ACCELERATOR},
+                start_new_session=True,
+            )
+            theirs.close()
+            self._channel, self._owner = Channel(ours), os.getpid()
+        return self._channel
+
+
+def main(descriptor: int) -> None:
+    """Forks a worker for every request, until the consumer is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = Channel(socket.socket(fileno=descriptor))
+    children: set[int] = set()
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            (kind, *arguments), descriptors = control.receive()
+        except wire.Closed:
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            os._exit(0)
+        _reap(children, ended)
+        if kind == "fork":
+            parent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                _become_worker(control, parent, descriptors[0])
+            os.close(descriptors[0])
+            children.add(pid)
+            control.send(("pid", pid))
+        else:
+            deadline = time.monotonic() + 1.0
+            while arguments[0] in children and time.monotonic() < deadline:
+                _reap(children, ended)
+                time.sleep(0.001)
+            control.send(("status", ended.pop(arguments[0], None)))
+
+
+def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
+    """What the forked child does, and never comes back from."""
+    code = 1
+    try:
+        control.close()
+        _die_with(parent)
+        worker.main(descriptor)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _reap(children: set[int], ended: dict[int, int]) -> None:
+    for pid in list(children):
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            children.discard(pid)
+            ended[pid] = status
+
+
+def _die_with(parent: int) -> None:
+    """Asks the system to end this process with its parent, where it can; elsewhere the end of the channel does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+STARTER = Starter()
