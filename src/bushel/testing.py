@@ -110,5 +110,5 @@ def _same_leaf(a: Any, b: Any) -> bool:
         a, b = np.asarray(a), np.asarray(b)
         if a.dtype != b.dtype or a.shape != b.shape:
             return False
-        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+        return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM"))
     return type(a) is type(b) and (a == b or (a != a and b != b))

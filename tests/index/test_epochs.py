@@ -10,7 +10,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from strategies import slices
 
-from bushel.index.epochs import first_epoch, listed, shard, strided
+from bushel.index.epochs import batched, first_epoch, listed, shard, strided
 
 
 def epoch_of(length: int, number: int) -> list[int]:
@@ -60,18 +60,34 @@ def test_a_shard_is_a_slice(count, index, i):
     assert shard(i, index=index, count=count) == strided(i, start=index, step=count, length=1000, parent_length=length)
 
 
+@given(length=st.integers(1, 40), size=st.integers(1, 9), drop=st.booleans(), epoch=st.integers(-3, 4))
+def test_batches_of_each_epoch_are_cut_from_that_epoch(length, size, drop, epoch):
+    positions = epoch_of(length, epoch)
+    expected = [positions[low : low + size] for low in range(0, length, size)]
+    if drop:
+        expected = [batch for batch in expected if len(batch) == size]
+    assume(expected)
+    here = np.arange(len(expected)) + epoch * len(expected)
+    first, end = batched(here, batch_size=size, length=len(expected), parent_length=length)
+    assert [list(range(low, high)) for low, high in zip(first, end, strict=True)] == expected
+
+
 @pytest.mark.parametrize(
     "arithmetic",
     [
         lambda i: first_epoch(i, length=7),
         lambda i: strided(i, start=1, step=2, length=3, parent_length=7),
         lambda i: strided(i, start=6, step=-2, length=3, parent_length=7),
-        lambda i: shard(i, index=2, count=5),
-        lambda i: listed(i, np.array([4, 4, 0]), parent_length=7),
+        lambda i: listed(i, np.array([4, 4, 0]) if isinstance(i, np.ndarray) else [4, 4, 0], parent_length=7),
+        lambda i: batched(i, batch_size=4, length=2, parent_length=7)[0],
+        lambda i: batched(i, batch_size=4, length=2, parent_length=7)[1],
+        lambda i: strided(i, start=0, step=1, length=10, parent_length=2**63 - 1),
     ],
 )
 def test_python_integers_and_arrays_agree(arithmetic):
-    numbers = [0, 1, 2, 3, 6, 7, 20, 10**12, -1, -8]
-    before = np.array(numbers)
-    assert arithmetic(before).tolist() == [int(arithmetic(number)) for number in numbers]
-    assert before.tolist() == numbers
+    near = [0, 1, 2, 3, 6, 7, 20, 10**12, -1, -8]
+    far = [2**62, 2**63 - 1, -(2**62), 5]  # what becomes of them may need more than 64 bits
+    for numbers in (near, far, *([number] for number in near + far)):
+        before = np.array(numbers)
+        assert arithmetic(before).tolist() == [int(arithmetic(number)) for number in numbers]
+        assert before.tolist() == numbers

@@ -19,7 +19,7 @@ from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
 from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Ahead, Cursor, Elements, SeedStream, State, StreamNode, field
+from bushel.graph.streams import Ahead, Cursor, Elements, SeedStream, State, StreamNode, Through, field
 
 
 def open_stream(node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None) -> Cursor:
@@ -172,27 +172,24 @@ class _Over:
         return self.cursor
 
 
-class _Owner(Cursor):
+class _Owner(Through):
     """A cursor that ends its executor when it is closed."""
 
     def __init__(self, cursor: Cursor, executor: Executor):
-        self.parents = (cursor,)
+        super().__init__(cursor)
         self._executor = executor
-        self.pull = cursor.pull
-        self.get_state = cursor.get_state
-        self.set_state = cursor.set_state
-        self.get_next_index = cursor.get_next_index
-        self.set_next_index = cursor.set_next_index
-        self.trace = cursor.trace
 
-    def pull(self, count: int) -> Block:  # replaced by the cursor's own
-        raise NotImplementedError
+    def pull(self, count: int) -> Block:
+        return self.parent.pull(count)
 
-    def get_state(self) -> State:
-        raise NotImplementedError
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self.parent.trace(row)
 
-    def set_state(self, state: State) -> None:
-        raise NotImplementedError
+    def get_next_index(self) -> int:
+        return self.parent.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self.parent.set_next_index(index)
 
     def close(self) -> None:
         super().close()

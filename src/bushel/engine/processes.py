@@ -281,7 +281,7 @@ class _Core:
         self, peer: _Peer, number: int, packed: Packed, marks: Any, seen: int, failure: Any, seconds: float
     ) -> None:
         job = self._finished(peer, number)
-        self._largest = max(self._largest, packed.size_bytes)
+        self._largest = max(self._largest, packed.slot_bytes)
         memory = None
         if job.slot is not None and job.arena is not None:
             if packed.places and not job.forgotten:
@@ -289,7 +289,7 @@ class _Core:
             else:
                 job.arena.give_back(job.slot)
         if packed.places is None or self._arena is None:
-            self._make_room(packed.size_bytes)
+            self._make_room()
         if not job.forgotten:
             job.ticket.done.set_result((packed, marks, seen, failure, memory, seconds))  # type: ignore[arg-type]
 
@@ -400,12 +400,12 @@ class _Core:
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
         self.peers.append(peer)
 
-    def _make_room(self, size_bytes: int) -> None:
+    def _make_room(self) -> None:
         """An arena whose slots hold the largest block so far, as many as the budget allows."""
-        wanted = max(_SLOT_BYTES, int(1.25 * self._largest) + 64 * ALIGNMENT)
+        wanted = max(_SLOT_BYTES, int(1.25 * self._largest))
         if self._arena is not None and self._arena.slot_bytes >= wanted:
             return
-        count = min(self._num_workers * DEPTH + 8, self._budget // wanted)
+        count = min(self._num_workers * (DEPTH + 2) + 8, self._budget // wanted)
         if self._arena is not None:
             self._arena.close()
             self._arena = None

@@ -7,6 +7,7 @@ who delivers rows can tell the state without having run anything.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -90,11 +91,10 @@ class Result:
 
 def run(program: Program, low: int, high: int, count_before: CountBefore) -> Result:
     """Runs a program on positions [low, high). A failing element cuts the block short; those before it are there."""
-    try:
+    with contextlib.suppress(_FailedAt):
         return _run(program, low, high, count_before)
-    except _FailedAt:
-        # Made again in the smallest parts, up to the one that fails: functions are pure, and failure is rare.
-        return run_in_units(program, low, high, count_before)
+    # Made again in the smallest parts, up to the one that fails: functions are pure, and failure is rare.
+    return run_in_units(program, low, high, count_before)
 
 
 def run_in_units(

@@ -69,23 +69,24 @@ class Arena:
 
 
 class Slot:
-    """One slot as a worker sees it: memory handed out from the start to the end, for one task."""
+    """One slot as a worker sees it: memory handed out from the start to the end, for one task.
+
+    `used` counts what was handed out, and what was asked for in vain.
+    """
 
     def __init__(self, memory: memoryview):
         self._memory = memory
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if len(memory) else 0
-        self._used = 0
+        self.used = 0
 
     def reset(self) -> None:
-        self._used = 0
+        self.used = 0
 
     def place(self, size: int) -> int | None:
         """The offset of `size` aligned bytes; None where they do not fit."""
-        offset = -(-self._used // ALIGNMENT) * ALIGNMENT
-        if offset + size > len(self._memory):
-            return None
-        self._used = offset + size
-        return offset
+        offset = -(-self.used // ALIGNMENT) * ALIGNMENT
+        self.used = offset + size
+        return offset if self.used <= len(self._memory) else None
 
     def part(self, offset: int, size: int) -> memoryview:
         return self._memory[offset : offset + size]

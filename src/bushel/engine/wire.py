@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from bushel.base.memory import ALIGNMENT
 from bushel.engine.slabs import Slot
 
 IN_BAND_BYTES = 4096
@@ -115,6 +116,9 @@ class Packed:
     """(offset, size) of each large array in the slot; None where they travel in `beside`."""
     beside: list[bytes]
     size_bytes: int
+    """What it takes as a message."""
+    slot_bytes: int
+    """What a slot needs to hold it, with all that was made there on the way."""
 
 
 def pack(value: Any, slot: Slot | None) -> Packed:
@@ -133,9 +137,10 @@ def pack(value: Any, slot: Slot | None) -> Packed:
         buffers.clear()
         pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=keep)
     size = sum(buffer.raw().nbytes for buffer in buffers)
+    wanted = size + ALIGNMENT * len(buffers) + (0 if slot is None else slot.used)
     places = _placed(buffers, slot) if slot is not None else None
     beside = [] if places is not None else [bytes(buffer.raw()) for buffer in buffers]
-    return Packed(pickled, places, beside, size + len(pickled))
+    return Packed(pickled, places, beside, size + len(pickled), wanted)
 
 
 def _placed(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tuple[int, int]] | None:

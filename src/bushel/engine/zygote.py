@@ -31,6 +31,7 @@ class Starter:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
 
     def start(self) -> tuple[Channel, int]:
@@ -74,8 +75,8 @@ class Starter:
                 f"import sys; sys.path[:] = {sys.path!r}\n"
                 "from bushel.engine import zygote; zygote.main(int(sys.argv[1]))"
             )
-            subprocess.Popen(
-                [sys.executable, "-S", "-c", code, str(theirs.fileno())],
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, **_NO_ACCELERATOR},

@@ -49,8 +49,13 @@ def make_batch(block: Block, batch_fn: BatchFn | None) -> Any:
     if batch_fn is not None:
         return batch_fn(blocks.rows_of(block))
     if isinstance(block, Columns) and block.present is None:
-        return block.tree
+        return trees.map_leaves(_as_stacked, block.tree)
     return blocks.stack(blocks.rows_of(block))
+
+
+def _as_stacked(leaf: np.ndarray) -> np.ndarray:
+    """A column as its rows stacked would be: text as wide as the widest, numbers in the byte order of the machine."""
+    return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
