@@ -255,3 +255,22 @@ def test_grains_name_for_many_reads_is_honoured():
 
     assert MapDataset.source(Bulk()).batch(5)[1].tolist() == [5, 6, 7, 8, 9]
     assert asked == [[5, 6, 7, 8, 9]]
+
+
+def test_mapped_arrays_are_sent_by_the_name_of_their_file(tmp_path):
+    path = tmp_path / "big.npy"
+    np.save(path, np.arange(3_000_000).reshape(-1, 3))
+    whole = np.load(path, mmap_mode="r")
+    source = ArrayDataSource({"x": whole[10:], "y": np.arange(len(whole) - 10)})
+    sent = pickle.dumps(ArrayDataSource(whole[10:]))
+    assert len(sent) < 1000
+    again = pickle.loads(pickle.dumps(source))
+    assert isinstance(again, ArrayDataSource)
+    for place in (0, 7, len(source) - 1):
+        assert same(again[place], source[place])
+
+
+def test_arrays_in_memory_are_sent_whole():
+    source = ArrayDataSource({"x": np.arange(12.0).reshape(4, 3).T, "y": (np.arange(3),)})
+    again = pickle.loads(pickle.dumps(source))
+    assert same([again[place] for place in range(3)], [source[place] for place in range(3)])

@@ -16,6 +16,7 @@ from bushel.engine.program import Program, Result, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
 from bushel.graph.elementwise import FilterWatch
 from bushel.graph.node import Origin
+from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Cursor, State, counted, field
 
 BLOCK_S = 10e-3
@@ -84,7 +85,7 @@ class BlockCursor(Cursor):
                 self._restart()
                 raise result.failure
             if not self._next_block():
-                self._position = self._length
+                self._position, self._counts = self._length, list(self._after)
                 return []
 
     def _next_block(self) -> bool:
@@ -103,7 +104,10 @@ class BlockCursor(Cursor):
             raise ValueError("This iterator was closed while its next element was being computed.")
         self._tickets.popleft()
         self._result, self._row = result, 0
-        self._watch.count(max(result.seen // self._program.unit, len(result.rows)), len(result.rows))
+        if result.failure is None:
+            self._after = result.after
+        expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
+        self._watch.count(expected, min(expected, len(result.rows)))
         self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size_of(result.rows))
         self._fill()
         return True
@@ -139,6 +143,7 @@ class BlockCursor(Cursor):
         self._result = None
         self._next = self._base = self._position
         self._base_counts = list(self._counts)
+        self._after = list(self._counts)
         self._number = 0
         self._ledger = Ledger(self._base_counts)
 
@@ -162,13 +167,24 @@ class BlockCursor(Cursor):
     def get_next_index(self) -> int:
         if self._program.drops:
             return super().get_next_index()
-        return self._counts[-1] if self._counts else -(-self._position // self._program.unit)
+        index, counts = self._position, iter(self._counts)
+        for step in self._program.steps:
+            if isinstance(step, BatchStream):
+                index = -(-index // step.batch_size)
+            elif step.count_key:
+                index = next(counts)
+        return index
 
     def set_next_index(self, index: int) -> None:
         if self._program.drops:
             super().set_next_index(index)
-        position = index * self._program.unit
-        self._seek(position, [position // unit for unit in self._program.unit_before_counting])
+        counts: list[int] = []
+        for step in reversed(self._program.steps):
+            if isinstance(step, BatchStream):
+                index *= step.batch_size
+            elif step.count_key:
+                counts.append(index)
+        self._seek(index, counts[::-1])
 
     def _seek(self, position: int, counts: list[int]) -> None:
         if not 0 <= position <= self._length:

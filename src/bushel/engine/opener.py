@@ -117,7 +117,8 @@ class _ChainCursor(Cursor):
         cut = kinds.index(True) if True in kinds else len(kinds)
         rest = self._steps[cut:]
         as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
-        program = Program(self._elements.parent, self._elements.allow_nones, tuple(self._steps[:cut]), as_columns)
+        steps = tuple(self._steps[:cut])
+        program = Program(self._elements.parent, self._elements.allow_nones, steps, as_columns, may_miss=True)
         cursor: Cursor = BlockCursor(program, self._executor, ahead=self._ahead)
         for step in rest:
             cursor = step.open(_Over(cursor))

@@ -101,10 +101,10 @@ class Processes(Executor):
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        packed, marks, seen, failure, memory, seconds = self._core.wait(ticket)
+        packed, marks, after, failure, memory, seconds = self._core.wait(ticket)
         rows = wire.unpack(packed, memory)
         del memory
-        return Result(rows, marks, seen, None if failure is None else _rebuilt(*failure)), seconds
+        return Result(rows, marks, after, None if failure is None else _rebuilt(*failure)), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -144,6 +144,7 @@ class _Core:
         self._warned = False
         self._deaths_in_a_row = 0
         self._stopping = False
+        self._ended_by: BaseException | None = None
         self._next_job = 0
         self.peers: list[_Peer] = []
         for index in range(num_workers):
@@ -157,6 +158,8 @@ class _Core:
         self._check_owner()
         ticket = Ticket(task, Future())
         with self._lock:
+            if self._ended_by is not None:
+                raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
             job = _Job(self._next_job, ticket, self._program(task.program))
             self._next_job += 1
             self._jobs[job.number] = self._of_ticket[ticket] = job
@@ -253,11 +256,14 @@ class _Core:
                 return
             job = self._waiting[0]
             slot = self._arena.grant() if self._arena is not None else None
-            if slot is None and self._arena is not None and not job.urgent:
-                return  # all slots are held: only what the consumer waits for goes on, by the heap
             if slot is None and self._arena is not None:
+                # All slots are held: only what the consumer waits for goes on, by the heap.
+                urgent = next((job for job in self._waiting if job.urgent), None)
+                if urgent is None:
+                    return
+                job = urgent
                 self._warn_of_holding()
-            self._waiting.popleft()
+            self._waiting.remove(job)
             job.slot, job.arena, job.at, job.asked = slot, self._arena if slot is not None else None, None, None
             if not peer.jobs:
                 peer.since = time.monotonic()
@@ -278,7 +284,7 @@ class _Core:
         peer.channel.send(("task", job.number, job.program, task.low, task.high, task.counts, job.slot, careful))
 
     def _on_done(
-        self, peer: _Peer, number: int, packed: Packed, marks: Any, seen: int, failure: Any, seconds: float
+        self, peer: _Peer, number: int, packed: Packed, marks: Any, after: list[int], failure: Any, seconds: float
     ) -> None:
         job = self._finished(peer, number)
         self._largest = max(self._largest, packed.slot_bytes)
@@ -291,7 +297,7 @@ class _Core:
         if packed.places is None or self._arena is None:
             self._make_room()
         if not job.forgotten:
-            job.ticket.done.set_result((packed, marks, seen, failure, memory, seconds))  # type: ignore[arg-type]
+            job.ticket.done.set_result((packed, marks, after, failure, memory, seconds))  # type: ignore[arg-type]
 
     def _on_misfit(self, peer: _Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Misfit())
@@ -424,6 +430,7 @@ class _Core:
 
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
+            self._ended_by = self._ended_by or error
             for job in list(self._jobs.values()):
                 if not job.ticket.done.done():
                     job.ticket.done.set_exception(error)

@@ -28,13 +28,15 @@ CountBefore = Callable[[int, int], int]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """The elements of `node`, then `steps`. With a batch among them, every element must be there (`Misfit`)."""
+    """The elements of `node`, then `steps`. Where it is not `sparse`, all elements must be there (`Misfit`)."""
 
     node: MapNode
     allow_nones: bool = False
     steps: tuple[Elementwise | BatchStream, ...] = ()
     as_columns: bool = False
     """Whether whoever receives the rows would rather have them as columns, for a batch of its own."""
+    may_miss: bool = False
+    """Whether elements may be missing although no operation drops any: a `map` has returned None."""
 
     @property
     def unit(self) -> int:
@@ -63,7 +65,7 @@ class Program:
     @property
     def sparse(self) -> bool:
         """Whether the number of rows of a block is known only after it has run."""
-        return self.drops or (self.node.sparse and not self.allow_nones)
+        return self.drops or self.may_miss or (self.node.sparse and not self.allow_nones)
 
     @property
     def drops(self) -> bool:
@@ -72,7 +74,7 @@ class Program:
 
 
 class Misfit(Exception):
-    """Elements are missing where a program with batches counted on all of them."""
+    """Elements are missing where a program with batches or counts relied on all of them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -85,7 +87,8 @@ class Result:
 
     rows: Block
     marks: np.ndarray
-    seen: int
+    after: list[int]
+    """How many elements each counting step has seen after the whole block, those dropped later included."""
     failure: Exception | None = None
 
 
@@ -124,7 +127,8 @@ def run_in_units(
             break
     rows = blocks.joined([part.rows for part in parts]) if parts else []
     empty = np.zeros((0, 1 + len(seen)), dtype=np.int64)
-    return Result(rows, np.concatenate([empty, *(part.marks for part in parts)]), high - low, failure)
+    marks = np.concatenate([empty, *(part.marks for part in parts)])
+    return Result(rows, marks, parts[-1].after if parts else [], failure)
 
 
 class _FailedAt(Exception):
@@ -146,20 +150,20 @@ def _run(program: Program, low: int, high: int, count_before: CountBefore) -> Re
     if not program.allow_nones:
         dense = blocks.dense(block)
         if len(dense) != len(block):
-            if program.unit > 1:
+            if program.unit > 1 or (program.counting and not program.sparse):
                 raise Misfit
             marks = marks[[row is not None for row in blocks.rows_of(block)]]
             block = dense
-    counter = 0
+    after: list[int] = []
     for step in program.steps:
         if isinstance(step, BatchStream):
             block, marks = _batched(step, block, marks)
             continue
         first = 0
         if step.count_key:
-            first = count_before(counter, len(block))
+            first = count_before(len(after), len(block))
             marks = np.column_stack([marks, np.arange(first + 1, first + len(block) + 1)])
-            counter += 1
+            after.append(first + len(block))
         if not len(block):
             continue
         try:
@@ -170,7 +174,7 @@ def _run(program: Program, low: int, high: int, count_before: CountBefore) -> Re
             marks = marks[kept]
     if program.as_columns and len(block):
         block = blocks.as_columns(block) or block
-    return Result(block, marks, high - low)
+    return Result(block, marks, after)
 
 
 def _batched(step: BatchStream, block: Block, marks: np.ndarray) -> tuple[Block, np.ndarray]:

@@ -127,9 +127,14 @@ class Stepped(Executor):
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         while not ticket.done.done():
-            # Tasks that ask for counts must run in order: one cannot step aside and wait here.
-            free = ticket.task.counts is not None
-            chosen = self._pending.pop(self._random.randrange(len(self._pending)) if free else 0)
+            # Tasks that ask for counts must run in their order: one cannot step aside here and wait.
+            asking = [pending for pending in self._pending if pending.task.counts is None]
+            free = [pending for pending in self._pending if pending.task.counts is not None]
+            first: dict[int, Ticket] = {}
+            for pending in asking:
+                first.setdefault(id(pending.task.ledger), pending)
+            chosen = self._random.choice([*free, *first.values()])
+            self._pending.remove(chosen)
             _compute(chosen)
         return ticket.done.result()
 

@@ -140,9 +140,9 @@ class _Worker:
                     wrong = TypeError(note)
                     if place is not None:
                         place.reset()
-                    return wire.pack(rows[:number], None), result.marks[:number], result.seen, _portable(wrong)
+                    return wire.pack(rows[:number], None), result.marks[:number], result.after, _portable(wrong)
             raise
-        return packed, result.marks, result.seen, failure
+        return packed, result.marks, result.after, failure
 
 
 class _Abort(Exception):

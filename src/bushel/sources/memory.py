@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,10 +63,41 @@ class ArrayDataSource:
         return self._tree
 
     def __reduce__(self) -> Any:
-        return (ArrayDataSource, (self._tree,))
+        return (_from_leaves, (trees.map_leaves(_sent, self._tree),))
 
     def __repr__(self) -> str:
         return f"ArrayDataSource({trees.describe(self._tree)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class _InFile:
+    """An array that is a part of a file: it goes to other processes by name and is mapped again there."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def _sent(leaf: np.ndarray) -> np.ndarray | _InFile:
+    mapped: np.memmap[Any, Any] | None = None
+    owner: Any = leaf
+    while isinstance(owner, np.ndarray):
+        mapped = owner if isinstance(owner, np.memmap) else mapped  # the last one knows its offset in the file
+        owner = owner.base
+    if mapped is None or not mapped.filename or not leaf.flags.c_contiguous or leaf.dtype.hasobject:
+        return leaf
+    first, start = (array.__array_interface__["data"][0] for array in (leaf, mapped))
+    return _InFile(str(mapped.filename), mapped.offset + first - start, leaf.shape, leaf.dtype)
+
+
+def _from_leaves(tree: Any) -> ArrayDataSource:
+    def received(leaf: Any) -> Any:
+        if isinstance(leaf, _InFile):
+            return np.memmap(leaf.name, dtype=leaf.dtype, mode="r", offset=leaf.offset, shape=leaf.shape)
+        return leaf
+
+    return ArrayDataSource(trees.map_leaves(received, tree))
 
 
 def _as_arrays(tree: Any) -> Any:
