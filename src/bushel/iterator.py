@@ -110,20 +110,20 @@ class PipelineIterator(DatasetIterator[T]):
     def __next__(self) -> T:
         with self._lock:
             self._assert_not_closed()
-            before = self._cursor.get_state()
+            before = self._cursor.mark()
             try:
                 block = self._cursor.pull(1)
             except RowFailed as failed:
                 error = failed.error
             except Exception:
                 self._assert_not_closed()  # by another thread, meanwhile
-                self._cursor.set_state(before)
+                self._cursor.rewind(before)
                 raise
             else:
                 if not len(block):
                     raise StopIteration
                 return blocks.rows_of(block)[0]
-            self._cursor.set_state(before)
+            self._cursor.rewind(before)
             raise error
 
     def get_state(self) -> State:
@@ -172,10 +172,18 @@ class PipelineIterator(DatasetIterator[T]):
 
 
 class IteratorCursor(Cursor):
-    """A user's own iterator as a cursor."""
+    """A user's own iterator as a cursor.
+
+    Its state may be dear to take, so a mark is the state of up to 64 elements ago and a count: going back reads these
+    elements again.
+    """
+
+    EVERY = 64
 
     def __init__(self, iterator: Iterator[Any]):
         self._iterator = iterator
+        self._base: State | None = None
+        self._since = 0
 
     def pull(self, count: int) -> Block:
         rows: list[Any] = []
@@ -184,6 +192,7 @@ class IteratorCursor(Cursor):
                 rows.append(next(self._iterator))
             except StopIteration:
                 break
+            self._since += 1
         return rows
 
     def get_state(self) -> State:
@@ -191,6 +200,19 @@ class IteratorCursor(Cursor):
 
     def set_state(self, state: State) -> None:
         self._has("set_state")(state)
+        self._base = None
+
+    def mark(self) -> Any:
+        if self._base is None or self._since >= self.EVERY:
+            self._base, self._since = self.get_state(), 0
+        return self._base, self._since
+
+    def rewind(self, mark: Any) -> None:
+        base, count = mark
+        self.set_state(copy.deepcopy(base))
+        for _ in range(count):
+            next(self._iterator)
+        self._base, self._since = base, count
 
     def get_next_index(self) -> int:
         return self._has("_get_next_index")()

@@ -196,6 +196,13 @@ class ElementwiseCursor(Through):
         self.parent.set_state(field(state, "parent", dict))
         self.count = count
 
+    def mark(self) -> Any:
+        return self.parent.mark(), self.count
+
+    def rewind(self, mark: Any) -> None:
+        parent, self.count = mark
+        self.parent.rewind(parent)
+
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self.parent.trace(row if self.kept is None else int(np.flatnonzero(self.kept)[row]))
 

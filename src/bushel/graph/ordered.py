@@ -72,6 +72,13 @@ class _BatchCursor(Through):
         super().set_state(state)
         self.ended = False
 
+    def mark(self) -> Any:
+        return self.parent.mark(), self.ended
+
+    def rewind(self, mark: Any) -> None:
+        parent, self.ended = mark
+        self.parent.rewind(parent)
+
     def get_next_index(self) -> int:
         return -(-self.parent.get_next_index() // self.node.batch_size)
 
@@ -134,6 +141,13 @@ class _FlatMapCursor(Through):
             return ()
         parts = each(lambda row: list(self.node.transform.flat_map(row)), rows, self.where(self.node), also_none=True)
         return parts[0]
+
+    def mark(self) -> Any:
+        return self.parent.mark(), (self.before, self.parts, self.position, self.restored, self.ended)
+
+    def rewind(self, mark: Any) -> None:
+        parent, (self.before, self.parts, self.position, self.restored, self.ended) = mark
+        self.parent.rewind(parent)
 
     def get_state(self) -> State:
         return {"parent": self.before, "next_index_in_buffer": self.position}
@@ -201,6 +215,14 @@ class _MixCursor(Cursor):
             self.index += 1  # as Grain counts: the element that was asked for and did not come
         self.index += len(block)
         return block
+
+    def mark(self) -> Any:
+        return [parent.mark() for parent in self.parents], self.index, self.stop
+
+    def rewind(self, mark: Any) -> None:
+        marks, self.index, self.stop = mark
+        for parent, parent_mark in zip(self.parents, marks, strict=True):
+            parent.rewind(parent_mark)
 
     def get_state(self) -> State:
         states = [parent.get_state() for parent in self.parents]

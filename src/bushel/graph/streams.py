@@ -40,6 +40,14 @@ class Cursor(abc.ABC):
     @abc.abstractmethod
     def set_state(self, state: State) -> None: ...
 
+    def mark(self) -> Any:
+        """Remembers this position for `rewind`, as cheaply as it can: it is taken before every element."""
+        return self.get_state()
+
+    def rewind(self, mark: Any) -> None:
+        """Goes back to a mark of this very cursor, after an error."""
+        self.set_state(mark)
+
     def get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
@@ -149,6 +157,12 @@ class Through(Cursor):
 
     def set_state(self, state: State) -> None:
         self.parent.set_state(state)
+
+    def mark(self) -> Any:
+        return self.parent.mark()
+
+    def rewind(self, mark: Any) -> None:
+        self.parent.rewind(mark)
 
     def where(self, node: StreamNode) -> Callable[[int], str]:
         """Tells where row `row` of the parent's last pull failed in `node`."""
