@@ -175,7 +175,7 @@ def _rows(tree: Any, count: int) -> list[Any]:
     return [parts[1](values) for values in zip(*columns)]
 
 
-def stack(rows: list[Any], empty: Allocate = memory.empty) -> Any:
+def stack(rows: list[Any], empty: Allocate = memory.output) -> Any:
     """One element whose leaves hold those of `rows` along a new first axis, written once, straight into place.
 
     >>> stack([{"x": 1, "y": (2.0,)}, {"x": 3, "y": (4.0,)}])

@@ -22,7 +22,7 @@ _allocator: Allocator | None = None
 
 @contextlib.contextmanager
 def allocating(allocator: Allocator) -> Iterator[None]:
-    """Large arrays of this process come from `allocator` meanwhile. For processes that do one thing at a time."""
+    """Results of this process come from `allocator` meanwhile. For processes that do one thing at a time."""
     global _allocator
     _allocator = allocator
     try:
@@ -31,13 +31,20 @@ def allocating(allocator: Allocator) -> Iterator[None]:
         _allocator = None
 
 
+def output(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Like `empty`, for an array that is a result: it may lie in memory that others read."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    if _allocator is not None and size >= WORTH_ALIGNING and (placed := _allocator(shape, dtype, size)) is not None:
+        return placed
+    return empty(shape, dtype)
+
+
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """An uninitialised array, aligned to 64 bytes when it is large enough to matter."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     if size < WORTH_ALIGNING or dtype.hasobject:
         return np.empty(shape, dtype)
-    if _allocator is not None and (placed := _allocator(shape, dtype, size)) is not None:
-        return placed
     raw = np.empty(size + ALIGNMENT, np.uint8)
     return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % ALIGNMENT)

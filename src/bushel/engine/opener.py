@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 
@@ -179,8 +180,13 @@ class _Owner(Through):
     def __init__(self, cursor: Cursor, executor: Executor):
         super().__init__(cursor)
         self._executor = executor
+        self._process = os.getpid()
 
     def pull(self, count: int) -> Block:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
+            )
         return self.parent.pull(count)
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:

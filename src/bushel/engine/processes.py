@@ -31,7 +31,7 @@ from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.slabs import Arena, anonymous_file
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
 from bushel.engine.wire import Channel, Packed
-from bushel.engine.zygote import STARTER
+from bushel.engine.zygote import NO_ACCELERATOR, STARTER, THREADS
 from bushel.graph.node import MapNode, merged
 
 logger = logging.getLogger("bushel")
@@ -70,7 +70,10 @@ class _Peer:
     jobs: collections.deque[_Job] = dataclasses.field(default_factory=collections.deque)
     programs: set[int] = dataclasses.field(default_factory=set)
     arena: Arena | None = None
-    since: float = 0.0
+    since: float | None = None
+    """When it began what it works on, once it has said so."""
+    watch: int = -1
+    """A descriptor that tells of its death, where the system has such: a child of its own may keep its socket open."""
 
 
 class Processes(Executor):
@@ -149,6 +152,7 @@ class _Core:
         self.peers: list[_Peer] = []
         for index in range(num_workers):
             self._start(index)
+        _CORES.add(self)
         self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
         self._thread.start()
 
@@ -186,6 +190,8 @@ class _Core:
                 job = self._of_ticket.pop(ticket, None)
                 if job is not None:
                     job.forgotten = True
+                    if not ticket.done.done():
+                        ticket.done.set_exception(Aborted())  # somebody may wait for it
                     if job in self._waiting:
                         self._waiting.remove(job)
                         self._jobs.pop(job.number, None)
@@ -196,7 +202,8 @@ class _Core:
             return
         self._stopping = True
         self._wake()
-        self._thread.join(timeout=3)
+        if threading.current_thread() is not self._thread:  # the garbage collector runs on any thread
+            self._thread.join(timeout=3)
 
     def _check_owner(self) -> None:
         if self._owner != os.getpid():
@@ -227,7 +234,8 @@ class _Core:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_reader, 4096)
                     else:
-                        self._hear(key.data)
+                        peer: _Peer = key.data
+                        self._hear(peer, died=key.fd == peer.watch)
                 with self._lock:
                     if self._timeout_s is not None:
                         self._kill_the_slow(self._timeout_s)
@@ -238,22 +246,21 @@ class _Core:
         finally:
             self._end()
 
-    def _hear(self, peer: _Peer) -> None:
+    def _hear(self, peer: _Peer, *, died: bool) -> None:
+        if peer not in self.peers:
+            return  # buried a moment ago
         try:
             messages = peer.channel.arrived()
         except wire.Closed:
-            with self._lock:
-                self._bury(peer)
-            return
+            messages, died = [], True
         with self._lock:
             for kind, *arguments in messages:
                 getattr(self, f"_on_{kind}")(peer, *arguments)
+            if died:
+                self._bury(peer)
 
     def _assign(self) -> None:
         while self._waiting:
-            peer = min(self.peers, key=lambda peer: len(peer.jobs))
-            if len(peer.jobs) >= DEPTH:
-                return
             job = self._waiting[0]
             slot = self._arena.grant() if self._arena is not None else None
             if slot is None and self._arena is not None:
@@ -262,14 +269,27 @@ class _Core:
                 if urgent is None:
                     return
                 job = urgent
+            peer = self._peer_for(job)
+            if peer is None:
+                if slot is not None and self._arena is not None:
+                    self._arena.give_back(slot)
+                return
+            if slot is None and self._arena is not None:
                 self._warn_of_holding()
             self._waiting.remove(job)
             job.slot, job.arena, job.at, job.asked = slot, self._arena if slot is not None else None, None, None
-            if not peer.jobs:
-                peer.since = time.monotonic()
             peer.jobs.append(job)
             with contextlib.suppress(wire.Closed):  # its end is heard next, and the job goes to another
                 self._tell(peer, job)
+
+    def _peer_for(self, job: _Job) -> _Peer | None:
+        """A worker with room, and none that holds a later job: that one may wait for the counts of this."""
+        able = [
+            peer
+            for peer in self.peers
+            if len(peer.jobs) < DEPTH and (not peer.jobs or peer.jobs[-1].number < job.number)
+        ]
+        return min(able, key=lambda peer: len(peer.jobs), default=None)
 
     def _tell(self, peer: _Peer, job: _Job) -> None:
         if job.program not in peer.programs:
@@ -280,8 +300,10 @@ class _Core:
             peer.channel.send(("arena", job.arena.slot_bytes), (job.arena.descriptor,))
             peer.arena = job.arena
         task = job.ticket.task
-        careful = job.deaths >= 2
-        peer.channel.send(("task", job.number, job.program, task.low, task.high, task.counts, job.slot, careful))
+        careful, watched = job.deaths >= 2, self._timeout_s is not None
+        peer.channel.send(
+            ("task", job.number, job.program, task.low, task.high, task.counts, job.slot, careful, watched)
+        )
 
     def _on_done(
         self, peer: _Peer, number: int, packed: Packed, marks: Any, after: list[int], failure: Any, seconds: float
@@ -316,6 +338,10 @@ class _Core:
 
     def _on_at(self, peer: _Peer, number: int, low: int, high: int) -> None:
         self._jobs[number].at = (low, high)
+        peer.since = time.monotonic()
+
+    def _on_begun(self, peer: _Peer, number: int) -> None:
+        peer.since = time.monotonic()
 
     def _on_broken(self, peer: _Peer, what: str, pickled: bytes, shown: str) -> None:
         error = _rebuilt(pickled, shown)
@@ -338,7 +364,7 @@ class _Core:
     def _finished(self, peer: _Peer, number: int) -> _Job:
         job = peer.jobs.popleft()
         assert job.number == number, "workers answer in order"
-        peer.since = time.monotonic()
+        peer.since = None
         self._jobs.pop(number, None)
         self._deaths_in_a_row = 0
         return job
@@ -351,8 +377,7 @@ class _Core:
 
     def _bury(self, peer: _Peer) -> None:
         """A worker is dead: another takes its place and its tasks, the first of which may have killed it."""
-        self._selector.unregister(peer.channel.socket)
-        peer.channel.close()
+        self._let_go(peer)
         how = STARTER.ended(peer.pid)
         self._deaths_in_a_row += 1
         for job in peer.jobs:
@@ -390,21 +415,33 @@ class _Core:
     def _kill_the_slow(self, timeout_s: float) -> None:
         now = time.monotonic()
         for peer in self.peers:
-            if peer.jobs and peer.jobs[0].asked is None and now - peer.since > timeout_s:
+            if peer.jobs and peer.jobs[0].asked is None and peer.since is not None and now - peer.since > timeout_s:
+                # A block may be slow and each of its elements not: the next try goes element by element.
+                peer.jobs[0].deaths = max(1, peer.jobs[0].deaths)
+                peer.since = None
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(peer.pid, signal.SIGKILL)
-                peer.since = now
 
     def _start(self, index: int) -> None:
         channel, pid = STARTER.start()
         peer = _Peer(index, channel, pid)
-        # Later in the alphabet of dictionaries: what the consumer's environment says now, but no accelerator.
-        hidden = {"JAX_PLATFORMS", "CUDA_VISIBLE_DEVICES"}
-        variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         with contextlib.suppress(wire.Closed):
             channel.send(("setup", os.getcwd(), list(sys.path), variables, self._init, index, self._num_workers))
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
+        if hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):  # it may be gone already: the end of its channel tells
+                peer.watch = os.pidfd_open(pid)
+                self._selector.register(peer.watch, selectors.EVENT_READ, peer)
         self.peers.append(peer)
+
+    def _let_go(self, peer: _Peer) -> None:
+        self._selector.unregister(peer.channel.socket)
+        peer.channel.close()
+        if peer.watch >= 0:
+            self._selector.unregister(peer.watch)
+            os.close(peer.watch)
+            peer.watch = -1
 
     def _make_room(self) -> None:
         """An arena whose slots hold the largest block so far, as many as the budget allows."""
@@ -440,7 +477,7 @@ class _Core:
     def _end(self) -> None:
         with self._lock:
             for peer in self.peers:
-                peer.channel.close()
+                self._let_go(peer)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(peer.pid, signal.SIGKILL)
             self.peers.clear()
@@ -454,6 +491,22 @@ class _Core:
             os.close(self._wake_reader)
             writer, self._wake_writer = self._wake_writer, -1
             os.close(writer)
+
+
+_CORES: weakref.WeakSet[_Core] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """A forked child lets go of all channels: as long as it held them, nobody would see this process end."""
+    for core in _CORES:
+        for peer in core.peers:
+            with contextlib.suppress(OSError):
+                peer.channel.close()
+    STARTER.let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _dumped(value: Any, what: str) -> bytes:

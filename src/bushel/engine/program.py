@@ -17,10 +17,11 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
-from bushel.graph.batch import make_batch
+from bushel.graph.batch import Batch, make_batch
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import MapNode, told
 from bushel.graph.ordered import BatchStream
+from bushel.graph.reindex import Reindex
 
 CountBefore = Callable[[int, int], int]
 """(counting step, how many elements reach it in this block) -> how many reached it in all blocks before."""
@@ -68,9 +69,28 @@ class Program:
         return self.drops or self.may_miss or (self.node.sparse and not self.allow_nones)
 
     @property
+    def makes_results_in_place(self) -> bool:
+        """Whether all that is stacked is a result that no user function sees: it may go into shared memory at once."""
+        last = self.steps[-1] if self.steps else _undone(self.node)
+        makers = [step for step in (*self.steps, *_nodes(self.node)) if isinstance(step, (Batch, BatchStream))]
+        vectorized = any(getattr(step, "vectorized", False) for step in (*self.steps, *_nodes(self.node)))
+        return not vectorized and (makers == [last] or (self.as_columns and not makers))
+
+    @property
     def drops(self) -> bool:
         """Whether a step drops elements."""
         return any(isinstance(step, Elementwise) and step.drops for step in self.steps)
+
+
+def _undone(node: MapNode) -> MapNode:
+    """The node whose elements these are, elsewhere."""
+    while isinstance(node, Reindex):
+        node = node.parent
+    return node
+
+
+def _nodes(node: MapNode) -> list[MapNode]:
+    return [node, *(above for parent in node.parents for above in _nodes(parent))]
 
 
 class Misfit(Exception):

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import array
 import dataclasses
+import io
 import pickle
 import socket
 import struct
+import sys
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from bushel.base import memory as memory_of
 from bushel.base.memory import ALIGNMENT
 from bushel.engine.slabs import Slot
 
@@ -107,6 +110,36 @@ class Channel:
         self.socket.close()
 
 
+_classes_of_main: dict[str, type] = {}
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Sends classes of the user's main module by name: there they are themselves, here they are copies."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
+            _classes_of_main[obj.__qualname__] = obj
+            return _class_of_main, (obj.__qualname__,)
+        return super().reducer_override(obj)
+
+
+def _class_of_main(name: str) -> type:
+    found: Any = sys.modules["__main__"]
+    try:
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError:
+        found = _classes_of_main[name]  # in a worker, which has a main module of its own
+    return found
+
+
+def dumps(value: Any, buffer_callback: Any = None) -> bytes:
+    """Pickles what pickle cannot name as well: lambdas, and classes of the user's main module."""
+    with io.BytesIO() as file:
+        _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+        return file.getvalue()
+
+
 @dataclasses.dataclass(slots=True)
 class Packed:
     """An object as a message: what is no large array pickled, large arrays by place in a slot or beside it."""
@@ -135,7 +168,7 @@ def pack(value: Any, slot: Slot | None) -> Packed:
         pickled = pickle.dumps(value, protocol=5, buffer_callback=keep)
     except Exception:  # a class of the user's main module, a lambda: what pickle cannot name, cloudpickle can carry
         buffers.clear()
-        pickled = cloudpickle.dumps(value, protocol=5, buffer_callback=keep)
+        pickled = dumps(value, buffer_callback=keep)
     size = sum(buffer.raw().nbytes for buffer in buffers)
     wanted = size + ALIGNMENT * len(buffers) + (0 if slot is None else slot.used)
     places = _placed(buffers, slot) if slot is not None else None
@@ -158,10 +191,16 @@ def _placed(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tuple[int, i
     return places
 
 
+def _aligned(part: bytes) -> memoryview:
+    array = memory_of.empty((len(part),), np.uint8)
+    array[:] = np.frombuffer(part, dtype=np.uint8)
+    return array.data
+
+
 def unpack(packed: Packed, memory: memoryview | None) -> Any:
     """The object again. Its large arrays look into `memory`, or into bytes of their own."""
     if packed.places is None:
-        return pickle.loads(packed.pickled, buffers=[bytearray(part) for part in packed.beside])
+        return pickle.loads(packed.pickled, buffers=[_aligned(part) for part in packed.beside])
     if not packed.places:
         return pickle.loads(packed.pickled)
     assert memory is not None

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from bushel.base import memory
@@ -27,6 +26,7 @@ from bushel.engine.wire import Channel
 
 def main(descriptor: int) -> None:
     """Serves one channel until it ends."""
+    os.set_inheritable(descriptor, False)
     with contextlib.suppress(wire.Closed):
         _Worker(Channel(socket.socket(fileno=descriptor))).serve()
 
@@ -42,6 +42,8 @@ class _Worker:
     def serve(self) -> None:
         while True:
             (kind, *arguments), descriptors = self._backlog.popleft() if self._backlog else self._channel.receive()
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
             getattr(self, f"_on_{kind}")(*arguments, *descriptors)
 
     def _on_setup(
@@ -50,6 +52,7 @@ class _Worker:
         with contextlib.suppress(OSError):
             os.chdir(folder)
         sys.path[:] = path
+        os.environ.clear()
         os.environ.update(variables)
         try:
             function = pickle.loads(init)
@@ -90,8 +93,18 @@ class _Worker:
         return slot
 
     def _on_task(
-        self, task: int, program: int, low: int, high: int, counts: list[int] | None, slot: int | None, careful: bool
+        self,
+        task: int,
+        program: int,
+        low: int,
+        high: int,
+        counts: list[int] | None,
+        slot: int | None,
+        careful: bool,
+        watched: bool,
     ) -> None:
+        if watched:
+            self._channel.send(("begun", task))
         begun = time.perf_counter()
         place = self._slot(slot)
 
@@ -106,7 +119,8 @@ class _Worker:
             return reply[0][1]
 
         try:
-            with _batches_in(place):
+            in_place = place if self._programs[program].makes_results_in_place else None
+            with _batches_in(in_place):
                 if careful:  # if this kills the process too, the culprit is known
                     announce = functools.partial(self._announce, task)
                     result = run_in_units(self._programs[program], low, high, count_before, announce)
@@ -174,9 +188,11 @@ def _portable(error: Exception) -> tuple[bytes, str]:
     lines = f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else ".")
     error.add_note(lines)
     shown = "".join(traceback.format_exception_only(error)).rstrip()
-    try:
-        pickled = cloudpickle.dumps((error, getattr(error, "__notes__", []), error.__cause__))
-        pickle.loads(pickled)  # some exceptions pickle well and cannot be built again
-    except Exception:
-        pickled = b""
-    return pickled, shown
+    for cause in (error.__cause__, None):
+        try:
+            pickled = wire.dumps((error, getattr(error, "__notes__", []), cause))
+            pickle.loads(pickled)  # some exceptions pickle well and cannot be built again
+            return pickled, shown
+        except Exception:
+            continue
+    return b"", shown

@@ -21,7 +21,10 @@ from typing import NoReturn
 from bushel.engine import wire, worker
 from bushel.engine.wire import Channel
 
-_NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
+NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
+THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""One thread per worker for linear algebra, unless the consumer's environment says otherwise."""
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -68,6 +71,13 @@ class Starter:
         code = os.waitstatus_to_exitcode(status)
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
+    def let_go(self) -> None:
+        """In a forked child: the zygote is the parent's."""
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = self._process = None
+        self._lock = threading.Lock()
+
     def _control(self) -> Channel:
         if self._channel is None or self._owner != os.getpid():
             ours, theirs = socket.socketpair()
@@ -79,7 +89,7 @@ class Starter:
                 [sys.executable, "-c", code, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ, **_NO_ACCELERATOR},
+                env={**THREADS, **os.environ, **NO_ACCELERATOR},
                 start_new_session=True,
             )
             theirs.close()

@@ -1,0 +1,173 @@
+"""W6, W2 and W1b with worker processes, as many on either side; and the first batch of a fresh process."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from absl import flags
+
+import bushel
+from benchmarks.images import BATCH as IMAGES_BATCH
+from benchmarks.images import Images, make_images, normalise
+from benchmarks.libraries import BUSHEL, GRAIN, read_inline
+from benchmarks.measure import Contender, Row, Settings, Timing, compare, require_same_elements, rows
+from benchmarks.records import BATCH as RECORDS_BATCH
+from benchmarks.records import MAPS, keep, make_records
+
+LARGE_BATCH = 32
+
+
+class LargeArrays:
+    """1.5 MB of float32 per record, always the same few: reading costs nothing, moving does."""
+
+    def __init__(self, length: int):
+        self.length = length
+        self.arrays = [np.random.default_rng(seed).random((512, 768), dtype=np.float32) for seed in range(8)]
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.arrays[index % len(self.arrays)]
+
+
+def with_workers(library: ModuleType, dataset: Any, count: int) -> Any:
+    """The stream of an endless dataset with so many workers; Grain's need parsed flags."""
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()
+    if not count:
+        return dataset
+    return dataset.mp_prefetch(library.MultiprocessingOptions(num_workers=count))
+
+
+class Running:
+    """A contender that goes on with one iterator, so that workers are started once. Used as a context manager."""
+
+    def __init__(self, stream: Any, batches: int, batch_size: int):
+        self._stream, self._batches, self._batch_size = stream, batches, batch_size
+        self._iterator: Iterator[Any] | None = None
+
+    def __call__(self) -> int:
+        if self._iterator is None:
+            self._iterator = iter(self._stream)
+        for _ in itertools.islice(self._iterator, self._batches):
+            pass
+        return self._batches * self._batch_size
+
+    def close(self) -> None:
+        if self._iterator is not None:
+            self._iterator.close()  # type: ignore[attr-defined]
+
+
+def _measured(name: str, contenders: dict[str, Contender], settings: Settings, targets: dict[str, float]) -> list[Row]:
+    try:
+        return compare(name, contenders, settings, targets=targets)
+    finally:
+        for contender in contenders.values():
+            if isinstance(contender, Running):
+                contender.close()
+
+
+def _large(library: ModuleType, workers: int) -> Any:
+    dataset = library.MapDataset.source(LargeArrays(4000)).batch(LARGE_BATCH).repeat()
+    return with_workers(library, dataset.to_iter_dataset(read_inline(library)), workers)
+
+
+def w6(settings: Settings) -> list[Row]:
+    """Large elements: how fast bytes get from a worker into the consumer's hands."""
+    some = settings.count(16, 4)
+    require_same_elements("W6", itertools.islice(_large(BUSHEL, 2), 6), itertools.islice(_large(GRAIN, 0), 6))
+
+    def running(library: ModuleType, workers: int) -> Running:
+        return Running(_large(library, workers), some, LARGE_BATCH)
+
+    source = LargeArrays(4000)
+    out = np.empty((LARGE_BATCH, 512, 768), np.float32)
+
+    def memcpy() -> int:
+        for _ in range(some):
+            for row in range(LARGE_BATCH):
+                out[row] = source[row]
+        return some * LARGE_BATCH
+
+    found = []
+    for workers, target in ((1, 6.0), (2, 4.0)):
+        contenders: dict[str, Contender] = {"grain": running(GRAIN, workers), "bushel": running(BUSHEL, workers)}
+        if workers == 1:
+            contenders["floor: memcpy into place"] = memcpy
+        found += _measured(f"W6, workers {workers}", contenders, settings, {"bushel": target})
+    against_none = {"grain": running(GRAIN, 0), "bushel": running(BUSHEL, 2), "floor: memcpy into place": memcpy}
+    found += _measured("W6, Grain without workers", against_none, settings, {"bushel": 1.5})
+    return found
+
+
+def w2_workers(settings: Settings) -> list[Row]:
+    """Trivial maps and a filter on small records, two workers each."""
+    records = make_records(60_000)
+
+    def stream(library: ModuleType) -> Any:
+        dataset = library.MapDataset.source(records).repeat()
+        for function in MAPS:
+            dataset = dataset.map(function)
+        return with_workers(library, dataset.filter(keep).to_iter_dataset(read_inline(library)).batch(RECORDS_BATCH), 2)
+
+    contenders: dict[str, Contender] = {
+        "grain": Running(stream(GRAIN), settings.count(40, 4), RECORDS_BATCH),
+        "bushel": Running(stream(BUSHEL), settings.count(300, 8), RECORDS_BATCH),
+    }
+    # Grain's batches depend on its workers, ours do not: what is compared is the number of elements.
+    return _measured("W2, workers 2", contenders, settings, {"bushel": 15})
+
+
+def w1_workers(settings: Settings) -> list[Row]:
+    """A map of each image, two workers each."""
+    arrays = make_images(60_000)
+
+    def stream(library: ModuleType) -> Any:
+        source = bushel.sources.ArrayDataSource(arrays) if library is BUSHEL else Images(arrays)
+        dataset = library.MapDataset.source(source).seed(0).shuffle().map(normalise).batch(IMAGES_BATCH).repeat()
+        return with_workers(library, dataset.to_iter_dataset(read_inline(library)), 2)
+
+    theirs = ({name: np.array(leaf) for name, leaf in batch.items()} for batch in itertools.islice(stream(GRAIN), 20))
+    require_same_elements("W1b, workers 2", itertools.islice(stream(BUSHEL), 20), theirs)
+    contenders: dict[str, Contender] = {
+        "grain": Running(stream(GRAIN), settings.count(100, 4), IMAGES_BATCH),
+        "bushel": Running(stream(BUSHEL), settings.count(400, 8), IMAGES_BATCH),
+    }
+    return _measured("W1b, workers 2", contenders, settings, {"bushel": 7})
+
+
+def first_batch(settings: Settings) -> list[Row]:
+    """From `iter` to the first batch of two workers, in fresh processes that have imported the library."""
+    timings: dict[str, list[Timing]] = {"grain": [], "bushel": []}
+    for repetition in range(settings.repetitions):
+        for name in ("bushel", "grain") if repetition % 2 else ("grain", "bushel"):
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.workers", name], capture_output=True, text=True, check=True
+            )
+            wall, cpu = map(float, done.stdout.split()[-2:])
+            timings[name].append(Timing(wall, cpu))
+    return rows(
+        "FIRST BATCH, workers 2", timings, notes={"bushel": "seconds to the first batch; wanted: at most 0.3 s"}
+    )
+
+
+def _first_batch_of(library: ModuleType) -> None:
+    dataset = library.MapDataset.range(10_000).shuffle(seed=1).batch(32)
+    stream = with_workers(library, dataset.to_iter_dataset(read_inline(library)), 2)
+    wall, cpu = time.perf_counter(), time.process_time()
+    iterator = iter(stream)
+    next(iterator)
+    print(time.perf_counter() - wall, time.process_time() - cpu)
+    iterator.close()
+
+
+if __name__ == "__main__":
+    _first_batch_of(GRAIN if sys.argv[1] == "grain" else BUSHEL)

@@ -1,0 +1,998 @@
+"""What may go wrong with worker processes, each with its good end: nothing lost, nothing doubled, nothing left.
+
+The cases are those in which Grain hung, lost elements or left processes and shared memory behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from watching import SOON_S, alive, descriptors, offspring, run_script, start_script, wait_until, workers, zygote
+
+import bushel
+from bushel.engine.processes import Processes
+from bushel.experimental import get_next_index, set_next_index
+from bushel.iterator import PipelineIterator
+from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
+TWO = bushel.MultiprocessingOptions(num_workers=2)
+
+
+@contextlib.contextmanager
+def pool(num_workers: int = 2, **options: Any) -> Iterator[Processes]:
+    executor = Processes(num_workers, **options)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def opened(ds: Any, executor: Processes | None) -> PipelineIterator[Any]:
+    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+
+
+def numbers(length: int) -> Any:
+    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
+
+
+def notes(error: BaseException) -> str:
+    return "\n".join(getattr(error, "__notes__", ()))
+
+
+class Once:
+    """The identity, but for one element, the first time it is seen by anyone: then the deed is done."""
+
+    def __init__(self, folder: Any, at: int, deed: Any):
+        self.mark, self.at, self.deed = str(folder / "done"), at, deed
+
+    def __call__(self, x: Any) -> Any:
+        if x == self.at:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+                self.deed()
+        return x
+
+
+class Always:
+    """The identity, but for one element: then the deed is done."""
+
+    def __init__(self, at: int, deed: Any):
+        self.at, self.deed = at, deed
+
+    def __call__(self, x: Any) -> Any:
+        if x == self.at:
+            self.deed()
+        return x
+
+
+class Waits:
+    """The identity, but for one element: that one waits until a file is there."""
+
+    def __init__(self, folder: Any, at: int = 0):
+        self.begun, self.go_on, self.at = folder / "begun", folder / "go on", at
+
+    def __call__(self, x: Any) -> Any:
+        if x == self.at:
+            self.begun.touch()
+            while not self.go_on.exists():
+                time.sleep(0.002)
+        return x
+
+
+def kill_myself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    time.sleep(600)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def stop_myself() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def run_in_c() -> None:
+    ctypes.PyDLL(None).sleep(600)  # without letting go of the interpreter lock
+
+
+WAYS_TO_LEAVE = {
+    "SIGKILL": kill_myself,
+    "SIGSEGV": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "SIGBUS": lambda: os.kill(os.getpid(), signal.SIGBUS),
+    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "os._exit(0)": lambda: os._exit(0),
+    "os._exit(3)": lambda: os._exit(3),
+    "sys.exit()": lambda: sys.exit(),
+    "KeyboardInterrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt),
+}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers die: nothing is lost, nothing is doubled
+
+
+def image(x: int) -> dict[str, Any]:
+    return {"image": np.full((64, 64), x, np.int32), "label": x}
+
+
+def large_bytes(x: int) -> bytes:
+    return x.to_bytes(4, "little") * (1 << 20)
+
+
+STREAMS = {
+    "elements": lambda: bushel.MapDataset.range(3000).shuffle(seed=1).to_iter_dataset(),
+    "images": lambda: numbers(1500).map(image),
+    "batches": lambda: bushel.MapDataset.range(4000).map(image).batch(16).to_iter_dataset(),
+    "batches of a stream": lambda: numbers(4000).map(image).batch(16),
+    "counted after a filter": lambda: (
+        numbers(3000).filter(lambda x: x % 3).random_map(lambda x, rng: (x, rng.integers(1 << 40)), seed=1)
+    ),
+    "batches after a filter": lambda: (
+        numbers(4000)
+        .filter(lambda x: x % 3)
+        .random_map(lambda x, rng: rng.random((50, 50)) + x, seed=1)
+        .batch(16)
+        .map_with_index(lambda i, x: (i, x))
+    ),
+    "bytes that are no array": lambda: numbers(60).map(large_bytes),
+    "a mixture": lambda: bushel.IterDataset.mix(
+        [numbers(900).filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)), numbers(900).batch(2)], [1, 2]
+    ),
+}
+
+
+def run_with_kills(ds: Any, executor: Processes, kills: int, seed: int, *, at_least: int = 0) -> int:
+    """Reads a stream while workers are killed, compares each element and state, and returns how many were killed."""
+    rng, killed = random.Random(seed), 0
+    with opened(ds, None) as undisturbed, opened(ds, executor) as it:
+        count = 0
+        for expected in undisturbed:
+            if killed < kills and rng.random() < 0.3:
+                for pid in rng.sample(executor.pids(), min(rng.choice([1, 1, 2]), len(executor.pids()))):
+                    if alive([pid]):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                            killed += 1
+            assert same(next(it), expected)
+            assert it.get_state() == undisturbed.get_state()
+            count += 1
+            if killed >= kills and at_least and count >= at_least:
+                return killed
+        assert next(it, "end") == "end"
+        assert next(undisturbed, "end") == "end"
+        assert it.get_state() == undisturbed.get_state()
+    return killed
+
+
+@pytest.mark.parametrize("portable", [False, True], ids=["", "portable"])
+@pytest.mark.parametrize("stream", STREAMS)
+def test_killed_workers_lose_and_double_nothing(stream, portable):
+    with pool(portable=portable) as executor:
+        first = set(executor.pids())
+        assert run_with_kills(STREAMS[stream](), executor, kills=6, seed=len(stream)) >= 4
+        wait_until(lambda: not alive(first & set(executor.pids())) or len(alive(executor.pids())) == 2)
+
+
+def check_chaos(kills: int, seed: int) -> None:
+    before, files = workers(), set(os.listdir("/dev/shm"))
+    ds = bushel.MapDataset.range(5000).seed(seed).shuffle().repeat().to_iter_dataset(bushel.ReadOptions(0, 0))
+    ds = ds.filter(lambda x: x % 3).random_map(lambda x, rng: rng.integers(0, 255, (40, 40)) + x).map(image_of_image)
+    with pool(3, budget_bytes=64 << 20) as executor:
+        assert run_with_kills(ds.batch(8), executor, kills, seed, at_least=200) >= kills
+        core = executor._core
+        wait_until(lambda: not any(peer.jobs for peer in core.peers))
+        assert core._arena is not None
+        wait_until(lambda: core._arena.held() == 0)
+        assert len(alive(executor.pids())) == 3
+    wait_until(lambda: workers() <= before)
+    assert set(os.listdir("/dev/shm")) <= files
+
+
+def image_of_image(x: np.ndarray) -> dict[str, Any]:
+    return {"x": x.astype(np.float32), "sum": int(x.sum())}
+
+
+def test_chaos():
+    check_chaos(kills=10, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", range(4))
+def test_much_chaos(seed):
+    check_chaos(kills=60, seed=seed)
+
+
+def test_the_check_of_killed_workers_can_fail():
+    class Forgetful(Processes):
+        def wait(self, ticket: Any) -> Any:
+            result, seconds = super().wait(ticket)
+            result.rows, result.marks = list(result.rows)[1:], result.marks[1:]  # as if one had been lost
+            return result, seconds
+
+    executor = Forgetful(2)
+    with contextlib.closing(executor), pytest.raises((AssertionError, StopIteration)):
+        run_with_kills(STREAMS["elements"](), executor, kills=1, seed=0)
+
+
+@pytest.mark.parametrize("way", WAYS_TO_LEAVE)
+def test_a_worker_may_leave_in_any_way(tmp_path, way):
+    ds = numbers(300).map(Once(tmp_path, 137, WAYS_TO_LEAVE[way])).batch(4)
+    with pool() as executor, opened(ds, executor) as it:
+        assert [x for batch in it for x in batch.tolist()] == list(range(300))
+    assert (tmp_path / "done").exists()
+
+
+class DiesWhenPickled:
+    """Kills the process that pickles it, once; what came before it in the block lies in the slot already."""
+
+    def __init__(self, folder: Any):
+        self.once = Once(folder, 0, kill_myself)
+
+    def __reduce__(self) -> Any:
+        self.once(0)
+        return str, ("alive",)
+
+
+def test_a_worker_may_die_while_it_writes_its_results(tmp_path):
+    dies = DiesWhenPickled(tmp_path)
+    ds = numbers(60).map(lambda x: (np.full(30_000, x), dies if x == 40 else "alive"))
+    with pool() as executor, opened(ds, executor) as it:
+        for number, (array, word) in enumerate(it):
+            assert word == "alive"
+            assert (array == number).all()
+        assert number == 59
+    assert (tmp_path / "done").exists()
+
+
+def test_all_workers_may_die_at_once():
+    with pool(3) as executor, opened(numbers(2000).batch(2), executor) as it:
+        found = [next(it).tolist() for _ in range(10)]
+        for _ in range(3):
+            victims = executor.pids()
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+            wait_until(lambda dead=set(victims): len(executor.pids()) == 3 and not dead & set(executor.pids()))
+            found += [next(it).tolist() for _ in range(50)]
+        found += [batch.tolist() for batch in it]
+    assert found == [[x, x + 1] for x in range(0, 2000, 2)]
+
+
+def test_idle_workers_may_die():
+    with pool() as executor, opened(numbers(10), executor) as it:
+        victims = executor.pids()
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not set(victims) & set(executor.pids()))
+        assert list(it) == list(range(10))
+
+
+def test_a_worker_dies_while_another_waits_for_its_counts(tmp_path):
+    waits = Waits(tmp_path)
+    ds = numbers(100).filter(lambda x: True).map_with_index(lambda i, x: x).map(waits)
+    with pool() as executor, opened(ds, executor) as it:
+        it.start_prefetch()
+        core = executor._core
+
+        def heads() -> list[list[int]]:
+            with core._lock:
+                return [[job.ticket.task.low for job in peer.jobs] for peer in core.peers]
+
+        # One worker stands at element 0 and has element 2 before it; the other has done 1 and asks for 3.
+        wait_until(lambda: sorted(heads()) == [[0, 2], [3]])
+        wait_until(waits.begun.exists)
+        victim = next(peer.pid for peer in core.peers if peer.jobs[0].ticket.task.low == 0)
+        waits.go_on.touch()
+        os.kill(victim, signal.SIGKILL)
+        assert read_in_time(it) == list(range(100))
+
+
+def read_in_time(it: Any, timeout_s: float = SOON_S) -> list[Any]:
+    """All that is left, read by a thread that may hang."""
+    found: list[Any] = []
+
+    def read() -> None:
+        try:
+            found.append(list(it))
+        except Exception as error:
+            found.append(error)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(timeout_s)
+    assert found, f"nothing within {timeout_s} s"
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+@pytest.mark.parametrize("how", ["os.system", "os.fork"])
+def test_a_killed_worker_is_noticed_though_its_child_lives(tmp_path, how):
+    children = tmp_path / "children"
+
+    def leave_a_child() -> None:
+        if how == "os.system":
+            os.system(f"sleep 60 & echo $! > {children}")
+        else:
+            child = os.fork()
+            if not child:
+                time.sleep(60)
+                os._exit(0)
+            children.write_text(str(child))
+        kill_myself()
+
+    ds = numbers(100).map(Once(tmp_path, 30, leave_a_child))
+    try:
+        with pool() as executor, opened(ds, executor) as it:
+            assert read_in_time(it) == list(range(100))
+    finally:
+        if children.exists():
+            os.kill(int(children.read_text()), signal.SIGKILL)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A record that kills its worker every time
+
+
+POISONED = {
+    "elements": (lambda f: numbers(200).map(f), "element 77", list(range(77))),
+    "map elements": (lambda f: bushel.MapDataset.range(200).map(f).to_iter_dataset(), "element 77", list(range(77))),
+    "batches": (
+        lambda f: numbers(200).map(f).batch(4).map(lambda x: x.tolist()),
+        "one of the elements 76 to 79",
+        [list(range(x, x + 4)) for x in range(0, 76, 4)],
+    ),
+    "counted after a filter": (
+        lambda f: numbers(200).filter(lambda x: x % 2).map_with_index(lambda i, x: f(x)),
+        "element 77",
+        list(range(1, 77, 2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["SIGKILL", "os._exit(0)", "sys.exit()"])
+@pytest.mark.parametrize("stream", POISONED)
+def test_a_record_that_kills_every_worker_is_named(stream, way):
+    make, named, before = POISONED[stream]
+    ds = make(Always(77, WAYS_TO_LEAVE[way]))
+    with pool() as executor, opened(ds, executor) as it:
+        assert list(itertools.islice(it, len(before))) == before
+        state = it.get_state()
+        begun = time.monotonic()
+        for _ in range(2):  # it stands where it stood, and tries again
+            with pytest.raises(bushel.WorkerDied) as caught:
+                next(it)
+            assert it.get_state() == state
+        assert time.monotonic() - begun < SOON_S
+        assert f"{named} of the output" in str(caught.value)
+        assert "77" in str(caught.value).partition("record")[2] and "of range(200)" in str(caught.value)
+        ending = {"SIGKILL": "was killed by SIGKILL", "os._exit(0)": "ended with exit code 0"}
+        assert ending.get(way, "ended with exit code") in str(caught.value)
+
+
+def test_past_a_record_that_kills_every_worker_the_stream_goes_on():
+    with pool() as executor, opened(numbers(40).map(Always(7, kill_myself)), executor) as it:
+        assert list(itertools.islice(it, 7)) == list(range(7))
+        with pytest.raises(bushel.WorkerDied):
+            next(it)
+        set_next_index(it, get_next_index(it) + 1)
+        assert list(it) == list(range(8, 40))
+
+
+def test_the_error_names_the_record_and_not_only_the_place():
+    ds = bushel.MapDataset.source([3, 1, 4, 1, 5, 9, 2, 6]).shuffle(seed=5).map(Always(9, kill_myself))
+    with opened(ds.to_iter_dataset(), None) as it:
+        assert it.get_state()["next_index"] == 0
+    with pool() as executor, opened(ds.to_iter_dataset(), executor) as it:
+        with pytest.raises(bushel.WorkerDied, match=r"record 5 of ") as caught:
+            list(it)
+        assert f"element {it.get_state()['next_index']} of the output" in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Errors of the user's functions
+
+
+class Wrong(Exception):
+    """An error of the user's own."""
+
+
+def fail_at_23(x: int) -> int:
+    if x == 23:
+        raise Wrong(f"I cannot take {x}")
+    return x
+
+
+WHERE = {
+    "map": lambda: bushel.MapDataset.range(100).shuffle(seed=3).map(fail_at_23).to_iter_dataset(),
+    "map of a stream": lambda: bushel.MapDataset.range(100).shuffle(seed=3).to_iter_dataset().map(fail_at_23),
+    "random_map after a filter": lambda: (
+        bushel.MapDataset.range(100)
+        .shuffle(seed=3)
+        .to_iter_dataset()
+        .filter(lambda x: x % 5)
+        .random_map(lambda x, rng: fail_at_23(x), seed=1)
+    ),
+    "filter": lambda: bushel.MapDataset.range(100).shuffle(seed=3).to_iter_dataset().filter(fail_at_23),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_an_error_has_its_type_and_tells_everything(where):
+    with opened(WHERE[where](), None) as it, pytest.raises(Wrong):
+        list(it)
+    place = it.get_state()
+    position = place.get("next_index", place.get("parent", {}).get("next_index"))
+    with pool() as executor, opened(WHERE[where](), executor) as it:
+        for _ in range(2):
+            with pytest.raises(Wrong, match=r"^I cannot take 23$") as caught:
+                list(it)
+            assert it.get_state() == place
+        told = notes(caught.value)
+        assert f"{where.split()[0]}(" in told and "failed at its element" in told
+        assert f"element {position}" in told
+        assert "record 23 of range(100)" in told
+        processes = [int(word.rstrip(".:")) for word in told.partition("in worker process ")[2].split()[:1]]
+        assert set(processes) <= set(executor.pids()) and processes
+        mine = told.partition("in worker process")[2]
+        assert "raise Wrong(f" in mine and "fail_at_23" in mine and __file__ in mine
+        assert os.path.dirname(bushel.__file__) not in told
+        assert told.count("record 23") == 1 and told.count("in worker process") == 1
+
+
+def test_elements_before_an_error_are_there_and_those_after_it_too():
+    with pool() as executor, opened(numbers(100).map(fail_at_23), executor) as it:
+        assert list(itertools.islice(it, 23)) == list(range(23))
+        with pytest.raises(Wrong):
+            next(it)
+        set_next_index(it, 24)
+        assert list(it) == list(range(24, 100))
+
+
+def test_an_error_that_passes_is_gone_at_the_next_try(tmp_path):
+    def fail() -> None:
+        raise OSError("for a moment")
+
+    with pool() as executor, opened(numbers(100).map(Once(tmp_path, 50, fail)), executor) as it:
+        found: list[int] = []
+        with contextlib.suppress(OSError):
+            found.extend(it)
+        found += it
+    # A function that fails is run again to find the element at fault: by then it may have mended.
+    assert found == list(range(100))
+
+
+class HoldsALock(Exception):
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+class TakesTwo(Exception):
+    """Pickles well, and cannot be built again."""
+
+    def __init__(self, one: int, two: int):
+        super().__init__(f"{one} and {two}")
+
+
+class CannotBeShown(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raise_one(error: Any) -> Any:
+    def fail(x: int) -> int:
+        if x == 5:
+            raise error()
+        return x
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (lambda: HoldsALock("held tight"), "HoldsALock: held tight"),
+        (lambda: TakesTwo(1, 2), "TakesTwo: 1 and 2"),
+        (CannotBeShown, "CannotBeShown"),
+    ],
+    ids=["holds a lock", "takes two", "cannot be shown"],
+)
+def test_an_error_that_cannot_travel_is_told(error, said):
+    with pool() as executor, opened(numbers(9).map(raise_one(error)), executor) as it:
+        assert list(itertools.islice(it, 5)) == list(range(5))
+        for _ in range(2):
+            with pytest.raises(Exception) as caught:  # noqa: B017, PT011: of some type, with all that can be said
+                next(it)
+            text = f"{type(caught.value).__name__}: {BaseException.__str__(caught.value)}\n{notes(caught.value)}"
+            assert said in text
+            assert "record 5 of range(9)" in text
+            assert "in worker process" in text
+
+
+def test_a_cause_that_cannot_travel_does_not_cost_the_type():
+    def fail(x: int) -> int:
+        try:
+            raise HoldsALock("below")
+        except HoldsALock as below:
+            raise Wrong("above") from below
+
+    with pool() as executor, opened(numbers(9).map(fail), executor) as it:
+        with pytest.raises(Wrong, match="above") as caught:
+            next(it)
+        assert "record 0 of range(9)" in notes(caught.value)
+
+
+def test_a_cause_travels_along():
+    def fail(x: int) -> int:
+        try:
+            {}["missing"]
+        except KeyError as error:
+            raise Wrong("above") from error
+
+    with pool() as executor, opened(numbers(9).map(fail), executor) as it:
+        with pytest.raises(Wrong, match="above") as caught:
+            next(it)
+        assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_stop_iteration_of_a_function_does_not_end_the_data():
+    with pool() as executor, opened(numbers(9).map(raise_one(StopIteration)), executor) as it:
+        with pytest.raises(RuntimeError, match="raised StopIteration"):
+            list(it)
+        assert it.get_state()["next_index"] == 5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What cannot be sent
+
+
+UNSENDABLE = {
+    "a lock": lambda: threading.Lock(),
+    "a generator": lambda: (x for x in ()),
+    "a lock in a tree": lambda: {"x": np.zeros(10_000), "y": [threading.Lock()]},
+}
+
+
+@pytest.mark.parametrize("what", UNSENDABLE)
+@pytest.mark.parametrize("at", [0, 41])
+def test_an_element_that_cannot_be_sent_is_an_error_and_not_lost(what, at):
+    make = UNSENDABLE[what]
+    ds = bushel.MapDataset.range(100).shuffle(seed=1).to_iter_dataset().map(lambda x: (x, None))
+    record = [x for x, _ in ds][at]
+    bad = ds.map(lambda pair: make() if pair[0] == record else pair)
+    with pool() as executor, opened(bad, executor) as it:
+        assert [x for x, _ in itertools.islice(it, at)] == [x for x, _ in ds][:at]
+        state = it.get_state()
+        for _ in range(2):
+            with pytest.raises(TypeError, match=f"element {at} of the output cannot be sent from a worker process"):
+                next(it)
+            assert it.get_state() == state
+        set_next_index(it, at + 1)
+        assert [x for x, _ in it] == [x for x, _ in ds][at + 1 :]
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_and_not_lost():
+    ds = numbers(40).batch(4).map(lambda x: threading.Lock() if x[0] == 20 else x.tolist())
+    with pool() as executor, opened(ds, executor) as it:
+        assert [x[0] for x in itertools.islice(it, 5)] == [0, 4, 8, 12, 16]
+        with pytest.raises(TypeError, match="cannot be sent from a worker process"):
+            next(it)
+        set_next_index(it, 6)
+        assert [x[0] for x in it] == [24, 28, 32, 36]
+
+
+class Unreadable:
+    """Pickles well, and cannot be built again."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_an_element_that_cannot_be_rebuilt_is_an_error():
+    ds = numbers(60).map(lambda x: Unreadable() if x == 50 else x)
+    with pool() as executor, opened(ds, executor) as it:
+        found: list[int] = []
+        with pytest.raises(ValueError, match="no number"):
+            found.extend(it)
+        assert found == list(range(len(found)))
+        with pytest.raises(ValueError, match="no number"):
+            list(it)
+        set_next_index(it, 51)
+        assert list(it) == list(range(51, 60))
+
+
+def test_lambdas_and_local_classes_travel():
+    class Local:
+        def __init__(self, x: int):
+            self.x = x
+
+    ds = numbers(20).map(lambda x: (Local(x), lambda: x))
+    with pool() as executor, opened(ds, executor) as it:
+        for number, (local, function) in enumerate(it):
+            assert type(local) is Local and local.x == function() == number
+
+
+class HasALock:
+    """A source that cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+lock = threading.Lock()
+
+
+def holds_a_lock(x: int) -> Any:
+    return x if lock else None
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: numbers(5).map(lambda x: x).map(holds_a_lock).batch(2), r"map\(holds_a_lock\)"),
+        (lambda: bushel.MapDataset.range(5).filter(holds_a_lock).to_iter_dataset(), r"filter\(holds_a_lock\)"),
+        (lambda: bushel.MapDataset.source(HasALock()).map(lambda x: x).to_iter_dataset(), "HasALock"),
+        (lambda: numbers(5).batch(2, batch_fn=holds_a_lock), r"batch\(2, batch_fn=holds_a_lock\)"),
+    ],
+    ids=["map", "filter of a MapDataset", "source", "batch_fn"],
+)
+def test_a_pipeline_that_cannot_be_sent_is_an_error_that_names_the_operation(make, named):
+    with iter(make().mp_prefetch(TWO)) as it:
+        for _ in range(2):
+            with pytest.raises(bushel.PipelineNotSent, match=f"{named}.* cannot be sent to worker processes"):
+                next(it)
+
+
+def test_a_worker_init_fn_that_cannot_be_sent_is_an_error():
+    before = workers()
+    with pytest.raises(bushel.PipelineNotSent, match="worker_init_fn cannot be sent"):
+        iter(numbers(5).mp_prefetch(TWO, worker_init_fn=lambda index, count: lock.acquire()))
+    assert workers() <= before
+
+
+class Unloadable:
+    """A function that pickles and cannot be built again."""
+
+    def __call__(self, x: int) -> int:
+        return x
+
+    def __reduce__(self) -> Any:
+        return int, ("no function",)
+
+
+def test_a_pipeline_that_cannot_be_loaded_is_an_error():
+    with iter(numbers(5).map(Unloadable()).mp_prefetch(TWO)) as it:
+        for _ in range(2):
+            with pytest.raises(Exception, match=r"no function|have ended"):
+                next(it)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Time
+
+
+@pytest.mark.parametrize("deed", [hang, spin, stop_myself, run_in_c], ids=lambda deed: deed.__name__)
+def test_a_record_that_takes_too_long_is_named(deed):
+    with pool(timeout_s=0.3) as executor, opened(numbers(60).map(Always(23, deed)), executor) as it:
+        assert list(itertools.islice(it, 23)) == list(range(23))
+        begun = time.monotonic()
+        with pytest.raises(bushel.WorkerDied, match=r"element 23 of the output \(record 23 of range\(60\)\)"):
+            next(it)
+        assert time.monotonic() - begun < SOON_S
+        set_next_index(it, 24)
+        assert list(it) == list(range(24, 60))
+
+
+def test_a_timeout_is_for_one_element():
+    def slow_at_the_end(x: int) -> int:
+        if x >= 3000:
+            time.sleep(0.02)
+        return x
+
+    # A block of the fast ones, learned before, would take longer than the limit; no element does.
+    with pool(timeout_s=0.4) as executor, opened(numbers(3100).map(slow_at_the_end), executor) as it:
+        assert list(it) == list(range(3100))
+
+
+def test_a_slow_start_is_no_timeout():
+    def slowly(index: int, count: int) -> None:
+        time.sleep(0.8)
+
+    with pool(timeout_s=0.3, init=slowly) as executor, opened(numbers(20), executor) as it:
+        assert list(it) == list(range(20))
+
+
+def test_waiting_for_the_consumer_is_no_timeout():
+    with pool(timeout_s=0.3) as executor, opened(numbers(2000).map(image), executor) as it:
+        next(it)
+        before = executor.pids()
+        time.sleep(0.8)  # nothing is to happen for longer than the limit
+        next(it)
+        assert executor.pids() == before
+
+
+def test_waiting_for_counts_of_another_is_no_timeout(tmp_path):
+    def two_thirds(x: int) -> int:
+        if x == 0:
+            time.sleep(0.5)
+        return x
+
+    ds = numbers(200).map(two_thirds).filter(lambda x: True).map_with_index(lambda i, x: (i, x))
+    with pool(timeout_s=0.7) as executor, opened(ds, executor) as it:
+        before = executor.pids()
+        assert list(it) == [(x, x) for x in range(200)]
+        assert executor.pids() == before
+
+
+@pytest.mark.parametrize("deed", [hang, spin, stop_myself, run_in_c], ids=lambda deed: deed.__name__)
+def test_close_does_not_wait_for_workers(deed):
+    executor = Processes(2)
+    it = opened(numbers(60).map(Always(0, deed)), executor)
+    it.start_prefetch()
+    pids = executor.pids()
+    wait_until(lambda: any(peer.jobs for peer in executor._core.peers))
+    begun = time.monotonic()
+    it.close()
+    executor.close()
+    assert time.monotonic() - begun < 5
+    wait_until(lambda: not alive(pids), 2)
+
+
+def test_close_does_not_wait_for_a_worker_that_is_stopped_from_outside():
+    with iter(numbers(10_000).map(image).mp_prefetch(TWO)) as it:
+        next(it)
+        mine = wait_until(workers)
+        for pid in mine:
+            os.kill(pid, signal.SIGSTOP)
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 5
+    wait_until(lambda: not alive(mine), 2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of the consumer
+
+STREAMING = """
+    import itertools, os, sys, time
+    import numpy as np
+    import bushel
+
+    def work(x):
+        if x > 50:
+            time.sleep(600)
+        return np.full(100_000, x)
+
+    ds = bushel.MapDataset.range(1000).map(work).to_iter_dataset()
+    it = iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2)))
+    kept = [next(it) for _ in range(20)]
+"""
+
+
+def said(child: Any) -> str:
+    """The next line of a script."""
+    line = child.stdout.readline()
+    assert line, child.stderr.read()
+    return line.strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
+def test_workers_go_with_the_consumer(tmp_path, number):
+    files = set(os.listdir("/dev/shm"))
+    ending = """
+        print("ready", flush=True)
+        list(it)
+    """
+    with start_script(tmp_path, dedented(STREAMING, ending)) as child:
+        assert said(child) == "ready"
+        mine = offspring(child.pid)
+        assert len(mine) == 3  # two workers and the process that forks them
+        child.send_signal(number)
+        assert child.wait(5) == -number
+        wait_until(lambda: not alive(mine), 2)
+        assert child.stderr.read() == ""
+    assert set(os.listdir("/dev/shm")) <= files
+
+
+def dedented(*parts: str) -> str:
+    import textwrap
+
+    return "\n".join(map(textwrap.dedent, parts))
+
+
+def test_workers_go_with_the_consumer_though_its_child_lives(tmp_path):
+    ending = """
+        child = os.fork()
+        if not child:
+            os.close(1), os.close(2)
+            time.sleep(60)
+            os._exit(0)
+        print(child, flush=True)
+        list(it)
+    """
+    with start_script(tmp_path, dedented(STREAMING, ending)) as script:
+        child = int(said(script))
+        mine = offspring(script.pid) - {child}
+        assert len(mine) == 3
+        script.kill()
+        try:
+            wait_until(lambda: not alive(mine), 2)
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("busy", ["waits for an element", "computes"])
+def test_ctrl_c_ends_at_once_with_one_traceback(tmp_path, busy):
+    ending = {
+        "waits for an element": 'print("ready", flush=True)\nlist(it)\n',
+        "computes": 'print("ready", flush=True)\nwhile True: pass\n',
+    }[busy]
+    with start_script(tmp_path, dedented(STREAMING, ending)) as child:
+        assert said(child) == "ready"
+        mine = offspring(child.pid)
+        os.killpg(child.pid, signal.SIGINT)
+        assert child.wait(5) != 0
+        wait_until(lambda: not alive(mine), 2)
+        shown = child.stderr.read()
+    assert shown.count("Traceback (most recent call last)") == 1
+    assert shown.rstrip().endswith("KeyboardInterrupt")
+    assert "Exception ignored" not in shown
+
+
+ENDINGS = {
+    "reads to the end": ("for x in itertools.islice(it, 20): pass\nit.close()", 0),
+    "breaks": ("for x in it: break", 0),
+    "holds an open iterator": ("", 0),
+    "deletes it": ("del it", 0),
+    "holds it in a cycle": ("a = [it]; a.append(a); del it, a", 0),
+    "has it at work": ("it.start_prefetch()", 0),
+    "leaves": ("sys.exit(3)", 3),
+    "fails": ("raise RuntimeError('by design')", 1),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_script_ends_without_a_word(tmp_path, ending):
+    text, code = ENDINGS[ending]
+    begun = time.monotonic()
+    returned, out, err = run_script(tmp_path, dedented(STREAMING, text, ""), "-X", "dev")
+    assert returned == code
+    assert out == ""
+    if ending == "fails":
+        assert err.count("Traceback") == 1 and err.rstrip().endswith("RuntimeError: by design")
+    else:
+        assert err == ""
+    assert time.monotonic() - begun < 30  # work lasts 600
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Scripts: no `if __name__ == "__main__"`, classes of their own
+
+
+def test_classes_of_the_main_script_stay_as_they_are(tmp_path):
+    script = """
+        import collections, dataclasses, enum
+        import bushel
+
+        class Plain:
+            registry = []
+            mode = "old"
+            def __init__(self, x): self.x = x
+
+        @dataclasses.dataclass(frozen=True)
+        class Data:
+            x: int
+
+        class Colour(enum.Enum):
+            RED = 1
+
+        Pair = collections.namedtuple("Pair", "x y")
+
+        class Mine(Exception):
+            pass
+
+        def make(x):
+            if x == 150:
+                error = Mine("mine")
+                error.function = lambda: 7
+                raise error
+            return Plain(x), Data(x), Colour.RED, Pair(x, x)
+
+        ds = bushel.MapDataset.range(300).map(make).to_iter_dataset()
+        it = iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2)))
+        next(it)
+        Plain.mode, mine, method = "new", Plain.registry, Plain.__init__
+        Plain.registry.append(1)
+        try:
+            for number, (plain, data, colour, pair) in enumerate(it, 1):
+                assert type(plain) is Plain and plain.x == number
+                assert type(data) is Data and data == Data(number)
+                assert colour is Colour.RED
+                assert type(pair) is Pair and pair == (number, number)
+        except Mine as error:
+            print(number, type(error) is Mine, error, error.function())
+        print(Plain.mode, Plain.registry, Plain.registry is mine, Plain.__init__ is method, __name__)
+    """
+    code, out, err = run_script(tmp_path, script)
+    assert err == ""
+    assert code == 0
+    assert out.splitlines() == ["149 True mine 7", "new [1] True True __main__"]
+
+
+def test_the_main_script_is_not_run_again(tmp_path):
+    script = """
+        import bushel
+        print("once", flush=True)
+        ds = bushel.MapDataset.range(5).map(lambda x: x * x).to_iter_dataset()
+        print(list(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))))
+    """
+    assert run_script(tmp_path, script) == (0, "once\n[0, 1, 4, 9, 16]\n", "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The process that forks workers
+
+
+def test_the_zygote_may_be_killed():
+    with iter(numbers(3000).map(image).batch(4).mp_prefetch(TWO)) as it:
+        found = [int(next(it)["label"][0]) for _ in range(5)]
+        first = zygote()
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not alive([first]))
+        found += [int(batch["label"][0]) for batch in it]
+    assert found == list(range(0, 3000, 4))
+    with iter(numbers(100).mp_prefetch(TWO)) as it:  # and the next pool works
+        assert list(it) == list(range(100))
+    assert zygote() not in (None, first)
+
+
+def test_faults_leave_no_files_open():
+    def once(number: int) -> None:
+        with pool() as executor:
+            run_with_kills(STREAMS["batches"](), executor, kills=4, seed=number)
+
+    once(0)
+    before = wait_until(descriptors)
+    for number in range(1, 4):
+        once(number)
+    wait_until(lambda: descriptors() <= before)
+
+
+def test_states_taken_among_faults_are_json_and_restore_anywhere():
+    ds = STREAMS["counted after a filter"]()
+    with opened(ds, None) as it:
+        expected = list(it)
+    with pool() as executor, opened(ds, executor) as it:
+        found = list(itertools.islice(it, 100))
+        for pid in executor.pids():
+            os.kill(pid, signal.SIGKILL)
+        saved = json.loads(json.dumps(it.get_state()))
+    with opened(ds, None) as it:
+        it.set_state(saved)
+        assert found + list(it) == expected

@@ -1,0 +1,88 @@
+"""Processes watched from outside: who lives, who is gone, what a script says. Linux only, as /proc is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+SOON_S = 10.0  # what takes longer hangs
+
+
+def wait_until(true: Callable[[], Any], timeout_s: float = SOON_S) -> Any:
+    """Waits until something is true, and returns it; fails if it is not in time."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.002)
+    return found
+
+
+def parents() -> dict[int, int]:
+    """The parent of every process that lives. One that has ended and was not yet waited for is gone."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                fields = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()
+                if fields[0] not in (b"Z", b"X"):
+                    found[int(name)] = int(fields[1])
+    return found
+
+
+def offspring(pid: int | None = None) -> set[int]:
+    """All living descendants of a process, by default of this one."""
+    above, found = parents(), {pid or os.getpid()}
+    while new := {child for child, parent in above.items() if parent in found} - found:
+        found |= new
+    return found - {pid or os.getpid()}
+
+
+def alive(pids: Iterable[int]) -> set[int]:
+    """Those of `pids` that live."""
+    return set(pids) & set(parents())
+
+
+def zygote() -> int | None:
+    """The process that forks workers for this one, if there is one."""
+    for pid, parent in parents().items():
+        if parent == os.getpid() and b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    return None
+
+
+def workers() -> set[int]:
+    """The worker processes of this one."""
+    above = zygote()
+    return {pid for pid, parent in parents().items() if parent == above} if above else set()
+
+
+def descriptors() -> int:
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def start_script(folder: Path, text: str, *options: str, **more: Any) -> subprocess.Popen[str]:
+    """Starts a script of its own, in a process group of its own."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    command = [sys.executable, *options, str(path)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder, start_new_session=True, **more)
+
+
+def run_script(folder: Path, text: str, *options: str, timeout_s: float = 60) -> tuple[int, str, str]:
+    """Runs a script of its own: exit code, standard output, standard error."""
+    with start_script(folder, text, *options) as child:
+        try:
+            out, err = child.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            raise
+    return child.returncode, out, err
