@@ -63,6 +63,17 @@ def workers() -> set[int]:
     return {pid for pid, parent in parents().items() if parent == above} if above else set()
 
 
+def named_memory(pids: Iterable[int]) -> set[str]:
+    """Files of /dev/shm that processes have open or mapped. (What else is there belongs to others.)"""
+    texts: list[str] = []
+    for pid in pids:
+        texts += Path(f"/proc/{pid}/maps").read_text().splitlines()
+        for number in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                texts.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+    return {text[text.index("/dev/shm/") :] for text in texts if "/dev/shm/" in text}
+
+
 def descriptors() -> int:
     """How many files this process has open."""
     return len(os.listdir("/proc/self/fd"))
@@ -74,7 +85,7 @@ def start_script(folder: Path, text: str, *options: str, **more: Any) -> subproc
     path.write_text(textwrap.dedent(text), encoding="utf-8")
     command = [sys.executable, *options, str(path)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder, start_new_session=True, **more)
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **more)
 
 
 def run_script(folder: Path, text: str, *options: str, timeout_s: float = 60) -> tuple[int, str, str]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import recipes
 import strategies
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st

@@ -22,16 +22,14 @@ from bushel.graph.streams import Cursor, State, counted, field
 BLOCK_S = 10e-3
 """A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
 
-BLOCK_BYTES = 8 << 20
-"""A block should hold no more than this, unless a single row does."""
-
 
 class Sizer:
     """How many positions a block should hold, learned from the blocks before. Small records travel many at a time."""
 
-    def __init__(self, unit: int, most: int):
+    def __init__(self, unit: int, most: int, block_bytes: int):
         self._unit = unit
         self._most = max(1, most // unit)  # in units
+        self._block_bytes = block_bytes
         self._units = 1
 
     def positions(self) -> int:
@@ -40,7 +38,7 @@ class Sizer:
     def learn(self, positions: int, seconds: float, size_bytes: int) -> None:
         units = max(1, positions // self._unit)
         by_time = BLOCK_S * units / max(seconds, 1e-9)
-        by_bytes = BLOCK_BYTES * units / max(size_bytes, 1)
+        by_bytes = self._block_bytes * units / max(size_bytes, 1)
         wanted = int(min(by_time, by_bytes, 8 * self._units))  # grow by steps: the first block is no fair sample
         self._units = max(1, min(wanted, self._most))
 
@@ -60,7 +58,8 @@ class BlockCursor(Cursor):
         self._ahead = ahead
         self._most = max(most, program.unit)
         self._length = program.node.length
-        self._sizer = Sizer(program.unit, max(1, self._most // max(1, min(ahead, executor.parallelism))))
+        most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
+        self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
         self._watch = FilterWatch(program.node.call())
         self._position = 0
         self._counts = [0] * len(program.counting)

@@ -199,8 +199,9 @@ class _Owner(Through):
         self.parent.set_next_index(index)
 
     def close(self) -> None:
-        super().close()
-        self._executor.close()
+        if os.getpid() == self._process:  # a forked child leaves all to its parent
+            super().close()
+            self._executor.close()
 
 
 class ElementsCursor(Cursor):

@@ -12,6 +12,7 @@ import dataclasses
 import logging
 import os
 import pickle
+import queue
 import selectors
 import signal
 import sys
@@ -38,7 +39,8 @@ logger = logging.getLogger("bushel")
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEPTH = 2  # tasks a worker holds: the one it runs, and the next
-MOST_DEATHS = 4  # of one block; the last two are watched element by element
+CAREFUL_AFTER = 2  # deaths over one block, it is computed element by element
+WATCHED_DEATHS = 3  # over one and the same element end the matter
 _SLOT_BYTES = 1 << 20
 
 
@@ -49,6 +51,7 @@ class _Job:
     number: int
     ticket: Ticket
     program: int
+    high: int
     slot: int | None = None
     arena: Arena | None = None
     urgent: bool = False
@@ -58,6 +61,8 @@ class _Job:
     deaths: int = 0
     at: tuple[int, int] | None = None
     killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    verdict: WorkerDied | None = None
+    """What is to be said after the rows before `high`, once an element has killed too many workers."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -97,6 +102,7 @@ class Processes(Executor):
         portable: bool = False,
     ):
         self.parallelism = num_workers
+        self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _slots_for(num_workers)))
         self._core = _Core(num_workers, init, budget_bytes, timeout_s, portable)
         self._finalizer = weakref.finalize(self, self._core.stop)
 
@@ -107,7 +113,8 @@ class Processes(Executor):
         packed, marks, after, failure, memory, seconds = self._core.wait(ticket)
         rows = wire.unpack(packed, memory)
         del memory
-        return Result(rows, marks, after, None if failure is None else _rebuilt(*failure)), seconds
+        failure = _rebuilt(*failure) if isinstance(failure, tuple) else failure
+        return Result(rows, marks, after, failure), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -140,8 +147,9 @@ class _Core:
         self._jobs: dict[int, _Job] = {}
         self._of_ticket: dict[Ticket, _Job] = {}
         self._programs: dict[int, tuple[int, int, list[tuple[int, int]]]] = {}
-        self._program_numbers: dict[int, int] = {}
-        self._kept: list[Program] = []  # keeps the ids in _program_numbers from being used again
+        self._program_numbers: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+        self._next_program = 0
+        self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._arena: Arena | None = None
         self._largest = 0
         self._warned = False
@@ -164,7 +172,7 @@ class _Core:
         with self._lock:
             if self._ended_by is not None:
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
-            job = _Job(self._next_job, ticket, self._program(task.program))
+            job = _Job(self._next_job, ticket, self._program(task.program), task.high)
             self._next_job += 1
             self._jobs[job.number] = self._of_ticket[ticket] = job
             self._waiting.append(job)
@@ -185,6 +193,8 @@ class _Core:
                 self._of_ticket.pop(ticket, None)
 
     def forget(self, tickets: list[Ticket]) -> None:
+        if self._owner != os.getpid():
+            return
         with self._lock:
             for ticket in tickets:
                 job = self._of_ticket.pop(ticket, None)
@@ -216,12 +226,24 @@ class _Core:
             os.write(self._wake_writer, b"x")
 
     def _program(self, program: Program) -> int:
-        number = self._program_numbers.get(id(program))
+        number = self._program_numbers.get(program)
         if number is None:
-            number = self._program_numbers[id(program)] = len(self._kept)
-            self._kept.append(program)
+            number = self._next_program
             self._programs[number] = _shared(program, portable=self._portable)
+            self._next_program += 1
+            self._program_numbers[program] = number
+            weakref.finalize(program, self._unused.put, number).atexit = False
         return number
+
+    def _forget_programs(self) -> None:
+        while not self._unused.empty():
+            number = self._unused.get()
+            os.close(self._programs.pop(number)[0])
+            for peer in self.peers:
+                if number in peer.programs:
+                    peer.programs.remove(number)
+                    with contextlib.suppress(wire.Closed):
+                        peer.channel.send(("forget", number))
 
     # Called by the talking thread.
 
@@ -241,6 +263,7 @@ class _Core:
                         self._kill_the_slow(self._timeout_s)
                     self._answer_counts()
                     self._assign()
+                    self._forget_programs()
         except BaseException as error:
             self._fail_all(error)
         finally:
@@ -300,10 +323,8 @@ class _Core:
             peer.channel.send(("arena", job.arena.slot_bytes), (job.arena.descriptor,))
             peer.arena = job.arena
         task = job.ticket.task
-        careful, watched = job.deaths >= 2, self._timeout_s is not None
-        peer.channel.send(
-            ("task", job.number, job.program, task.low, task.high, task.counts, job.slot, careful, watched)
-        )
+        careful = job.deaths >= CAREFUL_AFTER
+        peer.channel.send(("task", job.number, job.program, task.low, job.high, task.counts, job.slot, careful))
 
     def _on_done(
         self, peer: _Peer, number: int, packed: Packed, marks: Any, after: list[int], failure: Any, seconds: float
@@ -319,6 +340,7 @@ class _Core:
         if packed.places is None or self._arena is None:
             self._make_room()
         if not job.forgotten:
+            failure = failure or job.verdict
             job.ticket.done.set_result((packed, marks, after, failure, memory, seconds))  # type: ignore[arg-type]
 
     def _on_misfit(self, peer: _Peer, number: int) -> None:
@@ -358,6 +380,8 @@ class _Core:
             before = task.ledger.before(job.asked[0], task.number)
             if before is not None or job.forgotten:
                 job.asked = None
+                if peer.since is not None:
+                    peer.since = time.monotonic()  # waiting was no work
                 with contextlib.suppress(wire.Closed):
                     peer.channel.send(("abort",) if before is None else ("before", before))
 
@@ -384,22 +408,33 @@ class _Core:
             if job.slot is not None and job.arena is not None:
                 job.arena.give_back(job.slot)
             job.slot = job.arena = None
-        if peer.jobs:
+        if peer.jobs and peer.since is not None:  # it had begun
             culprit = peer.jobs[0]
             culprit.deaths += 1
             if culprit.at is not None:
                 culprit.killed_at.append(culprit.at)
-            if culprit.deaths >= MOST_DEATHS and len(set(culprit.killed_at[-2:])) == 1:
-                peer.jobs.popleft()
-                self._jobs.pop(culprit.number, None)
-                self._give_up(culprit, self._verdict(culprit, how))
-        if self._deaths_in_a_row > 10 * self._num_workers + MOST_DEATHS:
+            if len(culprit.killed_at) >= WATCHED_DEATHS and len(set(culprit.killed_at[-WATCHED_DEATHS:])) == 1:
+                self._condemn(culprit, how)
+                if culprit.ticket.done.done():
+                    peer.jobs.popleft()
+                    self._jobs.pop(culprit.number, None)
+        if self._deaths_in_a_row > 10 * self._num_workers + 10:
             self._fail_all(WorkerDied(f"Worker processes keep dying before they finish anything; the last one {how}."))
             self._stopping = True
             return
-        self._waiting.extendleft(job for job in reversed(peer.jobs) if not job.forgotten)
+        back = [job for job in peer.jobs if not job.forgotten]
+        self._waiting = collections.deque(sorted([*back, *self._waiting], key=lambda job: job.number))
         self.peers.remove(peer)
         self._start(peer.index)
+
+    def _condemn(self, job: _Job, how: str) -> None:
+        """The block ends before the element that kills; what comes before it in the block is computed once more."""
+        verdict, task = self._verdict(job, how), job.ticket.task
+        good = task.low + (job.killed_at[-1][0] - task.low) // task.program.unit * task.program.unit
+        if good == task.low:
+            self._give_up(job, verdict)
+        else:
+            job.verdict, job.high, job.deaths = verdict, good, 0
 
     def _verdict(self, job: _Job, how: str) -> WorkerDied:
         low, high = job.killed_at[-1]
@@ -417,8 +452,8 @@ class _Core:
         for peer in self.peers:
             if peer.jobs and peer.jobs[0].asked is None and peer.since is not None and now - peer.since > timeout_s:
                 # A block may be slow and each of its elements not: the next try goes element by element.
-                peer.jobs[0].deaths = max(1, peer.jobs[0].deaths)
-                peer.since = None
+                peer.jobs[0].deaths = max(CAREFUL_AFTER - 1, peer.jobs[0].deaths)
+                peer.since = now
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(peer.pid, signal.SIGKILL)
 
@@ -445,10 +480,11 @@ class _Core:
 
     def _make_room(self) -> None:
         """An arena whose slots hold the largest block so far, as many as the budget allows."""
-        wanted = max(_SLOT_BYTES, int(1.25 * self._largest))
+        smallest = min(_SLOT_BYTES, self._budget // _slots_for(self._num_workers))
+        wanted = max(smallest, int(1.25 * self._largest))
         if self._arena is not None and self._arena.slot_bytes >= wanted:
             return
-        count = min(self._num_workers * (DEPTH + 2) + 8, self._budget // wanted)
+        count = min(_slots_for(self._num_workers), self._budget // wanted)
         if self._arena is not None:
             self._arena.close()
             self._arena = None
@@ -507,6 +543,11 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _slots_for(num_workers: int) -> int:
+    """Slots for what workers hold, what waits to be handed over, and what the consumer has in use."""
+    return num_workers * (DEPTH + 2) + 8
 
 
 def _dumped(value: Any, what: str) -> bytes:

@@ -7,7 +7,6 @@ who delivers rows can tell the state without having run anything.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -112,60 +111,49 @@ class Result:
     failure: Exception | None = None
 
 
-def run(program: Program, low: int, high: int, count_before: CountBefore) -> Result:
-    """Runs a program on positions [low, high). A failing element cuts the block short; those before it are there."""
-    with contextlib.suppress(_FailedAt):
-        return _run(program, low, high, count_before)
-    # Made again in the smallest parts, up to the one that fails: functions are pure, and failure is rare.
-    return run_in_units(program, low, high, count_before)
+Announce = Callable[[int, int], None]
+"""Hears which positions are worked on next."""
 
 
-def run_in_units(
-    program: Program,
-    low: int,
-    high: int,
-    count_before: CountBefore,
-    announce: Callable[[int, int], None] = lambda low, high: None,
-) -> Result:
-    """The same in the smallest parts, each announced before it is begun."""
-    seen = [0] * len(program.counting)
+def run(program: Program, low: int, high: int, count_before: CountBefore, announce: Announce | None = None) -> Result:
+    """Runs a program on positions [low, high). A failing element cuts the block short; those before it are there.
 
-    def count_before_part(step: int, count: int) -> int:
-        before = count_before(step, count) + seen[step]
-        seen[step] += count
-        return before
-
-    parts: list[Result] = []
-    failure = None
-    for start in range(low, high, program.unit):
-        end = min(high, start + program.unit)
-        announce(start, end)
+    With `announce` it goes element by element, each announced before it is begun.
+    """
+    failed: _FailedAt
+    try:
+        return _run(program, low, high, count_before, announce)
+    except _FailedAt as failure:
+        failed = failure
+    if announce is None:
+        # A function of whole columns, or a source that reads many at once, does not tell which element it was.
         try:
-            parts.append(_run(program, start, end, count_before_part))
-        except _FailedAt as failed:
-            failure = failed.error
-            break
-    rows = blocks.joined([part.rows for part in parts]) if parts else []
-    empty = np.zeros((0, 1 + len(seen)), dtype=np.int64)
-    marks = np.concatenate([empty, *(part.marks for part in parts)])
-    return Result(rows, marks, parts[-1].after if parts else [], failure)
+            return _run(program, low, high, count_before, lambda low, high: None)
+        except _FailedAt as failure:
+            failed = failure
+    good = low + (failed.position - low) // program.unit * program.unit
+    made = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
+    if good > low:
+        # The rows before are made again, now without it: functions are pure, and failure is rare.
+        try:
+            made = _run(program, low, good, count_before, None)
+        except _FailedAt as failure:
+            failed = failure
+    return dataclasses.replace(made, failure=failed.error)
 
 
 class _FailedAt(Exception):
-    """An element could not be made because of `error`."""
+    """The element at `position` could not be made because of `error`."""
 
-    def __init__(self, error: Exception):
-        super().__init__(error)
+    def __init__(self, position: int, error: Exception):
+        super().__init__(position, error)
+        self.position = position
         self.error = error
 
 
-def _run(program: Program, low: int, high: int, count_before: CountBefore) -> Result:
+def _run(program: Program, low: int, high: int, count_before: CountBefore, announce: Announce | None) -> Result:
     node = program.node
-    try:
-        block: Block = node.take(np.arange(low, high))
-    except RowFailed as failed:
-        failed.error.add_note(f"bushel: this was element {low + failed.row} of the output.")
-        raise _FailedAt(failed.error) from failed.error
+    block = _taken(node, low, high, announce)
     marks = np.arange(low + 1, high + 1)[:, None]
     if not program.allow_nones:
         dense = blocks.dense(block)
@@ -177,36 +165,71 @@ def _run(program: Program, low: int, high: int, count_before: CountBefore) -> Re
     after: list[int] = []
     for step in program.steps:
         if isinstance(step, BatchStream):
-            block, marks = _batched(step, block, marks)
+            block, marks = _batched(step, block, marks, announce)
             continue
         first = 0
         if step.count_key:
             first = count_before(len(after), len(block))
             marks = np.column_stack([marks, np.arange(first + 1, first + len(block) + 1)])
             after.append(first + len(block))
-        if not len(block):
-            continue
-        try:
-            block, kept = step.run(block, first, _where(step, node, marks))
-        except RowFailed as failed:
-            raise _FailedAt(failed.error) from failed.error
-        if kept is not None:
-            marks = marks[kept]
+        if len(block):
+            block, kept = _stepped(step, node, block, marks, first, announce)
+            if kept is not None:
+                marks = marks[kept]
     if program.as_columns and len(block):
         block = blocks.as_columns(block) or block
     return Result(block, marks, after)
 
 
-def _batched(step: BatchStream, block: Block, marks: np.ndarray) -> tuple[Block, np.ndarray]:
+def _taken(node: MapNode, low: int, high: int, announce: Announce | None) -> Block:
+    try:
+        if announce is None:
+            return node.take(np.arange(low, high))
+        rows: list[Any] = []
+        while low < high:
+            announce(low, low + 1)
+            rows.extend(blocks.rows_of(node.take(np.arange(low, low + 1))))
+            low += 1
+        return rows
+    except RowFailed as failed:
+        position = low + failed.row
+        failed.error.add_note(f"bushel: this was element {position} of the output.")
+        raise _FailedAt(position, failed.error) from failed.error
+
+
+def _stepped(
+    step: Elementwise, node: MapNode, block: Block, marks: np.ndarray, first: int, announce: Announce | None
+) -> tuple[Block, np.ndarray | None]:
+    where = _where(step, node, marks)
+    row = 0
+    try:
+        if announce is None:
+            return step.run(block, first, where)
+        made: list[Any] = []
+        stays = np.ones(len(block), dtype=bool)
+        for row, element in enumerate(blocks.rows_of(block)):
+            position = int(marks[row, 0]) - 1
+            announce(position, position + 1)
+            one, kept = step.run([element], first + row, lambda _, row=row: where(row))
+            made.extend(blocks.rows_of(one))
+            stays[row] = kept is None or bool(kept[0])
+        return made, stays
+    except RowFailed as failed:
+        raise _FailedAt(int(marks[row + failed.row, 0]) - 1, failed.error) from failed.error
+
+
+def _batched(step: BatchStream, block: Block, marks: np.ndarray, announce: Announce | None) -> tuple[Block, np.ndarray]:
     batches, ends = [], []
     for start in range(0, len(block), step.batch_size):
         end = min(start + step.batch_size, len(block))
         if end - start < step.batch_size and step.drop_remainder:
             break
+        if announce is not None:
+            announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
         try:
             batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
         except Exception as error:
-            raise _FailedAt(located(error, f"bushel: {step.call()} failed.")) from error
+            raise _FailedAt(int(marks[start, 0]) - 1, located(error, f"bushel: {step.call()} failed.")) from error
         ends.append(end - 1)
     return batches, marks[ends]
 

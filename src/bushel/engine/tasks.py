@@ -95,6 +95,9 @@ class Executor(abc.ABC):
     parallelism: int = 1
     """How many tasks it can work on at a time."""
 
+    block_bytes: int = 8 << 20
+    """How much a block should hold at most, unless a single row is larger."""
+
     @abc.abstractmethod
     def submit(self, task: Task) -> Ticket:
         """Takes a task; it should be begun in the order of submission."""

@@ -11,7 +11,6 @@ import io
 import pickle
 import socket
 import struct
-import sys
 from typing import Any
 
 import cloudpickle
@@ -110,27 +109,21 @@ class Channel:
         self.socket.close()
 
 
-_classes_of_main: dict[str, type] = {}
-
-
 class _Pickler(cloudpickle.Pickler):
-    """Sends classes of the user's main module by name: there they are themselves, here they are copies."""
+    """Sends classes that came from the consumer by their number: there they are themselves, here they are copies."""
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, type) and obj.__module__ == "__main__" and "<locals>" not in obj.__qualname__:
-            _classes_of_main[obj.__qualname__] = obj
-            return _class_of_main, (obj.__qualname__,)
-        return super().reducer_override(obj)
+        number = _CLASS_NUMBERS.get(obj) if isinstance(obj, type) else None
+        return super().reducer_override(obj) if number is None else (_class_numbered, (number,))
 
 
-def _class_of_main(name: str) -> type:
-    found: Any = sys.modules["__main__"]
-    try:
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError:
-        found = _classes_of_main[name]  # in a worker, which has a main module of its own
-    return found
+# cloudpickle remembers which class it has sent by value under which number, on both sides.
+_CLASS_NUMBERS = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+_CLASSES = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+
+
+def _class_numbered(number: str) -> type:
+    return _CLASSES[number]
 
 
 def dumps(value: Any, buffer_callback: Any = None) -> bytes:

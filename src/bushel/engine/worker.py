@@ -19,7 +19,7 @@ import numpy as np
 
 from bushel.base import memory
 from bushel.engine import wire
-from bushel.engine.program import Misfit, Program, Result, run, run_in_units
+from bushel.engine.program import Misfit, Program, Result, run
 from bushel.engine.slabs import Slot
 from bushel.engine.wire import Channel
 
@@ -101,10 +101,8 @@ class _Worker:
         counts: list[int] | None,
         slot: int | None,
         careful: bool,
-        watched: bool,
     ) -> None:
-        if watched:
-            self._channel.send(("begun", task))
+        self._channel.send(("begun", task))
         begun = time.perf_counter()
         place = self._slot(slot)
 
@@ -121,11 +119,9 @@ class _Worker:
         try:
             in_place = place if self._programs[program].makes_results_in_place else None
             with _batches_in(in_place):
-                if careful:  # if this kills the process too, the culprit is known
-                    announce = functools.partial(self._announce, task)
-                    result = run_in_units(self._programs[program], low, high, count_before, announce)
-                else:
-                    result = run(self._programs[program], low, high, count_before)
+                # Announced, it is known which element it was that killed the process.
+                announce = functools.partial(self._announce, task) if careful else None
+                result = run(self._programs[program], low, high, count_before, announce)
             answer: tuple[Any, ...] = ("done", task, *self._packed(result, place), time.perf_counter() - begun)
         except _Abort:
             answer = ("aborted", task)

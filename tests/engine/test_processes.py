@@ -1,0 +1,615 @@
+"""Pools of worker processes: what runs in them, what they see of the consumer, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from watching import SOON_S, alive, descriptors, run_script, wait_until, workers, zygote
+
+import bushel
+from bushel.engine.processes import Processes
+from bushel.experimental import multithread_prefetch, set_next_index
+from bushel.iterator import PipelineIterator
+from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
+HERE = os.getpid()
+
+
+def options(num_workers: int = 2, **more: Any) -> bushel.MultiprocessingOptions:
+    return bushel.MultiprocessingOptions(num_workers=num_workers, **more)
+
+
+@contextlib.contextmanager
+def pool(num_workers: int = 2, **more: Any) -> Iterator[Processes]:
+    executor = Processes(num_workers, **more)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def opened(ds: Any, executor: Processes | None) -> PipelineIterator[Any]:
+    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+
+
+def numbers(length: int) -> Any:
+    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
+
+
+def process(*_: Any) -> int:
+    return os.getpid()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What runs where
+
+
+IN_WORKERS = {
+    "map of a MapDataset": lambda: bushel.MapDataset.range(60).map(process).to_iter_dataset(),
+    "map": lambda: numbers(60).map(process),
+    "random_map": lambda: numbers(60).random_map(process, seed=1),
+    "map after a filter": lambda: numbers(60).filter(lambda x: x % 2).map(process),
+    "random_map after a filter": lambda: numbers(60).filter(lambda x: x % 2).random_map(process, seed=1),
+    "map_with_index after a filter": lambda: numbers(60).filter(lambda x: x % 2).map_with_index(process),
+    "map after a filter of a MapDataset": lambda: (
+        bushel.MapDataset.range(60).filter(lambda x: x % 2).to_iter_dataset().map(process)
+    ),
+    "the filter itself": lambda: numbers(60).map_with_index(lambda i, x: x).filter(lambda x: os.getpid() != HERE),
+    "batch_fn": lambda: numbers(60).batch(2, batch_fn=process),
+    "batch_fn of a MapDataset": lambda: bushel.MapDataset.range(60).batch(2, batch_fn=process).to_iter_dataset(),
+    "map of batches": lambda: numbers(60).batch(2).map(process),
+    "random_map of batches": lambda: numbers(60).batch(2).random_map(process, seed=1),
+    "parts of a mixture": lambda: bushel.IterDataset.mix([numbers(60).map(process), numbers(60).map(process)]),
+    "sources": lambda: bushel.MapDataset.source(TellsItsProcess()).to_iter_dataset(),
+}
+
+
+class TellsItsProcess:
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> int:
+        return os.getpid()
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Processes]:
+    with pool() as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("what", IN_WORKERS)
+def test_work_is_done_by_workers(two, what):
+    with opened(IN_WORKERS[what](), two) as it:
+        found = list(it)
+    assert len(found) >= 20
+    if what == "the filter itself":
+        return  # it let all through, so it ran elsewhere
+    assert set(found) <= set(two.pids())
+    assert HERE not in two.pids()
+
+
+def test_what_comes_after_the_mark_runs_here():
+    with iter(numbers(20).map(process).mp_prefetch(options()).map(lambda pid: (pid, os.getpid()))) as it:
+        for there, here in it:
+            assert there != here == HERE
+
+
+def test_all_workers_take_part():
+    with iter(numbers(40).map(lambda x: time.sleep(0.01) or os.getpid()).mp_prefetch(options(3))) as it:
+        assert len(set(it)) == 3
+
+
+def test_without_workers_it_runs_here():
+    before = workers()
+    assert set(numbers(20).map(process).mp_prefetch(options(0))) == {HERE}
+    assert workers() <= before
+
+
+def test_marks_inside_one_another_share_one_pool():
+    before = workers()
+    part = numbers(40).map(process).mp_prefetch(options(2))
+    with iter(bushel.IterDataset.mix([part, part]).mp_prefetch(options(3))) as it:
+        found = set(it)
+        assert len(workers() - before) == 3
+        assert found <= workers() - before
+
+
+def test_threads_run_here():
+    with iter(multithread_prefetch(numbers(40).map(process), num_threads=2, buffer_size=3)) as it:
+        assert set(it) == {HERE}
+
+
+def test_work_begins_when_it_is_asked_for(tmp_path):
+    def note(x: int) -> int:
+        (tmp_path / str(x)).touch()
+        return x
+
+    with iter(numbers(20).map(note).mp_prefetch(options())) as it:
+        assert not list(tmp_path.iterdir())
+        it.start_prefetch()
+        wait_until(lambda: (tmp_path / "0").exists())
+        assert it.get_state()["next_index"] == 0
+        assert list(it) == list(range(20))
+
+
+def test_workers_do_not_run_ahead_of_a_consumer_that_waits(tmp_path):
+    count = tmp_path / "count"
+    count.touch()
+
+    def large(x: int) -> np.ndarray:
+        with count.open("ab") as file:
+            file.write(b".")
+        return np.full(1 << 19, x)  # 4 MiB
+
+    with iter(numbers(500).map(large).mp_prefetch(options(2, budget_bytes=64 << 20))) as it:
+        assert next(it)[0] == 0
+        wait_until(lambda: count.stat().st_size >= 3)
+        seen, steady_since = 0, time.monotonic()
+        while time.monotonic() - steady_since < 0.3:
+            if count.stat().st_size != seen:
+                seen, steady_since = count.stat().st_size, time.monotonic()
+        assert seen <= 1 + 2 * 3 + 2  # blocks of one element: three for each worker
+        assert next(it)[0] == 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What workers see
+
+
+def test_workers_see_no_accelerator_and_no_jax():
+    import jax
+
+    assert float(jax.numpy.arange(4).sum()) == 6  # the consumer uses it
+
+    def look(x: int) -> tuple[Any, ...]:
+        return os.environ["JAX_PLATFORMS"], os.environ["CUDA_VISIBLE_DEVICES"], sorted(sys.modules)
+
+    first = zygote()
+    if first is not None:  # so that a new one starts with JAX at work here
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not alive([first]))
+    with iter(numbers(10).map(look).mp_prefetch(options())) as it:
+        for platforms, devices, modules in it:
+            assert (platforms, devices) == ("cpu", "-1")
+            assert "numpy" in modules and "bushel" in modules
+            assert not {"jax", "jaxlib", "orbax", "grain", "pytest", "hypothesis"} & set(modules)
+
+
+@pytest.mark.slow
+def test_a_pipeline_may_use_jax_in_workers():
+    def with_jax(x: int) -> Any:
+        import jax
+
+        return jax.numpy.full(5, x), jax.devices()[0].platform
+
+    with iter(numbers(6).map(with_jax).mp_prefetch(options())) as it:
+        for number, (array, platform) in enumerate(it):
+            assert array.tolist() == [number] * 5
+            assert platform == "cpu"
+
+
+def test_the_environment_of_the_consumer_holds_in_workers(monkeypatch, tmp_path):
+    def look(x: int) -> Any:
+        return os.environ.get("BUSHEL_TEST"), os.getcwd(), sys.path[0], os.environ.get("JAX_PLATFORMS")
+
+    def seen() -> Any:
+        with iter(numbers(5).map(look).mp_prefetch(options())) as it:
+            (found,) = set(it)
+        return found
+
+    monkeypatch.setenv("BUSHEL_TEST", "one")
+    assert seen()[0] == "one"
+    monkeypatch.setenv("BUSHEL_TEST", "two")
+    monkeypatch.setenv("JAX_PLATFORMS", "tpu")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    assert seen() == ("two", str(tmp_path), str(tmp_path / "modules"), "cpu")
+    monkeypatch.delenv("BUSHEL_TEST")
+    assert seen()[0] is None
+
+
+def test_modules_beside_the_consumer_can_be_imported(monkeypatch, tmp_path):
+    (tmp_path / "beside_the_consumer.py").write_text("def seven(x): return 7 + x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import beside_the_consumer
+
+    with iter(numbers(3).map(beside_the_consumer.seven).mp_prefetch(options())) as it:
+        assert list(it) == [7, 8, 9]
+
+
+def test_workers_are_told_who_they_are():
+    def init(index: int, count: int) -> None:
+        os.environ["BUSHEL_WORKER"] = f"{index} of {count}"
+
+    def look(x: int) -> Any:
+        time.sleep(0.005)
+        return os.environ["BUSHEL_WORKER"], os.getpid()
+
+    with pool(3, init=init) as executor, opened(numbers(90).map(look), executor) as it:
+        seen = dict(itertools.islice(it, 45))
+        assert set(seen) == {"0 of 3", "1 of 3", "2 of 3"}
+        assert len(set(seen.values())) == 3
+        victim = seen["1 of 3"]
+        os.kill(victim, signal.SIGKILL)
+        again = dict(it)
+        assert again["1 of 3"] != victim and set(again) <= set(seen)
+
+
+def test_what_a_worker_was_given_at_its_start_is_there_for_each_task():
+    def init(index: int, count: int) -> None:
+        import builtins
+
+        builtins.bushel_test = []  # type: ignore[attr-defined]
+
+    def append(x: int) -> int:
+        import builtins
+
+        builtins.bushel_test.append(x)  # type: ignore[attr-defined]
+        return len(builtins.bushel_test)  # type: ignore[attr-defined]
+
+    with pool(1, init=init) as executor, opened(numbers(50).map(append), executor) as it:
+        assert list(it) == list(range(1, 51))
+
+
+@pytest.mark.parametrize("when", ["at once", "after the workers have failed"])
+def test_a_failing_start_of_workers_is_an_error(when):
+    def init(index: int, count: int) -> None:
+        raise LookupError(f"worker {index} has no licence")
+
+    before = workers()
+    with iter(numbers(20).mp_prefetch(options(), worker_init_fn=init)) as it:
+        if when != "at once":
+            wait_until(lambda: workers() <= before)
+        for _ in range(2):
+            outcome = in_time(lambda: next(it))
+            told = chain(outcome)
+            assert "has no licence" in told and "worker_init_fn failed" in told, told
+    wait_until(lambda: workers() <= before)
+
+
+def in_time(function: Any, timeout_s: float = SOON_S) -> Any:
+    """What a call that may hang returns, or the error it raises."""
+    found: list[Any] = []
+
+    def call() -> None:
+        try:
+            found.append(function())
+        except BaseException as error:
+            found.append(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    caller.join(timeout_s)
+    assert found, f"nothing within {timeout_s} s"
+    return found[0]
+
+
+def chain(error: BaseException) -> str:
+    """All that an error and its causes say."""
+    told = []
+    while isinstance(error, BaseException):
+        told += [repr(error), *getattr(error, "__notes__", ())]
+        error = error.__cause__  # type: ignore[assignment]
+    return "\n".join(told)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory
+
+
+def anonymous_mb() -> float:
+    """Memory of this process alone. (Pages of a shared file are none of it, even while nobody else looks.)"""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    (kilobytes,) = [line.split()[1] for line in lines if line.startswith("Anonymous:")]
+    return int(kilobytes) / 1e3
+
+
+def test_arrays_in_memory_are_shared_by_all_workers():
+    arrays = {"x": np.ones((50_000, 1000), np.float32), "y": np.arange(50_000)}  # 200 MB
+
+    def look(row: Any) -> Any:
+        size_mb = anonymous_mb() if row["y"] % 100 == 0 else 0.0
+        return float(row["x"].sum()), os.getpid(), size_mb
+
+    ds = bushel.MapDataset.source(bushel.sources.ArrayDataSource(arrays)).seed(1).shuffle()[:5000]
+    with iter(ds.map(look).to_iter_dataset().mp_prefetch(options(3))) as it:
+        seen: dict[int, float] = {}
+        for total, pid, size_mb in it:
+            assert total == 1000
+            seen[pid] = max(size_mb, seen.get(pid, 0))
+    assert len(seen) > 1
+    assert 0 < max(seen.values()) < 60
+
+
+def test_a_worker_that_writes_into_a_shared_array_writes_into_its_own():
+    array = np.zeros((1000, 1000))
+
+    def write(x: int) -> float:
+        array[x] += 1
+        return float(array[x].sum()), float(array.sum())
+
+    with iter(numbers(1000).map(write).mp_prefetch(options(3))) as it:
+        found = list(it)
+    assert {mine for mine, _ in found} == {1000.0}
+    assert array.sum() == 0
+
+
+def test_pools_one_after_the_other_leave_nothing_open():
+    def once() -> None:
+        with iter(numbers(64).map(lambda x: np.full(10_000, x)).batch(8).mp_prefetch(options())) as it:
+            assert len(list(it)) == 8
+
+    once()
+    gc.collect()
+    before, threads, processes = descriptors(), threading.active_count(), workers()
+    for _ in range(10):
+        once()
+    gc.collect()
+    wait_until(lambda: descriptors() <= before)
+    assert threading.active_count() <= threads
+    wait_until(lambda: workers() <= processes)
+
+
+def test_iterators_of_one_pool_leave_nothing_open():
+    with pool() as executor:
+
+        def once(number: int) -> None:
+            with opened(numbers(64).map(lambda x: np.full(10_000, x + number)).batch(8), executor) as it:
+                assert len(list(it)) == 8
+
+        once(0)
+        wait_until(lambda: not any(peer.jobs for peer in executor._core.peers))
+        before = descriptors()
+        in_worker = {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in executor.pids()}
+        for number in range(1, 20):
+            once(number)
+        gc.collect()
+        wait_until(lambda: descriptors() <= before + 2)
+        for pid, count in in_worker.items():
+            assert len(os.listdir(f"/proc/{pid}/fd")) <= count + 1  # the arena may have come later
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The end of a pool
+
+
+def new_workers(before: set[int]) -> set[int]:
+    return wait_until(lambda: workers() - before)
+
+
+def test_closing_ends_the_workers():
+    before = workers()
+    it = iter(numbers(1000).mp_prefetch(options(3)))
+    next(it)
+    mine = new_workers(before)
+    assert len(mine) == 3
+    begun = time.monotonic()
+    it.close()
+    assert time.monotonic() - begun < 2
+    wait_until(lambda: not alive(mine), 2)
+    it.close()
+    with pytest.raises(ValueError, match="closed iterator"):
+        next(it)
+    assert it.get_state()["next_index"] == 1
+
+
+ENDS = {
+    "a break": lambda ds: next(x for x in iter(ds) if x == 3),
+    "the end of the data": list,
+    "an error of the pipeline": lambda ds: pytest.raises(ZeroDivisionError, list, iter(ds.map(lambda x: 1 // 0))),
+    "a forgotten iterator": lambda ds: [next(iter(ds)), next(iter(ds))],
+    "one that never ran": lambda ds: [iter(ds) and None],
+    "a with block": lambda ds: with_block(ds),
+    "a cycle": lambda ds: cycle(iter(ds)),
+}
+
+
+def with_block(ds: Any) -> None:
+    with contextlib.suppress(KeyError), iter(ds) as it:
+        next(it)
+        raise KeyError
+
+
+def cycle(it: Any) -> None:
+    next(it)
+    around = [it]
+    around.append(around)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_the_workers_end_with(how):
+    before = workers()
+    ENDS[how](numbers(1000).mp_prefetch(options()))
+    gc.collect()
+    wait_until(lambda: workers() <= before, 2)
+
+
+def test_the_check_of_ended_workers_can_fail():
+    before = workers()
+    with iter(numbers(1000).mp_prefetch(options())) as it:
+        next(it)
+        with pytest.raises(AssertionError, match="not within"):
+            wait_until(lambda: workers() <= before, 0.2)
+
+
+def test_a_pool_may_be_collected_on_its_own_thread(capsys):
+    executor = Processes(1)
+    core, (pid,) = executor._core, executor.pids()
+    it = opened(numbers(100), executor)
+    os.kill(pid, signal.SIGSTOP)
+    it.start_prefetch()
+    ticket = it._cursor._inner._tickets[0]
+    around = [it, executor]
+    around.append(around)  # type: ignore[arg-type]
+    gc.collect()
+    gc.disable()
+    try:
+        ticket.done.add_done_callback(lambda _: gc.collect())  # on the thread that hears the answer
+        del it, executor, around
+        os.kill(pid, signal.SIGCONT)
+        core._thread.join(SOON_S)
+    finally:
+        gc.enable()
+    assert not core._thread.is_alive()
+    wait_until(lambda: not alive([pid]))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("waits_for", ["a block under way", "a block not begun"])
+def test_close_while_another_thread_waits(tmp_path, waits_for):
+    def hang(x: int) -> int:
+        (tmp_path / "begun").touch()
+        if x < 50:
+            time.sleep(600)
+        return x
+
+    it = iter(numbers(100).map(hang).mp_prefetch(options(1)))
+    it.start_prefetch()
+    wait_until((tmp_path / "begun").exists)
+    if waits_for == "a block not begun":
+        set_next_index(it, 60)  # stands behind the one that hangs
+    outcomes: list[Any] = []
+    asking = threading.Event()
+
+    def read() -> None:
+        asking.set()
+        outcomes.append(in_time(lambda: next(it)))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert asking.wait(SOON_S)
+    wait_until(lambda: is_held(it._lock))
+    it.close()
+    reader.join(SOON_S)
+    (outcome,) = outcomes
+    assert isinstance(outcome, ValueError) and "closed" in str(outcome)
+
+
+def is_held(lock: Any) -> bool:
+    free = lock.acquire(blocking=False)
+    if free:
+        lock.release()
+    return not free
+
+
+def test_several_threads_may_read_one_iterator():
+    found: list[int] = []
+    with iter(numbers(2000).map(lambda x: x).mp_prefetch(options())) as it:
+
+        def read() -> None:
+            found.extend(it)
+
+        readers = [threading.Thread(target=read, daemon=True) for _ in range(4)]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(SOON_S)
+    assert sorted(found) == list(range(2000))
+
+
+def test_a_forked_child_gets_an_error_and_does_no_harm(tmp_path):
+    script = """
+        import os, sys
+        import bushel
+
+        ds = bushel.MapDataset.range(10_000).map(lambda x: x).to_iter_dataset()
+        it = iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2)))
+        found = [next(it) for _ in range(20)]
+        child = os.fork()
+        if not child:
+            try:
+                next(it)
+            except RuntimeError as error:
+                print(error, flush=True)
+            it.close()
+            with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))) as own:
+                print(sum(1 for _ in own), flush=True)
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        found += it
+        print(found == list(range(10_000)))
+    """
+    code, out, err = run_script(tmp_path, script)
+    assert err == ""
+    assert code == 0
+    first, *rest = out.splitlines()
+    assert first.startswith("This iterator belongs to the process that forked this one.")
+    assert rest == ["10000", "7", "True"]
+
+
+def test_a_child_forked_at_any_moment_can_close(tmp_path):
+    """The thread of the pool may hold its lock at that moment; in the child there is no such thread to let go of it."""
+    script = """
+        import os, signal, threading
+        import bushel
+
+        ds = bushel.MapDataset.range(100).to_iter_dataset()
+        it = iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)))
+        next(it)
+        lock, held, go_on = it._cursor._executor._core._lock, threading.Event(), threading.Event()
+
+        def hold():
+            with lock:
+                held.set()
+                go_on.wait()
+
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(5)
+            it.close()
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        go_on.set()
+        print(len(list(it)))
+    """
+    assert run_script(tmp_path, script) == (0, "0\n99\n", "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options
+
+
+def test_a_small_budget_changes_nothing_but_the_way():
+    ds = numbers(200).map(lambda x: {"x": np.full(5000, x), "y": x}).batch(4)
+    with opened(ds, None) as it:
+        expected = list(it)
+    for budget in (1, 1 << 20, 3 << 20, 1 << 30):
+        with iter(ds.mp_prefetch(options(2, budget_bytes=budget))) as it:
+            assert same(list(it), expected)
+
+
+def test_shared_memory_keeps_within_the_budget():
+    ds = numbers(100).map(lambda x: np.full(100_000 * (1 + x // 20), x))  # growing: 0.8 MB to 4 MB
+    with pool(2, budget_bytes=40 << 20) as executor, opened(ds, executor) as it:
+        for number, array in enumerate(it):
+            assert array[0] == number
+            arena = executor._core._arena
+            assert arena is None or arena.slots * arena.slot_bytes <= 40 << 20
+
+
+def test_a_quiet_run_says_nothing(caplog, capfd):
+    caplog.set_level(logging.WARNING)
+    with iter(numbers(500).map(lambda x: np.full(3000, x)).batch(8).mp_prefetch(options())) as it:
+        for _ in it:
+            pass
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
