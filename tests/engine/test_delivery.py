@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import strategies
@@ -16,20 +19,40 @@ from hypothesis import strategies as st
 from recipes import Facts, Leaf, Recipe, as_stream
 
 import bushel
-from bushel.engine.delivery import BLOCK_BYTES, BLOCK_S, BlockCursor, Sizer
+from bushel.engine.delivery import BLOCK_S, BlockCursor, Sizer
 from bushel.engine.processes import Processes
-from bushel.engine.program import Program
+from bushel.engine.program import Program, Result, run
 from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket
 from bushel.experimental import get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
 SOON_S = 10.0
+
+
+class Careful(Stepped):
+    """Runs blocks element by element, as after the death of workers."""
+
+    def submit(self, task: Task) -> Ticket:
+        return super().submit(_CarefulTask(*(getattr(task, field.name) for field in dataclasses.fields(task))))
+
+
+class _CarefulTask(Task):
+    def run(self) -> Result:
+        announced: list[tuple[int, int]] = []
+        result = run(self.program, self.low, self.high, self.count_before, lambda *at: announced.append(at))
+        assert all(self.low <= low < high <= self.high for low, high in announced)
+        return result
+
+
 INLINE = "inline"
 EXECUTORS = {
     "stepped 0": lambda: Stepped(0),
     "stepped 1": lambda: Stepped(1, parallelism=2),
     "stepped 2": lambda: Stepped(2, parallelism=5),
+    "element by element": lambda: Careful(3),
     "3 threads": lambda: Threads(3),
     "1 process": lambda: Processes(1),
     "2 processes": lambda: Processes(2),
@@ -278,22 +301,21 @@ def test_the_state_past_the_end_is_the_same_on_every_executor(warm, ending):
 
 
 PLACES = {
-    "elements": (lambda ds: ds, 1),
-    "batches": (lambda ds: ds.batch(4), 1),
-    "counted": (lambda ds: ds.map_with_index(pair), 1),
-    "counted, then batched": (lambda ds: ds.map_with_index(pair).batch(4), 1),
-    "batched, then counted": (lambda ds: ds.batch(4).map_with_index(pair), 1),
-    "counted between two batches": (lambda ds: ds.batch(2).map_with_index(pair).batch(3), 1),
+    "elements": lambda ds: ds,
+    "batches": lambda ds: ds.batch(4),
+    "counted": lambda ds: ds.map_with_index(pair),
+    "counted, then batched": lambda ds: ds.map_with_index(pair).batch(4),
+    "batched, then counted": lambda ds: ds.batch(4).map_with_index(pair),
+    "counted between two batches": lambda ds: ds.batch(2).map_with_index(pair).batch(3),
 }
 
 
 @pytest.mark.parametrize("kind", PLACES)
 def test_the_next_index_counts_what_comes_out(warm, kind):
-    make, step = PLACES[kind]
     for name, executor in warm.items():
-        with opened(make(numbers(40)), executor) as it:
+        with opened(PLACES[kind](numbers(40)), executor) as it:
             for number in range(4):
-                assert get_next_index(it) == number * step, name
+                assert get_next_index(it) == number, name
                 next(it)
 
 
@@ -317,6 +339,16 @@ def test_a_missing_element_changes_where_batches_are_cut_and_nothing_else(warm, 
             assert found[1:] == expected[1:], name
             it.set_state(json.loads(expected[1][0]))  # and again from the start, where all seemed to be there
             assert same(list(itertools.islice(it, 3)), expected[0][:3]), name
+
+
+def test_a_mixture_of_counted_and_uncounted_parts(warm):
+    ds = bushel.IterDataset.mix([numbers(300), numbers(300).filter(lambda x: x % 2).map_with_index(pair)])
+    with opened(ds, None) as it:
+        expected = told(it, 1000)
+    for name, executor in warm.items():
+        with opened(ds, executor) as it:
+            found = told(it, 1000)
+        assert found == expected, name
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -425,7 +457,7 @@ def test_blocks_cover_the_positions_once_and_in_bounds(length, ahead, most, para
 
 @given(st.integers(1, 64), st.integers(1, 1 << 20), st.lists(st.tuples(st.floats(0, 10), st.integers(0, 1 << 30))))
 def test_block_sizes_are_whole_units_within_bounds(unit, most, blocks):
-    sizer = Sizer(unit, most)
+    sizer = Sizer(unit, most, 8 << 20)
     for seconds, size_bytes in blocks:
         before = sizer.positions()
         sizer.learn(before, seconds, size_bytes)
@@ -436,14 +468,14 @@ def test_block_sizes_are_whole_units_within_bounds(unit, most, blocks):
 
 
 def test_blocks_grow_where_elements_are_small_and_shrink_where_they_are_not():
-    sizer = Sizer(1, 1 << 20)
+    sizer = Sizer(1, 1 << 20, 8 << 20)
     for _ in range(20):
         sizer.learn(sizer.positions(), 1e-6 * sizer.positions(), 8 * sizer.positions())
     assert sizer.positions() == pytest.approx(BLOCK_S / 1e-6, rel=0.5)
     sizer.learn(sizer.positions(), 1e-3 * sizer.positions(), 8)
     assert sizer.positions() <= 1.01 * BLOCK_S / 1e-3
     for _ in range(20):
-        sizer.learn(sizer.positions(), 1e-9, BLOCK_BYTES // 16 * sizer.positions())
+        sizer.learn(sizer.positions(), 1e-9, (8 << 20) // 16 * sizer.positions())
     assert sizer.positions() == 16
     sizer.learn(sizer.positions(), 60.0, 0)
     assert sizer.positions() == 1

@@ -413,12 +413,17 @@ def test_closing_ends_the_workers():
 ENDS = {
     "a break": lambda ds: next(x for x in iter(ds) if x == 3),
     "the end of the data": list,
-    "an error of the pipeline": lambda ds: pytest.raises(ZeroDivisionError, list, iter(ds.map(lambda x: 1 // 0))),
+    "an error of the pipeline": lambda ds: failing(ds.map(lambda x: 1 // 0)),
     "a forgotten iterator": lambda ds: [next(iter(ds)), next(iter(ds))],
     "one that never ran": lambda ds: [iter(ds) and None],
     "a with block": lambda ds: with_block(ds),
     "a cycle": lambda ds: cycle(iter(ds)),
 }
+
+
+def failing(ds: Any) -> None:
+    with pytest.raises(ZeroDivisionError):
+        list(ds)
 
 
 def with_block(ds: Any) -> None:

@@ -327,7 +327,7 @@ def test_what_a_function_keeps_in_a_worker_stays_as_it_was():
     rows = bushel.MapDataset.range(64 * 1000).map(lambda x: np.full(32, x, np.float32))
     for ds in (rows.to_iter_dataset().batch(64).map(changed), rows.batch(64).map(changed).to_iter_dataset()):
         with pool(1) as executor, opened(ds, executor) as it:
-            assert sum(it, start=[]) == []
+            assert [row for rows in it for row in rows] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------

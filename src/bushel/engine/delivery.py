@@ -198,6 +198,7 @@ class BlockCursor(Cursor):
 
     def close(self) -> None:
         self._closed = True
+        self._result = None
         self._ledger.abort()
         self._executor.forget(list(self._tickets))
         self._tickets.clear()

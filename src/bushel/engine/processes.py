@@ -481,7 +481,7 @@ class _Core:
     def _make_room(self) -> None:
         """An arena whose slots hold the largest block so far, as many as the budget allows."""
         smallest = min(_SLOT_BYTES, self._budget // _slots_for(self._num_workers))
-        wanted = max(smallest, int(1.25 * self._largest))
+        wanted = max(smallest, int(1.25 * self._largest), ALIGNMENT)
         if self._arena is not None and self._arena.slot_bytes >= wanted:
             return
         count = min(_slots_for(self._num_workers), self._budget // wanted)
@@ -504,9 +504,9 @@ class _Core:
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
             self._ended_by = self._ended_by or error
-            for job in list(self._jobs.values()):
-                if not job.ticket.done.done():
-                    job.ticket.done.set_exception(error)
+            for ticket in self._of_ticket:
+                if not ticket.done.done():
+                    ticket.done.set_exception(error)
             self._jobs.clear()
             self._waiting.clear()
 

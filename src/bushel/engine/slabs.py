@@ -6,7 +6,6 @@ again when the last array that looks into it is gone.
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import mmap
 import os
@@ -36,7 +35,7 @@ class Arena:
         self.slots = slots
         self.descriptor = anonymous_file(self.slot_bytes * slots, portable=portable)
         self._map = mmap.mmap(self.descriptor, self.slot_bytes * slots)
-        self._free = collections.deque(range(slots))
+        self._free = list(range(slots))
         # A lease ends inside the garbage collector, on any thread: it may do no more than put a number here.
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
 
@@ -44,7 +43,7 @@ class Arena:
         """A free slot, for its next user alone; None where all are held."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
-        return self._free.popleft() if self._free else None
+        return self._free.pop() if self._free else None  # the last one used: its pages are still in the cache
 
     def give_back(self, slot: int) -> None:
         """Takes back a slot that nobody looks into."""
