@@ -373,7 +373,7 @@ def test_closing_an_iterator_leaves_the_executor_to_others(warm, name):
     assert found == expected
 
 
-@pytest.mark.parametrize("name", [name for name in EXECUTORS if "stepped" not in name])
+@pytest.mark.parametrize("name", [name for name in EXECUTORS if "thread" in name or "process" in name])
 def test_threads_of_the_user_may_share_an_executor(warm, name):
     ds = numbers(2000).filter(lambda x: x % 3).random_map(lambda x, rng: (x, rng.integers(100)), seed=1)
     with opened(ds, None) as it:

@@ -330,7 +330,7 @@ def test_inline_runs_in_the_callers_thread_and_starts_none():
     ds = bushel.MapDataset.range(5).map(lambda x: threading.current_thread())
     assert set(opened(ds, (0, 0))) == {threading.current_thread()}
     assert set(opened(ds, (0, 5))) | set(opened(ds, (5, 0))) == {threading.current_thread()}
-    assert reading_threads() == before
+    assert reading_threads() <= before
 
 
 # ---------------------------------------------------------------------------------------------------------------------

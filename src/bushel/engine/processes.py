@@ -149,6 +149,7 @@ class _Core:
         self._programs: dict[int, tuple[int, int, list[tuple[int, int]]]] = {}
         self._program_numbers: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
         self._next_program = 0
+        self._classes: list[type] = []
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._arena: Arena | None = None
         self._largest = 0
@@ -230,6 +231,7 @@ class _Core:
         if number is None:
             number = self._next_program
             self._programs[number] = _shared(program, portable=self._portable)
+            self._classes = wire.classes_sent()
             self._next_program += 1
             self._program_numbers[program] = number
             weakref.finalize(program, self._unused.put, number).atexit = False

@@ -6,12 +6,14 @@ Peers are processes of one user that this library has started; nothing else is e
 from __future__ import annotations
 
 import array
+import collections
+import copyreg
 import dataclasses
 import io
 import pickle
 import socket
 import struct
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import cloudpickle
 import numpy as np
@@ -109,27 +111,68 @@ class Channel:
         self.socket.close()
 
 
+def _reduced(array: np.ndarray) -> Any:
+    """An array for the pickle: as one piece of memory in any case, whatever its strides and its dtype."""
+    if array.dtype.hasobject:
+        return array.__reduce_ex__(5)
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        array = np.ascontiguousarray(array)
+    if array.dtype.kind in "biufcSU" and not array.dtype.metadata:
+        return array.__reduce_ex__(5)
+    # Dates, bfloat16 and such cannot be exported as they are: their bytes can.
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return _array_of, (pickle.PickleBuffer(flat.data), array.dtype, array.shape)
+
+
+def _array_of(buffer: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    return np.frombuffer(buffer, dtype=np.uint8).view(dtype).reshape(shape)
+
+
+_ARRAYS: dict[Any, Any] = {np.ndarray: _reduced}
+
+
+class _Plain(pickle.Pickler):
+    """Pickle itself, but for arrays."""
+
+    dispatch_table: ClassVar[Any] = collections.ChainMap[Any, Any](_ARRAYS, cast(Any, copyreg.dispatch_table))
+
+
 class _Pickler(cloudpickle.Pickler):
-    """Sends classes that came from the consumer by their number: there they are themselves, here they are copies."""
+    """Sends classes that came with a pipeline by their number: at home they are themselves, in a worker copies."""
+
+    dispatch_table: ClassVar[Any] = collections.ChainMap[Any, Any](
+        _ARRAYS, cast(Any, cloudpickle.Pickler.dispatch_table)
+    )
 
     def reducer_override(self, obj: Any) -> Any:
         number = _CLASS_NUMBERS.get(obj) if isinstance(obj, type) else None
-        return super().reducer_override(obj) if number is None else (_class_numbered, (number,))
+        return (_class_numbered, (number,)) if number in _from_pipelines else super().reducer_override(obj)
 
 
 # cloudpickle remembers which class it has sent by value under which number, on both sides.
 _CLASS_NUMBERS = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
 _CLASSES = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+_from_pipelines: set[str] = set()
+
+
+def know_classes() -> None:
+    """In a worker that has just loaded a pipeline: the consumer knows all classes that are known by now."""
+    _from_pipelines.update(_CLASS_NUMBERS.values())
+
+
+def classes_sent() -> list[type]:
+    """In the consumer: the classes that workers may send by number. Keep them."""
+    return list(_CLASSES.values())
 
 
 def _class_numbered(number: str) -> type:
     return _CLASSES[number]
 
 
-def dumps(value: Any, buffer_callback: Any = None) -> bytes:
+def dumps(value: Any, buffer_callback: Any = None, kind: type[pickle.Pickler] = _Pickler) -> bytes:
     """Pickles what pickle cannot name as well: lambdas, and classes of the user's main module."""
     with io.BytesIO() as file:
-        _Pickler(file, protocol=5, buffer_callback=buffer_callback).dump(value)
+        kind(file, protocol=5, buffer_callback=buffer_callback).dump(value)
         return file.getvalue()
 
 
@@ -158,7 +201,7 @@ def pack(value: Any, slot: Slot | None) -> Packed:
         return False
 
     try:
-        pickled = pickle.dumps(value, protocol=5, buffer_callback=keep)
+        pickled = dumps(value, keep, _Plain)
     except Exception:  # a class of the user's main module, a lambda: what pickle cannot name, cloudpickle can carry
         buffers.clear()
         pickled = dumps(value, buffer_callback=keep)

@@ -70,6 +70,7 @@ class _Worker:
         try:
             buffers = [view[offset : offset + length] for offset, length in places]
             self._programs[number] = pickle.loads(view[:size], buffers=buffers)
+            wire.know_classes()
         except Exception as error:
             self._channel.send(("broken", "a worker cannot load the pipeline", *_portable(error)))
             raise wire.Closed from None
