@@ -410,7 +410,7 @@ class _Core:
             if job.slot is not None and job.arena is not None:
                 job.arena.give_back(job.slot)
             job.slot = job.arena = None
-        if peer.jobs and peer.since is not None:  # it had begun
+        if peer.jobs and peer.since is not None and peer.jobs[0].asked is None:  # it was at work, and did not wait
             culprit = peer.jobs[0]
             culprit.deaths += 1
             if culprit.at is not None:
