@@ -47,13 +47,7 @@ def datasets():
         source = bushel.sources.ArrayDataSource({"image": arrays["image"], "label": arrays["label"]})
     digits = bushel.MapDataset.source(source)
     training = (
-        digits[:1500]
-        .seed(0)
-        .shuffle()
-        .map(normalise)
-        .random_map(shift)
-        .batch(BATCH, drop_remainder=True)
-        .repeat()
+        digits[:1500].seed(0).shuffle().map(normalise).random_map(shift).batch(BATCH, drop_remainder=True).repeat()
     )
     held_out = digits[1500:].map(normalise)
     return training, held_out.batch(len(held_out))[0]

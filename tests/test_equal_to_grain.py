@@ -165,7 +165,7 @@ def check(recipe: Recipe, numbers: list[int], cut: int) -> None:
 indices = st.lists(st.integers(0, 10_000), min_size=1, max_size=5)
 
 
-@random_pipelines(max_examples=200)
+@random_pipelines(max_examples=400)
 @given(recipe=strategies.recipes(), numbers=indices, cut=st.integers(0, MOST))
 def test_random_pipelines_are_equal(recipe, numbers, cut):
     check(recipe, numbers, cut)
@@ -200,6 +200,44 @@ def test_a_shuffle_of_an_endless_data_set_is_equal(length, seed, numbers):
             for lib in (bushel, grain)
         )
         assert our == their
+
+
+SEEKING = {
+    "elements": lambda ds, lib: ds,
+    "map": lambda ds, lib: ds.map(recipes.double),
+    "map_with_index": lambda ds, lib: ds.map_with_index(recipes.with_index),
+    "random_map": lambda ds, lib: ds.random_map(recipes.moved, seed=3),
+    "batch": lambda ds, lib: ds.batch(4),
+    "batch, remainder dropped": lambda ds, lib: ds.batch(4, drop_remainder=True),
+    "batch, then counted": lambda ds, lib: ds.batch(3).map_with_index(recipes.with_index).batch(2),
+    "filter": lambda ds, lib: ds.filter(recipes.everything),
+    "flat_map": lambda ds, lib: ds.apply(recipes.as_class("flat_map", recipes.several, lib)),
+    "mix": lambda ds, lib: lib.IterDataset.mix([ds, ds]),
+}
+
+
+@pytest.mark.parametrize("name", SEEKING)
+def test_seeking_is_equal(name):
+    def stream(lib):
+        return SEEKING[name](lib.MapDataset.range(11).to_iter_dataset(lib.ReadOptions(0, 0)), lib)
+
+    ours, theirs = run(iter(stream(bushel)), bushel), run(iter(stream(grain)), grain)
+    assert same(ours.next_indices, theirs.next_indices)
+
+    def from_there_on(lib, index):
+        it = iter(stream(lib))
+        lib.experimental.set_next_index(it, index)
+        return run(it, lib)
+
+    for index in range(len(theirs.elements) + 1):
+        their = outcome(functools.partial(from_there_on, grain, index))
+        our = outcome(functools.partial(from_there_on, bushel, index))
+        if isinstance(their, type):  # refused: past the end, or not known without reading
+            assert our is their
+        else:
+            assert same(our.elements, their.elements)
+            assert same(our.elements, ours.elements[index:])
+            assert our.next_indices == their.next_indices
 
 
 # What the comparison is worth: each of these differences must be seen.

@@ -102,6 +102,33 @@ def test_planning_reads_nothing(recipe, numbers):
     assert not calls
 
 
+@pytest.mark.parametrize(
+    ("shape", "place"),
+    [
+        (lambda ds: ds, 7),
+        (lambda ds: bushel.MapDataset.mix([bushel.MapDataset.range(20), ds], [2, 1]), 23),
+        (lambda ds: bushel.MapDataset.concatenate([bushel.MapDataset.range(5), ds]), 12),
+        (lambda ds: bushel.experimental.ZipMapDataset([bushel.MapDataset.range(20), ds]), 7),
+        (lambda ds: ds[::-1], 12),
+        (lambda ds: ds.batch(3), 2),
+        (lambda ds: ds.batch(3).map(recipes.double), 2),
+        (lambda ds: ds.apply(recipes.as_class("flat_map", recipes.numbered, bushel)), 21),
+    ],
+)
+def test_an_error_in_a_block_names_the_element_it_was(shape, place):
+    def fails_at_7(x):
+        if x == 7:
+            raise OSError("seven")
+        return x
+
+    ds = shape(bushel.MapDataset.range(20).map(fails_at_7))
+    for block in (range(len(ds)), [place], [0, 1, place]):
+        with pytest.raises(OSError, match="seven") as caught:
+            ds.take(list(block))
+        assert f"bushel: this was element {place} of the dataset." in caught.value.__notes__
+        assert any("record 7 of range(20)" in note for note in caught.value.__notes__)
+
+
 def test_take_of_nothing_and_of_what_is_no_list_of_integers():
     ds = bushel.MapDataset.range(5)
     assert ds.take([]) == []

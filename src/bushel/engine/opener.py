@@ -13,7 +13,6 @@ from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
 from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
-from bushel.engine.processes import DEFAULT_BUDGET_BYTES, DEPTH, Processes
 from bushel.engine.program import Misfit, Program
 from bushel.engine.tasks import Executor, Threads
 from bushel.graph.elementwise import Elementwise, FilterWatch
@@ -61,10 +60,13 @@ class _Opener:
         if self.executor is not None:  # one mark inside another: one pool serves both
             return self.open(node.parent)
         options = node.options
-        blocks_ahead = options.num_workers * (DEPTH + options.per_worker_buffer_size)
+        blocks_ahead = options.num_workers * (2 + options.per_worker_buffer_size)
         if node.threads:
             executor: Executor = Threads(options.num_workers)
         else:
+            # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
+            from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
+
             budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
             executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
         return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
