@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import builtins
-import dataclasses
 import functools
 import os
 import warnings
@@ -16,14 +15,14 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed
 from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.graph import apply, batch, elementwise, leaves, node, ordered, reindex, show, streams
-from bushel.graph.node import MapNode, Node, Origin, Plan
-from bushel.graph.streams import Cursor, Opener, StreamNode
+from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, show, streams
+from bushel.graph.node import MapNode, Node
+from bushel.graph.streams import StreamNode
 from bushel.index import mix as mix_index
 from bushel.index import words
-from bushel.iterator import DatasetIterator, IteratorCursor, PipelineIterator
+from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.state import identity
 
 T = TypeVar("T")
@@ -147,7 +146,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
     @functools.cached_property
     def _node(self) -> MapNode:  # type: ignore[override]
-        return _CustomMap(self)
+        return custom.CustomMap(self)
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
@@ -425,7 +424,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
     @functools.cached_property
     def _node(self) -> StreamNode:  # type: ignore[override]
-        return _CustomStream(self)
+        return custom.CustomStream(self)
 
     @property
     def parents(self) -> tuple[MapDataset[Any] | IterDataset[Any], ...]:
@@ -595,91 +594,6 @@ def multithread_prefetch(
     return _IterPipeline(streams.Ahead(ds._node, options, True))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _CustomMap(MapNode):
-    """A user's subclass of MapDataset as a node."""
-
-    dataset: MapDataset[Any]
-
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return tuple(parent._node for parent in self.dataset.parents)
-
-    @property
-    def length(self) -> int:
-        return len(self.dataset)
-
-    def plan(self, indices: np.ndarray) -> Plan:
-        return _CustomReads(self, indices.tolist())
-
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return (Origin(type(self.dataset).__name__, (index,)),)
-
-    def element_spec(self) -> Any:
-        return self.dataset._element_spec
-
-    @property
-    def seed_for_children(self) -> int | None:
-        return getattr(self.dataset, "_seed_rng_seed", None)
-
-    @property
-    def own_class(self) -> type | None:
-        return type(self.dataset)
-
-    def parameters(self) -> dict[str, Any]:
-        return _attributes(self.dataset)
-
-    def call(self) -> str:
-        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
-
-
-@dataclasses.dataclass(slots=True)
-class _CustomReads(Plan):
-    custom: _CustomMap
-    indices: list[int]
-
-    def take(self, low: int, high: int) -> Block:
-        dataset, rows = self.custom.dataset, []
-        for index in self.indices[low:high]:
-            try:
-                rows.append(dataset[index])
-            except Exception as error:
-                raise RowFailed(len(rows), located(error, node.told(self.custom.call(), index, ()))) from error
-        return rows
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _CustomStream(StreamNode):
-    """A user's subclass of IterDataset as a node."""
-
-    dataset: IterDataset[Any]
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return tuple(parent._node for parent in self.dataset.parents)
-
-    def open(self, opener: Opener) -> Cursor:
-        return IteratorCursor(iter(self.dataset))
-
-    def element_spec(self) -> Any:
-        return self.dataset._element_spec
-
-    @property
-    def own_class(self) -> type | None:
-        return type(self.dataset)
-
-    def parameters(self) -> dict[str, Any]:
-        return _attributes(self.dataset)
-
-    def call(self) -> str:
-        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
-
-
-def _attributes(dataset: Any) -> dict[str, Any]:
-    hidden = ("_parents", "_node")
-    return {name: value for name, value in vars(dataset).items() if name not in hidden}
-
-
 def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
     if map_node.length == 0:
         raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
@@ -707,14 +621,14 @@ def _kind(dataset: Any) -> str:
 
 
 def _as_map_dataset(map_node: MapNode) -> MapDataset[Any]:
-    return map_node.dataset if isinstance(map_node, _CustomMap) else _MapPipeline(map_node)
+    return map_node.dataset if isinstance(map_node, custom.CustomMap) else _MapPipeline(map_node)
 
 
 def _as_dataset(any_node: Node) -> MapDataset[Any] | IterDataset[Any]:
     if isinstance(any_node, MapNode):
         return _as_map_dataset(any_node)
     assert isinstance(any_node, StreamNode)
-    return any_node.dataset if isinstance(any_node, _CustomStream) else _IterPipeline(any_node)
+    return any_node.dataset if isinstance(any_node, custom.CustomStream) else _IterPipeline(any_node)
 
 
 def _checked(transform: Any, kind: type, name: str) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import abc
-import copy
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import blocks, checks
-from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, open_stream
@@ -169,71 +167,6 @@ class PipelineIterator(DatasetIterator[T]):
 
     def __repr__(self) -> str:
         return f"<iterator of {self._node.call()} at {self._cursor.get_state()}>"
-
-
-class IteratorCursor(Cursor):
-    """A user's own iterator as a cursor.
-
-    Its state may be dear to take, so a mark is the state of up to 64 elements ago and a count: going back reads these
-    elements again.
-    """
-
-    EVERY = 64
-
-    def __init__(self, iterator: Iterator[Any]):
-        self._iterator = iterator
-        self._base: State | None = None
-        self._since = 0
-
-    def pull(self, count: int) -> Block:
-        rows: list[Any] = []
-        for _ in range(count):
-            try:
-                rows.append(next(self._iterator))
-            except StopIteration:
-                break
-            self._since += 1
-        return rows
-
-    def get_state(self) -> State:
-        return copy.deepcopy(self._has("get_state")())  # theirs may change with the iterator
-
-    def set_state(self, state: State) -> None:
-        self._has("set_state")(state)
-        self._base = None
-
-    def mark(self) -> Any:
-        if self._base is None or self._since >= self.EVERY:
-            self._base, self._since = self.get_state(), 0
-        return self._base, self._since
-
-    def rewind(self, mark: Any) -> None:
-        base, count = mark
-        self.set_state(copy.deepcopy(base))
-        for _ in range(count):
-            next(self._iterator)
-        self._base, self._since = base, count
-
-    def get_next_index(self) -> int:
-        return self._has("_get_next_index")()
-
-    def set_next_index(self, index: int) -> None:
-        self._has("_set_next_index")(index)
-
-    def start_prefetch(self) -> None:
-        getattr(self._iterator, "start_prefetch", lambda: None)()
-
-    def close(self) -> None:
-        getattr(self._iterator, "close", lambda: None)()
-
-    def _has(self, name: str) -> Any:
-        method = getattr(self._iterator, name, None)
-        if method is None:
-            raise TypeError(
-                f"{type(self._iterator).__name__} has no `{name}`: the iterator of an IterDataset must be a "
-                "bushel.DatasetIterator with `__next__`, `get_state` and `set_state`."
-            )
-        return method
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

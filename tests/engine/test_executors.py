@@ -356,6 +356,9 @@ WHERE = {
     "mix": lambda f, e: opened(
         bushel.MapDataset.mix([bushel.MapDataset.range(0, 20, 2).map(f), bushel.MapDataset.range(1, 20, 2).map(f)]), e
     ),
+    "selection map": lambda f, e: opened(
+        bushel.MapDataset.select_from_datasets([bushel.MapDataset.range(20)], Selects(f)), e
+    ),
     "source": lambda f, e: opened(bushel.MapDataset.source(Reads(f)), e),
     "source of many": lambda f, e: opened(bushel.MapDataset.source(ReadsMany(f)), e),
     "stream map": lambda f, e: iter(
@@ -373,6 +376,17 @@ class Reads:
 
     def __getitem__(self, index):
         return self.f(index)
+
+
+class Selects(bushel.transforms.DatasetSelectionMap):
+    def __init__(self, f):
+        self.f = f
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return 0, self.f(index)
 
 
 class ReadsMany(Reads):
@@ -410,6 +424,42 @@ def test_an_error_in_a_batch_delivers_the_batches_before(executor):
         assert it.get_state() == before
         f.at.clear()
         assert [batch.tolist() for batch in it] == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+
+
+def test_an_error_in_an_iterator_of_the_user_loses_nothing_either():
+    f = Breaks(9)
+
+    class Numbers(bushel.IterDataset):
+        def __iter__(self):
+            return NumbersIterator()
+
+    class NumbersIterator(bushel.DatasetIterator):
+        def __init__(self):
+            super().__init__()
+            self.at = 0
+
+        def __next__(self):
+            if self.at == 20:
+                raise StopIteration
+            element = f(self.at)
+            self.at += 1
+            return element
+
+        def get_state(self):
+            return {"at": self.at}
+
+        def set_state(self, state):
+            self.at = state["at"]
+
+    with iter(Numbers().map(recipes.double).batch(4)) as it:
+        assert [next(it).tolist() for _ in range(2)] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+        before = it.get_state()
+        for _ in range(2):
+            with pytest.raises(OSError, match="cannot read 9 now"):
+                next(it)
+            assert it.get_state() == before
+        f.at.clear()
+        assert [batch.tolist() for batch in it] == [[16, 18, 20, 22], [24, 26, 28, 30], [32, 34, 36, 38]]
 
 
 @executors

@@ -168,7 +168,7 @@ STREAMS = {
         .batch(16)
         .map_with_index(lambda i, x: (i, x))
     ),
-    "bytes that are no array": lambda: numbers(60).map(large_bytes),
+    "bytes that are no array": lambda: numbers(40).map(large_bytes),
     "a mixture": lambda: bushel.IterDataset.mix(
         [numbers(900).filter(lambda x: x % 2).map_with_index(lambda i, x: (i, x)), numbers(900).batch(2)], [1, 2]
     ),
@@ -759,11 +759,15 @@ def test_classes_made_in_workers_travel():
         return made
 
     with pool() as executor, opened(numbers(300).map(make), executor) as it:
+        it.start_prefetch()
         for number in range(300):
-            if number in (5, 50, 100):
+            if number in (0, 5, 50, 100):
+                wait_until(lambda: not any(peer.jobs for peer in executor._core.peers))
                 it.set_state(it.get_state())  # what was computed ahead is never looked at
+                with opened(numbers(10), executor) as other:  # and workers load another pipeline
+                    assert list(other) == list(range(10))
             assert next(it).twice() == 2 * number
-            if number % 20 == 0:
+            if number % 40 == 0:
                 gc.collect()
 
 

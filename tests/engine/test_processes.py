@@ -22,6 +22,7 @@ from watching import SOON_S, alive, descriptors, run_script, wait_until, workers
 
 import bushel
 from bushel.engine.processes import Processes
+from bushel.engine.zygote import STARTER
 from bushel.experimental import multithread_prefetch, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -475,6 +476,29 @@ def test_a_pool_may_be_collected_on_its_own_thread(capsys):
     assert not core._thread.is_alive()
     wait_until(lambda: not alive([pid]))
     assert capsys.readouterr().err == ""
+
+
+def test_a_pool_that_cannot_start_leaves_nothing(monkeypatch):
+    with pool():
+        pass
+    gc.collect()
+    before, open_before = workers(), descriptors()
+    start, started = STARTER.start, []
+
+    def fail_the_third_time() -> Any:
+        if len(started) == 2:
+            raise OSError("too many of them")
+        started.append(start())
+        return started[-1]
+
+    monkeypatch.setattr(STARTER, "start", fail_the_third_time)
+    with pytest.raises(OSError, match="too many of them"):
+        iter(numbers(5).mp_prefetch(options(4)))
+    assert len(started) == 2
+    started.clear()
+    gc.collect()
+    wait_until(lambda: workers() <= before)
+    wait_until(lambda: descriptors() <= open_before)
 
 
 @pytest.mark.parametrize("waits_for", ["a block under way", "a block not begun"])

@@ -310,6 +310,7 @@ def test_messages_arrive_whole_in_any_portions(sent, cuts):
             channel.arrived()
 
 
+@settings(max_examples=50)
 @given(sent=messages.filter(bool), data=st.data())
 def test_the_end_of_the_other_side_comes_after_its_last_whole_message(sent, data):
     raw = b"".join(map(framed, sent))

@@ -164,15 +164,16 @@ class BlockCursor(Cursor):
         self._seek(field(state, "next_index", int), counts[::-1])
 
     def get_next_index(self) -> int:
-        if self._program.drops:
-            return super().get_next_index()
-        index, counts = self._position, iter(self._counts)
+        index: int | None = self._position
+        counts = iter(self._counts)
         for step in self._program.steps:
             if isinstance(step, BatchStream):
-                index = -(-index // step.batch_size)
+                index = None if index is None else -(-index // step.batch_size)
             elif step.count_key:
                 index = next(counts)
-        return index
+            elif step.drops:
+                index = None  # how many are left is known to no one
+        return super().get_next_index() if index is None else index
 
     def set_next_index(self, index: int) -> None:
         if self._program.drops:

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import pickle
 import queue
 import selectors
 import signal
@@ -23,13 +22,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-import cloudpickle
-
-from bushel.base.errors import PipelineNotSent, WorkerDied
+from bushel.base.errors import WorkerDied
 from bushel.base.memory import ALIGNMENT
-from bushel.engine import wire
+from bushel.engine import shipping, wire
 from bushel.engine.program import Misfit, Program, Result
-from bushel.engine.slabs import Arena, anonymous_file
+from bushel.engine.slabs import Arena
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
 from bushel.engine.wire import Channel, Packed
 from bushel.engine.zygote import NO_ACCELERATOR, STARTER, THREADS
@@ -40,8 +37,7 @@ logger = logging.getLogger("bushel")
 DEFAULT_BUDGET_BYTES = 1 << 30
 DEPTH = 2  # tasks a worker holds: the one it runs, and the next
 CAREFUL_AFTER = 2  # deaths over one block, it is computed element by element
-WATCHED_DEATHS = 3  # over one and the same element end the matter
-_SLOT_BYTES = 1 << 20
+WATCHED_DEATHS = 6  # over one and the same element end the matter: so often no stray signal hits one
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -88,7 +84,7 @@ class Processes(Executor):
       num_workers: how many.
       init: called as init(worker index, worker count) in every worker before its first task.
       budget_bytes: bounds the shared memory for results.
-      timeout_s: a block that takes longer counts as a dead worker; None waits for ever.
+      timeout_s: an element that takes longer counts as one that kills its worker; None waits for ever.
       portable: uses the transport for systems without memfd.
     """
 
@@ -103,7 +99,7 @@ class Processes(Executor):
     ):
         self.parallelism = num_workers
         self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _slots_for(num_workers)))
-        self._core = _Core(num_workers, init, budget_bytes, timeout_s, portable)
+        self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable)
         self._finalizer = weakref.finalize(self, self._core.stop)
 
     def submit(self, task: Task) -> Ticket:
@@ -113,7 +109,7 @@ class Processes(Executor):
         packed, marks, after, failure, memory, seconds = self._core.wait(ticket)
         rows = wire.unpack(packed, memory)
         del memory
-        failure = _rebuilt(*failure) if isinstance(failure, tuple) else failure
+        failure = shipping.rebuilt(*failure) if isinstance(failure, tuple) else failure
         return Result(rows, marks, after, failure), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
@@ -130,13 +126,22 @@ class Processes(Executor):
 class _Core:
     """All of the pool but its handle: the talking thread holds it, so the handle can be collected."""
 
-    def __init__(self, num_workers: int, init: Any, budget_bytes: int, timeout_s: float | None, portable: bool):
+    def __init__(
+        self,
+        num_workers: int,
+        init: Any,
+        budget_bytes: int,
+        block_bytes: int,
+        timeout_s: float | None,
+        portable: bool,
+    ):
         self._owner = os.getpid()
         self._budget = budget_bytes
+        self._block_bytes = block_bytes
         self._timeout_s = timeout_s
         self._portable = portable
         self._num_workers = num_workers
-        self._init = _dumped(init, "worker_init_fn")
+        self._init = shipping.dumped(init, "worker_init_fn")
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -230,7 +235,7 @@ class _Core:
         number = self._program_numbers.get(program)
         if number is None:
             number = self._next_program
-            self._programs[number] = _shared(program, portable=self._portable)
+            self._programs[number] = shipping.shared(program, portable=self._portable)
             self._classes = wire.classes_sent()
             self._next_program += 1
             self._program_numbers[program] = number
@@ -352,7 +357,7 @@ class _Core:
         self._give_up(self._finished(peer, number), Aborted())
 
     def _on_failed(self, peer: _Peer, number: int, pickled: bytes, shown: str) -> None:
-        self._give_up(self._finished(peer, number), _rebuilt(pickled, shown))
+        self._give_up(self._finished(peer, number), shipping.rebuilt(pickled, shown))
 
     def _on_count(self, peer: _Peer, number: int, step: int, count: int) -> None:
         job = self._jobs[number]
@@ -368,7 +373,7 @@ class _Core:
         peer.since = time.monotonic()
 
     def _on_broken(self, peer: _Peer, what: str, pickled: bytes, shown: str) -> None:
-        error = _rebuilt(pickled, shown)
+        error = shipping.rebuilt(pickled, shown)
         error.add_note(f"bushel: {what}.")
         self._fail_all(error)
         self._stopping = True
@@ -481,9 +486,11 @@ class _Core:
             peer.watch = -1
 
     def _make_room(self) -> None:
-        """An arena whose slots hold the largest block so far, as many as the budget allows."""
-        smallest = min(_SLOT_BYTES, self._budget // _slots_for(self._num_workers))
-        wanted = max(smallest, int(1.25 * self._largest), ALIGNMENT)
+        """An arena whose slots hold blocks of the usual size and the largest so far, as many as the budget allows.
+
+        Memory that no one has written to does not exist yet, so slots may be larger than what they hold.
+        """
+        wanted = max(int(1.25 * self._block_bytes), int(1.25 * self._largest), ALIGNMENT)
         if self._arena is not None and self._arena.slot_bytes >= wanted:
             return
         count = min(_slots_for(self._num_workers), self._budget // wanted)
@@ -491,7 +498,11 @@ class _Core:
             self._arena.close()
             self._arena = None
         if count >= 2:
-            self._arena = Arena(wanted, count, portable=self._portable)
+            try:
+                self._arena = Arena(wanted, count, portable=self._portable)
+            except OSError as error:  # results go on as copies
+                logger.warning("No shared memory for results (%s): they are sent as copies.", error)
+                self._budget = 0
 
     def _warn_of_holding(self) -> None:
         if not self._warned and self._arena is not None:
@@ -550,65 +561,3 @@ if hasattr(os, "register_at_fork"):
 def _slots_for(num_workers: int) -> int:
     """Slots for what workers hold, what waits to be handed over, and what the consumer has in use."""
     return num_workers * (DEPTH + 2) + 8
-
-
-def _dumped(value: Any, what: str) -> bytes:
-    try:
-        return cloudpickle.dumps(value, protocol=5)
-    except Exception as error:
-        raise PipelineNotSent(f"{what} cannot be sent to worker processes: {error}") from error
-
-
-def _shared(program: Program, *, portable: bool) -> tuple[int, int, list[tuple[int, int]]]:
-    """A program in a file that all workers map: (descriptor, size of the pickle, places of its arrays)."""
-    buffers: list[pickle.PickleBuffer] = []
-
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < wire.IN_BAND_BYTES:
-            return True
-        buffers.append(buffer)
-        return False
-
-    try:
-        pickled = cloudpickle.dumps(program, protocol=5, buffer_callback=keep)
-    except Exception as error:
-        raise PipelineNotSent(f"{_culprit(program)} cannot be sent to worker processes: {error}") from error
-    places: list[tuple[int, int]] = []
-    end = len(pickled)
-    for buffer in buffers:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + buffer.raw().nbytes
-        places.append((start, buffer.raw().nbytes))
-    descriptor = anonymous_file(max(end, 1), portable=portable)
-    os.pwrite(descriptor, pickled, 0)
-    for buffer, (start, _) in zip(buffers, places, strict=True):
-        raw, done = buffer.raw(), 0
-        while done < raw.nbytes:
-            done += os.pwrite(descriptor, raw[done : done + (1 << 30)], start + done)
-    return descriptor, len(pickled), places
-
-
-def _culprit(program: Program) -> str:
-    """The first operation that cannot be pickled, as it was written."""
-    queue: list[Any] = [*program.steps, program.node]
-    for node in queue:
-        for value in node.parameters().values():
-            try:
-                cloudpickle.dumps(value)
-            except Exception:
-                return node.call()
-        if isinstance(node, MapNode):
-            queue.extend(node.parents)
-    return "The pipeline"
-
-
-def _rebuilt(pickled: bytes, shown: str) -> Exception:
-    """An exception of a worker as it was, or its text where it could not travel."""
-    if pickled:
-        error, notes, cause = pickle.loads(pickled)
-        for note in notes:
-            if note not in getattr(error, "__notes__", []):
-                error.add_note(note)
-        error.__cause__ = cause
-        return error
-    return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")

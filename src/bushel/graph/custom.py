@@ -1,0 +1,165 @@
+"""Datasets that users have written, as nodes: their own `__getitem__` and `__iter__`, seen through the contract."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, located
+from bushel.graph.node import MapNode, Node, Origin, Plan, told
+from bushel.graph.streams import Cursor, Opener, State, StreamNode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CustomMap(MapNode):
+    """A user's subclass of MapDataset as a node."""
+
+    dataset: Any
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return tuple(parent._node for parent in self.dataset.parents)
+
+    @property
+    def length(self) -> int:
+        return len(self.dataset)
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _CustomReads(self, indices.tolist())
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return (Origin(type(self.dataset).__name__, (index,)),)
+
+    def element_spec(self) -> Any:
+        return self.dataset._element_spec
+
+    @property
+    def seed_for_children(self) -> int | None:
+        return getattr(self.dataset, "_seed_rng_seed", None)
+
+    @property
+    def own_class(self) -> type | None:
+        return type(self.dataset)
+
+    def parameters(self) -> dict[str, Any]:
+        return _attributes(self.dataset)
+
+    def call(self) -> str:
+        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
+
+
+@dataclasses.dataclass(slots=True)
+class _CustomReads(Plan):
+    custom: CustomMap
+    indices: list[int]
+
+    def take(self, low: int, high: int) -> Block:
+        dataset, rows = self.custom.dataset, []
+        for index in self.indices[low:high]:
+            try:
+                rows.append(dataset[index])
+            except Exception as error:
+                raise RowFailed(len(rows), located(error, told(self.custom.call(), index, ()))) from error
+        return rows
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class CustomStream(StreamNode):
+    """A user's subclass of IterDataset as a node."""
+
+    dataset: Any
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return tuple(parent._node for parent in self.dataset.parents)
+
+    def open(self, opener: Opener) -> Cursor:
+        return IteratorCursor(iter(self.dataset))
+
+    def element_spec(self) -> Any:
+        return self.dataset._element_spec
+
+    @property
+    def own_class(self) -> type | None:
+        return type(self.dataset)
+
+    def parameters(self) -> dict[str, Any]:
+        return _attributes(self.dataset)
+
+    def call(self) -> str:
+        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
+
+
+def _attributes(dataset: Any) -> dict[str, Any]:
+    hidden = ("_parents", "_node")
+    return {name: value for name, value in vars(dataset).items() if name not in hidden}
+
+
+class IteratorCursor(Cursor):
+    """A user's own iterator as a cursor.
+
+    Its state may be dear to take, so a mark is the state of up to 64 elements ago and a count: going back reads these
+    elements again.
+    """
+
+    EVERY = 64
+
+    def __init__(self, iterator: Iterator[Any]):
+        self._iterator = iterator
+        self._base: State | None = None
+        self._since = 0
+
+    def pull(self, count: int) -> Block:
+        rows: list[Any] = []
+        for _ in range(count):
+            try:
+                rows.append(next(self._iterator))
+            except StopIteration:
+                break
+            self._since += 1
+        return rows
+
+    def get_state(self) -> State:
+        return copy.deepcopy(self._has("get_state")())  # theirs may change with the iterator
+
+    def set_state(self, state: State) -> None:
+        self._has("set_state")(state)
+        self._base = None
+
+    def mark(self) -> Any:
+        if self._base is None or self._since >= self.EVERY:
+            self._base, self._since = self.get_state(), 0
+        return self._base, self._since
+
+    def rewind(self, mark: Any) -> None:
+        base, count = mark
+        self.set_state(copy.deepcopy(base))
+        for _ in range(count):
+            next(self._iterator)
+        self._base, self._since = base, count
+
+    def get_next_index(self) -> int:
+        return self._has("_get_next_index")()
+
+    def set_next_index(self, index: int) -> None:
+        self._has("_set_next_index")(index)
+
+    def start_prefetch(self) -> None:
+        getattr(self._iterator, "start_prefetch", lambda: None)()
+
+    def close(self) -> None:
+        getattr(self._iterator, "close", lambda: None)()
+
+    def _has(self, name: str) -> Any:
+        method = getattr(self._iterator, name, None)
+        if method is None:
+            raise TypeError(
+                f"{type(self._iterator).__name__} has no `{name}`: the iterator of an IterDataset must be a "
+                "bushel.DatasetIterator with `__next__`, `get_state` and `set_state`."
+            )
+        return method
