@@ -219,7 +219,7 @@ def killer(executor: Processes, kills: int, seed: int) -> Iterator[threading.Eve
     def kill() -> None:
         rng = random.Random(seed)
         for number in range(kills):
-            if leave.wait(rng.uniform(0.01, 0.05)):
+            if leave.wait(rng.uniform(0.03, 0.12)):
                 return
             victim = zygote() if number in (kills // 3, 2 * kills // 3) else rng.choice(executor.pids() or [None])
             if victim:
@@ -271,7 +271,7 @@ def test_chaos():
 @pytest.mark.parametrize("by_thread", [False, True], ids=["between elements", "at any moment"])
 @pytest.mark.parametrize("seed", range(3))
 def test_much_chaos(seed, by_thread):
-    check_chaos(kills=200, seed=seed, by_thread=by_thread)
+    check_chaos(kills=100, seed=seed, by_thread=by_thread)
 
 
 def test_the_check_of_killed_workers_can_fail():
@@ -862,9 +862,8 @@ def test_a_pipeline_that_cannot_be_loaded_is_an_error():
 # Time
 
 
-@pytest.mark.parametrize("deed", [hang, stop_myself], ids=lambda deed: deed.__name__)
-def test_a_record_that_takes_too_long_is_named(deed):
-    with pool(timeout_s=0.3) as executor, opened(numbers(60).map(Always(23, deed)), executor) as it:
+def test_a_record_that_takes_too_long_is_named():
+    with pool(timeout_s=0.2) as executor, opened(numbers(60).map(Always(23, hang)), executor) as it:
         assert list(itertools.islice(it, 23)) == list(range(23))
         begun = time.monotonic()
         with pytest.raises(bushel.WorkerDied, match=r"element 23 of the output \(record 23 of range\(60\)\)"):
@@ -1038,7 +1037,6 @@ def test_ctrl_c_ends_at_once_with_one_traceback(tmp_path, busy):
 
 ENDINGS = {
     "reads to the end": ("for x in itertools.islice(it, 20): pass\nit.close()", 0),
-    "breaks": ("for x in it: break", 0),
     "holds an open iterator": ("", 0),
     "holds it in a cycle": ("a = [it]; a.append(a); del it, a", 0),
     "has it at work": ("it.start_prefetch()", 0),

@@ -164,8 +164,12 @@ class _Core:
         self._ended_by: BaseException | None = None
         self._next_job = 0
         self.peers: list[_Peer] = []
-        for index in range(num_workers):
-            self._start(index)
+        try:
+            for index in range(num_workers):
+                self._start(index)
+        except BaseException:
+            self._end()
+            raise
         _CORES.add(self)
         self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
         self._thread.start()
