@@ -240,6 +240,7 @@ def model_of(block: Columns) -> list[Any]:
 any_columns = columns()
 
 
+@settings(deadline=None)
 @given(any_columns)
 def test_rows_are_the_elements(block):
     assert len(block) == block.length
@@ -247,6 +248,7 @@ def test_rows_are_the_elements(block):
     assert same(blocks.rows_of(block), model_of(block))
 
 
+@settings(deadline=None)
 @given(any_columns, st.integers(0, 8), st.integers(0, 8))
 def test_a_part_is_a_slice_of_the_rows(block, low, high):
     low, high = sorted((min(low, len(block)), min(high, len(block))))
@@ -263,6 +265,7 @@ def test_a_part_is_a_view():
     assert np.shares_memory(some.part(1, 3).tree["x"], some.tree["x"])
 
 
+@settings(deadline=None)
 @given(any_columns, st.data())
 def test_where_drops_what_is_not_kept(block, data):
     there = sum(row is not None for row in model_of(block))
@@ -274,6 +277,7 @@ def test_where_drops_what_is_not_kept(block, data):
     assert before is None or (block.present == before).all()
 
 
+@settings(deadline=None)
 @given(any_columns)
 def test_dense_has_what_is_there(block):
     there = [row for row in model_of(block) if row is not None]
@@ -282,6 +286,7 @@ def test_dense_has_what_is_there(block):
     assert same(blocks.dense(block.rows()), there)
 
 
+@settings(deadline=None)
 @given(any_columns)
 def test_place_of_finds_a_dense_row_in_the_block(block):
     there = [place for place, row in enumerate(model_of(block)) if row is not None]
@@ -289,6 +294,7 @@ def test_place_of_finds_a_dense_row_in_the_block(block):
         assert [blocks.place_of(form, row) for row in range(len(there))] == there
 
 
+@settings(deadline=None)
 @given(columns().filter(lambda block: any(row is not None for row in model_of(block))))
 def test_rows_become_columns_again(block):
     again = blocks.as_columns(block.rows())
@@ -318,6 +324,7 @@ def test_rows_of_several_kinds_or_none_have_no_columns(rows):
     assert blocks.as_columns(rows) is None
 
 
+@settings(deadline=None)
 @given(st.lists(any_columns | any_columns.map(Columns.rows), min_size=1, max_size=4))
 def test_joined_blocks_are_one_after_the_other(parts):
     expected = [row for part in parts for row in (model_of(part) if isinstance(part, Columns) else part)]

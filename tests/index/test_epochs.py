@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from strategies import slices
 
@@ -21,6 +21,7 @@ def epoch_of(length: int, number: int) -> list[int]:
 any_slice = st.integers(1, 40).flatmap(lambda length: st.tuples(st.just(length), slices(length)))
 
 
+@settings(deadline=None)
 @given(any_slice, st.integers(-3, 4))
 @example((10, slice(None, None, -1)), 1)
 @example((10, slice(7, 2, -2)), -1)
@@ -35,6 +36,7 @@ def test_a_slice_of_each_epoch_is_the_slice_of_that_epoch(case, epoch):
     assert there.tolist() == epoch_of(length, epoch)[by]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 19), min_size=1, max_size=30), st.integers(-3, 4))
 def test_a_list_of_positions_is_taken_from_each_epoch(chosen, epoch):
     here = np.arange(len(chosen)) + epoch * len(chosen)
@@ -42,17 +44,20 @@ def test_a_list_of_positions_is_taken_from_each_epoch(chosen, epoch):
     assert there.tolist() == [epoch_of(20, epoch)[position] for position in chosen]
 
 
+@settings(deadline=None)
 @given(length=st.integers(1, 30), epoch=st.integers(-3, 4))
 def test_without_reseeding_every_epoch_is_the_first(length, epoch):
     assert first_epoch(np.array(epoch_of(length, epoch)), length=length).tolist() == epoch_of(length, 0)
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 9), each=st.integers(1, 9))
 def test_shards_share_out_every_position_once(count, each):
     parts = [shard(np.arange(each), index=index, count=count).tolist() for index in range(count)]
     assert sorted(itertools.chain(*parts)) == list(range(count * each))
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 9), index=st.integers(0, 8), i=st.integers(0, 100))
 def test_a_shard_is_a_slice(count, index, i):
     assume(index < count)
@@ -60,6 +65,7 @@ def test_a_shard_is_a_slice(count, index, i):
     assert shard(i, index=index, count=count) == strided(i, start=index, step=count, length=1000, parent_length=length)
 
 
+@settings(deadline=None)
 @given(length=st.integers(1, 40), size=st.integers(1, 9), drop=st.booleans(), epoch=st.integers(-3, 4))
 def test_batches_of_each_epoch_are_cut_from_that_epoch(length, size, drop, epoch):
     positions = epoch_of(length, epoch)

@@ -107,7 +107,7 @@ def test_under_jax_large_weights_are_refused():
         mixed(jnp.arange(3), (2**15, 1), jnp)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(1e-4, 1e4) | st.integers(1, 1000), min_size=1, max_size=5))
 @example([0.7, 0.3])
 @example([1.0, 1.0, 1.0])
@@ -117,14 +117,14 @@ def test_integer_weights_are_grains(weights):
     assert all(type(weight) is int for weight in ours) and min(ours) in (99, 100)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(1, 10**6) | st.just(INFINITE), min_size=1, max_size=4))
 def test_the_length_of_a_mixture_is_grains(lengths):
     theirs = grain_mix.SelectionWithProportionsMap([StubOfLength(length) for length in lengths])
     assert mixed_length(lengths, (1,) * len(lengths)) == len(theirs)
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(
     parts=st.lists(st.tuples(st.integers(1, 10**6) | st.just(INFINITE), st.floats(0.01, 100)), min_size=1, max_size=4)
 )
@@ -146,7 +146,7 @@ class StubOfLength:
 # concatenate
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5), epochs=st.integers(1, 3))
 def test_one_after_the_other_epoch_by_epoch(lengths, epochs):
     assume(sum(lengths))
@@ -160,7 +160,7 @@ def test_one_after_the_other_epoch_by_epoch(lengths, epochs):
     assert list(zip(which.tolist(), index.tolist(), strict=True)) == expected
 
 
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 2**40), min_size=1, max_size=5),
     places=st.lists(st.integers(-(2**50), 2**50), min_size=1, max_size=10),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipes import double
 from strategies import long_seeds
@@ -15,6 +15,7 @@ from bushel.index.seeds import derive
 pairs = st.lists(st.tuples(long_seeds(), st.integers(0, 50)), min_size=1, max_size=4)
 
 
+@settings(deadline=None)
 @given(pairs)
 def test_a_seed_has_32_bits_and_is_a_plain_integer(seeds_and_depths):
     seed = derive(seeds_and_depths)
@@ -23,6 +24,7 @@ def test_a_seed_has_32_bits_and_is_a_plain_integer(seeds_and_depths):
     assert derive(list(seeds_and_depths)) == seed
 
 
+@settings(deadline=None)
 @given(pairs)
 def test_it_is_numpys_seed_sequence(seeds_and_depths):
     flat = [number for pair in seeds_and_depths for number in pair]
