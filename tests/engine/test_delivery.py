@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -19,10 +20,11 @@ from hypothesis import strategies as st
 from recipes import Facts, Leaf, Recipe, as_stream
 
 import bushel
+from bushel.engine import opener, stages
 from bushel.engine.delivery import BLOCK_S, BlockCursor, Sizer
 from bushel.engine.processes import Processes
-from bushel.engine.program import Program, Result, run
-from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket
+from bushel.engine.program import Program, Result
+from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket, run_task
 from bushel.experimental import get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -42,7 +44,8 @@ class Careful(Stepped):
 class _CarefulTask(Task):
     def run(self) -> Result:
         announced: list[tuple[int, int]] = []
-        result = run(self.program, self.low, self.high, self.count_before, lambda *at: announced.append(at))
+        announce = lambda *at: announced.append(at)  # noqa: E731
+        result = run_task(self.program, self.low, self.high, self.count_before, announce, self.given)
         assert all(self.low <= low < high <= self.high for low, high in announced)
         return result
 
@@ -62,6 +65,23 @@ EXECUTORS = {
     "2 processes, no room": lambda: Processes(2, budget_bytes=1),
 }
 names = st.sampled_from([INLINE, *EXECUTORS])
+
+PLACINGS = {
+    "as measured": {},
+    "rows go out": {(stages, "SHIP_S"): -1.0, (stages, "_TRIED_ROWS"): 1},
+    "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
+}
+places = st.sampled_from(list(PLACINGS))
+
+
+@contextlib.contextmanager
+def placing(place: str) -> Iterator[None]:
+    """Decides what of a pipeline goes to workers, which is otherwise a matter of measured time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), value in PLACINGS[place].items():
+            patch.setattr(module, name, value)
+        yield
+
 
 laws = settings(
     max_examples=50,
@@ -124,17 +144,19 @@ def check_same_stream(recipe: Recipe, warm: dict[str, Executor | None], most: in
 
 
 @laws
-@given(recipe=strategies.recipes())
-def test_elements_and_states_are_the_same_on_every_executor(warm, recipe):
-    check_same_stream(recipe, warm)
+@given(recipe=strategies.recipes(), place=places)
+def test_elements_and_states_are_the_same_on_every_executor(warm, recipe, place):
+    with placing(place):
+        check_same_stream(recipe, warm)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @many
-@given(recipe=strategies.recipes())
-def test_many_pipelines_are_the_same_on_every_executor(warm, recipe):
-    check_same_stream(recipe, warm, most=60)
+@given(recipe=strategies.recipes(), place=places)
+def test_many_pipelines_are_the_same_on_every_executor(warm, recipe, place):
+    with placing(place):
+        check_same_stream(recipe, warm, most=60)
 
 
 def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, cut: int, most: int = 25) -> None:
@@ -152,31 +174,35 @@ def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, 
 
 
 @laws
-@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25))
-def test_a_state_of_one_executor_goes_on_with_any_other(warm, recipe, one, other, cut):
-    check_goes_on(recipe, warm[one], warm[other], cut)
+@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25), place=places)
+def test_a_state_of_one_executor_goes_on_with_any_other(warm, recipe, one, other, cut, place):
+    with placing(place):
+        check_goes_on(recipe, warm[one], warm[other], cut)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @many
-@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60))
-def test_many_states_of_one_executor_go_on_with_any_other(warm, recipe, one, other, cut):
-    check_goes_on(recipe, warm[one], warm[other], cut, most=60)
+@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60), place=places)
+def test_many_states_of_one_executor_go_on_with_any_other(warm, recipe, one, other, cut, place):
+    with placing(place):
+        check_goes_on(recipe, warm[one], warm[other], cut, most=60)
 
 
 @laws
-@given(recipe=strategies.recipes(), name=names, places=st.lists(st.integers(0, 25), min_size=1, max_size=4))
-def test_going_back_and_forth_reads_the_same_again(warm, recipe, name, places):
+@given(
+    recipe=strategies.recipes(), name=names, jumps=st.lists(st.integers(0, 25), min_size=1, max_size=4), place=places
+)
+def test_going_back_and_forth_reads_the_same_again(warm, recipe, name, jumps, place):
     with opened(recipe, None) as it:
         elements, states, _ = told(it, 25)
-    with opened(recipe, warm[name]) as it:
-        for place in places:  # each time, blocks of another place are under way
-            place %= len(elements) + 1
-            it.set_state(json.loads(states[place]))
-            assert state_of(it) == states[place]
-            found = list(itertools.islice(it, min(7, len(elements) - place)))
-            assert same(found, elements[place : place + 7])
+    with placing(place), opened(recipe, warm[name]) as it:
+        for jump in jumps:  # each time, blocks of another place are under way
+            jump %= len(elements) + 1
+            it.set_state(json.loads(states[jump]))
+            assert state_of(it) == states[jump]
+            found = list(itertools.islice(it, min(7, len(elements) - jump)))
+            assert same(found, elements[jump : jump + 7])
 
 
 @laws

@@ -35,6 +35,15 @@ class RowFailed(Exception):
         self.error = error
 
 
+class TooManySkipped(RuntimeError):
+    """More elements failed than `skip_limit` allows."""
+
+
+def in_words(error: Exception) -> str:
+    """An error as text: its type, its message and its notes."""
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+
+
 def located(error: Exception, where: str) -> Exception:
     """The error to raise for `error`, with a note that says `where` it happened."""
     if isinstance(error, StopIteration):

@@ -17,7 +17,7 @@ from bushel.engine.tasks import Executor, Ledger, Task, Ticket
 from bushel.graph.elementwise import FilterWatch
 from bushel.graph.node import Origin
 from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Cursor, State, counted, field
+from bushel.graph.streams import Cursor, Skips, State, counted, field
 
 BLOCK_S = 10e-3
 """A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
@@ -50,17 +50,21 @@ class BlockCursor(Cursor):
       program: what to run.
       ahead: how many blocks may be under way or waiting to be handed over.
       most: how many positions may be, at most.
+      skips: counts the elements that failed and were left out.
     """
 
-    def __init__(self, program: Program, executor: Executor, *, ahead: int, most: int = 1 << 20):
+    def __init__(
+        self, program: Program, executor: Executor, *, ahead: int, most: int = 1 << 20, skips: Skips | None = None
+    ):
         self._program = program
         self._executor = executor
         self._ahead = ahead
         self._most = max(most, program.unit)
-        self._length = program.node.length
+        self._length = program.length
         most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
         self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
-        self._watch = FilterWatch(program.node.call())
+        self._watch = FilterWatch(program.call())
+        self._skips = skips
         self._position = 0
         self._counts = [0] * len(program.counting)
         self._tickets: collections.deque[Ticket] = collections.deque()
@@ -79,13 +83,23 @@ class BlockCursor(Cursor):
                 self._row = high
                 self._position, *self._counts = result.marks[high - 1].tolist()
                 self._last = (low, high)
+                self._count_skipped(result)
                 return blocks.part_of(result.rows, low, high)
             if result is not None and result.failure is not None:
                 self._restart()
                 raise result.failure
+            if result is not None:
+                self._count_skipped(result)
             if not self._next_block():
                 self._position, self._counts = self._length, list(self._after)
                 return []
+
+    def _count_skipped(self, result: Result) -> None:
+        """Counts what was left out before the place that is reached now."""
+        while result.skipped and (result.skipped[0][0] < self._position or self._row >= len(result.rows)):
+            position, error = result.skipped.pop(0)
+            assert self._skips is not None
+            self._skips.add(f"element {position}", error)
 
     def _next_block(self) -> bool:
         self._result = None
@@ -121,10 +135,18 @@ class BlockCursor(Cursor):
             )
             if high < self._length:
                 high -= (high - self._next) % self._program.unit
-            task = Task(self._program, self._next, high, self._number, self._counts_at(self._next), self._ledger)
+            given, high = self._given(self._next, high)
+            if high == self._next:
+                break
+            counts = self._counts_at(self._next)
+            task = Task(self._program, self._next, high, self._number, counts, self._ledger, given)
             self._tickets.append(self._executor.submit(task))
             self._next = high
             self._number += 1
+
+    def _given(self, low: int, high: int) -> tuple[Block | None, int]:
+        """The rows that a task brings along, and where they end."""
+        return None, high
 
     def _counts_at(self, position: int) -> list[int] | None:
         """How many elements each counting step has seen at `position`, where that is arithmetic."""
@@ -150,10 +172,10 @@ class BlockCursor(Cursor):
         if self._result is None or self._program.unit > 1:
             return None
         position = int(self._result.marks[self._last[0] + row, 0]) - 1
-        return position, self._program.node.origins(position)
+        return position, self._program.origins(position)
 
     def get_state(self) -> State:
-        return state_of(self._program, self._position, self._counts)
+        return state_of(self._program, self._state_of_rows(), self._counts)
 
     def set_state(self, state: State) -> None:
         counts = []
@@ -161,7 +183,13 @@ class BlockCursor(Cursor):
             assert step.count_key is not None
             counts.append(counted(state, step.count_key))
             state = field(state, "parent", dict)
-        self._seek(field(state, "next_index", int), counts[::-1])
+        self._set_state_of_rows(state, counts[::-1])
+
+    def _state_of_rows(self) -> State:
+        return {"next_index": self._position}
+
+    def _set_state_of_rows(self, state: State, counts: list[int]) -> None:
+        self._seek(field(state, "next_index", int), counts)
 
     def get_next_index(self) -> int:
         index: int | None = self._position

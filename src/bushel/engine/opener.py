@@ -3,35 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+from typing import Any, cast
 
 import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed
+from bushel.base.errors import RowFailed, in_words
 from bushel.base.options import ReadOptions
 from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
 from bushel.engine.program import Misfit, Program
+from bushel.engine.stages import StageCursor, WholeCursor
 from bushel.engine.tasks import Executor, Threads
+from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
-from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Ahead, Cursor, Elements, SeedStream, State, StreamNode, Through, field
+from bushel.graph.ordered import BatchCursor, BatchStream
+from bushel.graph.streams import (
+    Ahead,
+    Cursor,
+    Elements,
+    SeedStream,
+    Skips,
+    State,
+    StreamNode,
+    Through,
+    counted,
+    field,
+)
 
 
-def open_stream(node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None) -> Cursor:
+def open_stream(
+    node: StreamNode,
+    read_options: ReadOptions | None = None,
+    executor: Executor | None = None,
+    skips: Skips | None = None,
+) -> Cursor:
     """A cursor at the start of a stream.
 
     Args:
       node: the stream.
       read_options: stand for those of every node, if given.
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
+      skips: counts elements that fail, which are then left out; by default they raise.
     """
-    opener = _Opener(read_options)
-    return opener.running_ahead(node, executor, 2 * executor.parallelism) if executor else opener.open(node)
+    opener = _Opener(read_options, skips=skips)
+    cursor = opener.running_ahead(node, executor, 2 * executor.parallelism) if executor else opener.open(node)
+    return cursor if skips is None else _SkippingCursor(cursor, skips)
+
+
+def open_alone(node: StreamNode, skips: Skips | None) -> Cursor:
+    """A cursor for a worker that runs a stream whole: marks for workers mean nothing there."""
+    return _Opener(None, skips=skips, alone=True).open(node)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,25 +66,34 @@ class _Opener:
     read_options: ReadOptions | None
     executor: Executor | None = None
     blocks_ahead: int = 0
+    skips: Skips | None = None
+    alone: bool = False
 
     def open(self, node: StreamNode) -> Cursor:
-        if self.executor is not None:
-            chain = _chain_above(node)
-            if chain is not None:
-                return _ChainCursor(*chain, self.executor, self.blocks_ahead)
-        return node.open(self)
+        if self.executor is None:
+            return node.open(self)
+        base, steps = _steps_above(node)
+        if isinstance(base, Elements):
+            return _ChainCursor(base, steps, self.executor, self.blocks_ahead, self.skips)
+        return _over(base.open(self), steps, self.executor, self.blocks_ahead, self.skips)
+
+    def part(self, node: StreamNode) -> Cursor:
+        if self.executor is None or not _has_opaque_leaf(node):
+            return self.open(node)
+        program = StreamProgram(node, open_alone, skip=self.skips is not None)
+        return WholeCursor(program, self.executor, self.skips)
 
     def elements(self, node: Elements) -> Cursor:
         options = self.read_options or node.read_options or default_options(node.parent)
         if not options.threaded:
-            return ElementsCursor(node)
+            return ElementsCursor(node, self.skips)
         executor = Threads(options.num_threads)
-        program = Program(node.parent, node.allow_nones)
+        program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
         size = options.prefetch_buffer_size
-        return _Owner(BlockCursor(program, executor, ahead=size, most=size), executor)
+        return _Owner(BlockCursor(program, executor, ahead=size, most=size, skips=self.skips), executor)
 
     def ahead(self, node: Ahead) -> Cursor:
-        if self.executor is not None:  # one mark inside another: one pool serves both
+        if self.executor is not None or self.alone:  # one mark inside another: one pool serves both
             return self.open(node.parent)
         options = node.options
         blocks_ahead = options.num_workers * (2 + options.per_worker_buffer_size)
@@ -90,16 +126,32 @@ def _in_memory(node: Node) -> bool:
 Step = Elementwise | BatchStream
 
 
-def _chain_above(node: StreamNode) -> tuple[Elements, list[Step]] | None:
-    """The run of operations from elements of a map node down to `node`; None where something else is among them."""
+def _steps_above(node: StreamNode) -> tuple[StreamNode, list[Step]]:
+    """The run of operations that ends with `node`, and the stream that it begins from."""
     steps: list[Step] = []
-    while not isinstance(node, Elements):
+    while isinstance(node, (Elementwise, BatchStream, SeedStream, Ahead)):
         if isinstance(node, (Elementwise, BatchStream)):
             steps.append(node)
-        elif not isinstance(node, (SeedStream, Ahead)):
-            return None
         node = node.parent
     return node, steps[::-1]
+
+
+def _over(cursor: Cursor, steps: list[Step], executor: Executor, ahead: int, skips: Skips | None) -> Cursor:
+    """Operations on rows that come from the consumer's side: batches are cut there, the rest may go to workers."""
+    for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
+        if elementwise:
+            cursor = StageCursor(cursor, cast("list[Elementwise]", list(run)), executor, ahead, skips)
+        else:
+            for step in run:
+                cursor = BatchCursor(cursor, cast(BatchStream, step), skips)
+    return cursor
+
+
+def _has_opaque_leaf(node: Node) -> bool:
+    """Whether something of a stream can only be read in order, by one reader."""
+    if isinstance(node, MapNode):
+        return False
+    return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 
 class _ChainCursor(Cursor):
@@ -109,10 +161,12 @@ class _ChainCursor(Cursor):
     Where elements may be missing, batches are cut here, of rows that the executor has made.
     """
 
-    def __init__(self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int):
+    def __init__(
+        self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int, skips: Skips | None
+    ):
         self._elements, self._steps = elements, steps
-        self._executor, self._ahead = executor, blocks_ahead
-        whole = Program(elements.parent, elements.allow_nones, tuple(steps))
+        self._executor, self._ahead, self._skips = executor, blocks_ahead, skips
+        whole = Program(elements.parent, elements.allow_nones, tuple(steps), skip=skips is not None)
         self._inner = self._cut_here() if whole.sparse else BlockCursor(whole, executor, ahead=blocks_ahead)
 
     def _cut_here(self) -> Cursor:
@@ -120,12 +174,16 @@ class _ChainCursor(Cursor):
         cut = kinds.index(True) if True in kinds else len(kinds)
         rest = self._steps[cut:]
         as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
-        steps = tuple(self._steps[:cut])
-        program = Program(self._elements.parent, self._elements.allow_nones, steps, as_columns, may_miss=True)
-        cursor: Cursor = BlockCursor(program, self._executor, ahead=self._ahead)
-        for step in rest:
-            cursor = step.open(_Over(cursor))
-        return cursor
+        program = Program(
+            self._elements.parent,
+            self._elements.allow_nones,
+            tuple(self._steps[:cut]),
+            as_columns,
+            may_miss=True,
+            skip=self._skips is not None,
+        )
+        cursor = BlockCursor(program, self._executor, ahead=self._ahead, skips=self._skips)
+        return _over(cursor, rest, self._executor, self._ahead, self._skips)
 
     def pull(self, count: int) -> Block:
         try:
@@ -160,20 +218,35 @@ class _ChainCursor(Cursor):
         self._inner.close()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Over:
-    """An opener for the next operation over a cursor that is open already."""
+class _SkippingCursor(Through):
+    """Keeps in its state how many elements were left out."""
 
-    cursor: Cursor
+    def __init__(self, parent: Cursor, skips: Skips):
+        super().__init__(parent)
+        self._skips = skips
 
-    def open(self, node: StreamNode) -> Cursor:
-        return self.cursor
+    def pull(self, count: int) -> Block:
+        return self.parent.pull(count)
 
-    def elements(self, node: Elements) -> Cursor:
-        return self.cursor
+    def get_state(self) -> State:
+        return {"parent": self.parent.get_state(), "skipped": self._skips.count}
 
-    def ahead(self, node: Ahead) -> Cursor:
-        return self.cursor
+    def set_state(self, state: State) -> None:
+        if "skipped" not in state:  # of a run that did not skip
+            state = {"parent": state, "skipped": 0}
+        count = counted(state, "skipped")
+        self.parent.set_state(field(state, "parent", dict))
+        self._skips.count = count
+
+    def mark(self) -> Any:
+        return self.parent.mark(), self._skips.count
+
+    def rewind(self, mark: Any) -> None:
+        parent, self._skips.count = mark
+        self.parent.rewind(parent)
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self.parent.trace(row)
 
 
 class _Owner(Through):
@@ -209,8 +282,9 @@ class _Owner(Through):
 class ElementsCursor(Cursor):
     """The elements of a map node in order, computed when they are asked for. Its state is one number."""
 
-    def __init__(self, node: Elements):
+    def __init__(self, node: Elements, skips: Skips | None = None):
         self._node = node
+        self._skips = skips
         self._inline = Inline(node.parent)
         self._length = node.parent.length
         self._position = 0
@@ -220,11 +294,7 @@ class ElementsCursor(Cursor):
     def pull(self, count: int) -> Block:
         while self._position < self._length:
             first = self._position
-            try:
-                block = self._inline.take(first, min(count, self._length - first))
-            except RowFailed as failed:
-                failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
-                raise
+            block = self._taken(first, min(count, self._length - first))
             self._position = first + len(block)
             self._last = (first, block)
             kept = block if self._node.allow_nones else blocks.dense(block)
@@ -232,6 +302,18 @@ class ElementsCursor(Cursor):
             if len(kept):
                 return kept
         return []
+
+    def _taken(self, first: int, count: int) -> Block:
+        try:
+            return self._inline.take(first, count)
+        except RowFailed as failed:
+            if self._skips is not None and count > 1:
+                return [row for at in range(first, first + count) for row in blocks.rows_of(self._taken(at, 1))]
+            failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
+            if self._skips is None:
+                raise
+            self._skips.add(f"element {first}", in_words(failed.error))
+            return [None]
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         first, block = self._last

@@ -26,11 +26,13 @@ from bushel.base.errors import WorkerDied
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import shipping, wire
 from bushel.engine.program import Misfit, Program, Result
+from bushel.engine.shipping import Shared, Told
 from bushel.engine.slabs import Arena
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
+from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Channel, Packed
 from bushel.engine.zygote import NO_ACCELERATOR, STARTER, THREADS
-from bushel.graph.node import MapNode, merged
+from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
 
@@ -48,6 +50,8 @@ class _Job:
     ticket: Ticket
     program: int
     high: int
+    rows: Shared | None = None
+    """The rows that the task brings along."""
     slot: int | None = None
     arena: Arena | None = None
     urgent: bool = False
@@ -106,11 +110,10 @@ class Processes(Executor):
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        packed, marks, after, failure, memory, seconds = self._core.wait(ticket)
+        packed, told, memory, seconds = self._core.wait(ticket)
         rows = wire.unpack(packed, memory)
         del memory
-        failure = shipping.rebuilt(*failure) if isinstance(failure, tuple) else failure
-        return Result(rows, marks, after, failure), seconds
+        return told.with_rows(rows), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -151,9 +154,10 @@ class _Core:
         self._waiting: collections.deque[_Job] = collections.deque()
         self._jobs: dict[int, _Job] = {}
         self._of_ticket: dict[Ticket, _Job] = {}
-        self._programs: dict[int, tuple[int, int, list[tuple[int, int]]]] = {}
-        self._program_numbers: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+        self._programs: dict[int, Shared] = {}
+        self._program_numbers: weakref.WeakKeyDictionary[Program | StreamProgram, int] = weakref.WeakKeyDictionary()
         self._next_program = 0
+        self._streams: set[int] = set()  # the programs among them that run a stream whole
         self._classes: list[type] = []
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._arena: Arena | None = None
@@ -182,7 +186,10 @@ class _Core:
         with self._lock:
             if self._ended_by is not None:
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
-            job = _Job(self._next_job, ticket, self._program(task.program), task.high)
+            program = self._program(task.program)
+            whole = isinstance(task.program, StreamProgram)
+            rows = None if whole or task.given is None else shipping.shared_rows(task.given, portable=self._portable)
+            job = _Job(self._next_job, ticket, program, task.high, rows)
             self._next_job += 1
             self._jobs[job.number] = self._of_ticket[ticket] = job
             self._waiting.append(job)
@@ -235,21 +242,24 @@ class _Core:
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_writer, b"x")
 
-    def _program(self, program: Program) -> int:
+    def _program(self, program: Program | StreamProgram) -> int:
         number = self._program_numbers.get(program)
         if number is None:
             number = self._next_program
-            self._programs[number] = shipping.shared(program, portable=self._portable)
+            self._programs[number] = shipping.shared_program(program, portable=self._portable)
             self._classes = wire.classes_sent()
             self._next_program += 1
             self._program_numbers[program] = number
+            if isinstance(program, StreamProgram):
+                self._streams.add(number)
             weakref.finalize(program, self._unused.put, number).atexit = False
         return number
 
     def _forget_programs(self) -> None:
         while not self._unused.empty():
             number = self._unused.get()
-            os.close(self._programs.pop(number)[0])
+            del self._programs[number]
+            self._streams.discard(number)
             for peer in self.peers:
                 if number in peer.programs:
                     peer.programs.remove(number)
@@ -294,20 +304,9 @@ class _Core:
                 self._bury(peer)
 
     def _assign(self) -> None:
-        while self._waiting:
-            job = self._waiting[0]
+        while (choice := self._choice()) is not None:
+            job, peer = choice
             slot = self._arena.grant() if self._arena is not None else None
-            if slot is None and self._arena is not None:
-                # All slots are held: only what the consumer waits for goes on, by the heap.
-                urgent = next((job for job in self._waiting if job.urgent), None)
-                if urgent is None:
-                    return
-                job = urgent
-            peer = self._peer_for(job)
-            if peer is None:
-                if slot is not None and self._arena is not None:
-                    self._arena.give_back(slot)
-                return
             if slot is None and self._arena is not None:
                 self._warn_of_holding()
             self._waiting.remove(job)
@@ -316,30 +315,49 @@ class _Core:
             with contextlib.suppress(wire.Closed):  # its end is heard next, and the job goes to another
                 self._tell(peer, job)
 
+    def _choice(self) -> tuple[_Job, _Peer] | None:
+        """The first waiting job that can be begun, and who is to do it."""
+        # While all slots are held, only what the consumer waits for goes on, by the heap.
+        full = self._arena is not None and self._arena.held() == self._arena.slots
+        for job in self._waiting:
+            if (job.urgent or not full) and (peer := self._peer_for(job)) is not None:
+                return job, peer
+        return None
+
     def _peer_for(self, job: _Job) -> _Peer | None:
-        """A worker with room, and none that holds a later job: that one may wait for the counts of this."""
+        """A worker with room, and none that holds a later job: that one may wait for the counts of this.
+
+        A stream that is run whole stays with the worker that has it open.
+        """
         able = [
             peer
             for peer in self.peers
             if len(peer.jobs) < DEPTH and (not peer.jobs or peer.jobs[-1].number < job.number)
         ]
+        if isinstance(job.ticket.task.program, StreamProgram):
+            holder = next((peer for peer in self.peers if job.program in peer.programs), None)
+            if holder is not None:
+                return holder if holder in able else None
+            return min(able, key=lambda peer: (len(peer.programs & self._streams), len(peer.jobs)), default=None)
         return min(able, key=lambda peer: len(peer.jobs), default=None)
 
     def _tell(self, peer: _Peer, job: _Job) -> None:
         if job.program not in peer.programs:
-            descriptor, size, places = self._programs[job.program]
-            peer.channel.send(("program", job.program, size, places), (descriptor,))
+            program = self._programs[job.program]
+            peer.channel.send(("program", job.program, program.size, program.places), (program.descriptor,))
             peer.programs.add(job.program)
         if job.arena is not None and peer.arena is not job.arena:
             peer.channel.send(("arena", job.arena.slot_bytes), (job.arena.descriptor,))
             peer.arena = job.arena
         task = job.ticket.task
         careful = job.deaths >= CAREFUL_AFTER
-        peer.channel.send(("task", job.number, job.program, task.low, job.high, task.counts, job.slot, careful))
+        given, descriptors = task.given, ()
+        if job.rows is not None:
+            given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
+        numbers = (job.number, job.program, task.low, job.high)
+        peer.channel.send(("task", *numbers, task.counts, job.slot, careful, given), descriptors)
 
-    def _on_done(
-        self, peer: _Peer, number: int, packed: Packed, marks: Any, after: list[int], failure: Any, seconds: float
-    ) -> None:
+    def _on_done(self, peer: _Peer, number: int, packed: Packed, told: Told, seconds: float) -> None:
         job = self._finished(peer, number)
         self._largest = max(self._largest, packed.slot_bytes)
         memory = None
@@ -351,8 +369,8 @@ class _Core:
         if packed.places is None or self._arena is None:
             self._make_room()
         if not job.forgotten:
-            failure = failure or job.verdict
-            job.ticket.done.set_result((packed, marks, after, failure, memory, seconds))  # type: ignore[arg-type]
+            told.failure = told.failure or job.verdict
+            job.ticket.done.set_result((packed, told, memory, seconds))  # type: ignore[arg-type]
 
     def _on_misfit(self, peer: _Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Misfit())
@@ -449,12 +467,13 @@ class _Core:
 
     def _verdict(self, job: _Job, how: str) -> WorkerDied:
         low, high = job.killed_at[-1]
-        node: MapNode = job.ticket.task.program.node
+        program = job.ticket.task.program
         positions = range(low, min(high, low + 8))
-        records = "; ".join(map(str, merged(origin for at in positions for origin in node.origins(at))))
+        records = "; ".join(map(str, merged(origin for at in positions for origin in program.origins(at))))
         which = f"element {low}" if high == low + 1 else f"one of the elements {low} to {high - 1}"
+        made_of = f" ({records})" if records else ""
         return WorkerDied(
-            f"Computing {which} of the output ({records}) killed {job.deaths} worker processes one after the other; "
+            f"Computing {which} of the output{made_of} killed {job.deaths} worker processes one after the other; "
             f"the last one {how}."
         )
 
@@ -537,8 +556,6 @@ class _Core:
             self._fail_all(RuntimeError("The worker processes of this iterator were closed."))
             if self._arena is not None:
                 self._arena.close()
-            for descriptor, _, _ in self._programs.values():
-                os.close(descriptor)
             self._programs.clear()
             self._selector.close()
             os.close(self._wake_reader)

@@ -14,8 +14,10 @@ import threading
 import time
 import weakref
 from concurrent.futures import Future
+from typing import Any
 
-from bushel.engine.program import Program, Result, run
+from bushel.engine.program import Announce, CountBefore, Program, Result, run
+from bushel.engine.whole import StreamProgram
 
 
 class Aborted(Exception):
@@ -67,18 +69,34 @@ class Ledger:
 class Task:
     """Positions [low, high) of a program. `counts` are known beforehand, or a ledger tells them on the way."""
 
-    program: Program
+    program: Program | StreamProgram
     low: int
     high: int
     number: int
     counts: list[int] | None
     ledger: Ledger
+    given: Any = None
+    """The rows for a program without a node; the state to go on from, for a stream that is run whole."""
 
     def count_before(self, step: int, count: int) -> int:
         return self.counts[step] if self.counts is not None else self.ledger.wait(step, self.number, count)
 
     def run(self) -> Result:
-        return run(self.program, self.low, self.high, self.count_before)
+        return run_task(self.program, self.low, self.high, self.count_before, None, self.given)
+
+
+def run_task(
+    program: Program | StreamProgram,
+    low: int,
+    high: int,
+    count_before: CountBefore,
+    announce: Announce | None,
+    given: Any,
+) -> Result:
+    """Runs a task, wherever it is run."""
+    if isinstance(program, StreamProgram):
+        return program.run(low, high, given, announce)
+    return run(program, low, high, count_before, announce, given)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -14,11 +14,11 @@ import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, in_words, located
 from bushel.base.rng import RngPool
 from bushel.graph.apply import call_of, each_with, mapped_columns, placed, spec_after, verdicts_of
 from bushel.graph.node import Origin, each
-from bushel.graph.streams import Cursor, OneParent, Opener, State, Through, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, counted, field
 
 logger = logging.getLogger("bushel")
 
@@ -46,7 +46,7 @@ class Elementwise(OneParent):
         """
 
     def open(self, opener: Opener) -> Cursor:
-        return ElementwiseCursor(opener.open(self.parent), self)
+        return ElementwiseCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         return spec_after(self.transform, self.parent)
@@ -165,9 +165,10 @@ class FilterStream(Elementwise):
 class ElementwiseCursor(Through):
     """Runs one operation on what its parent gives. It counts where the operation asks for it."""
 
-    def __init__(self, parent: Cursor, node: Elementwise):
+    def __init__(self, parent: Cursor, node: Elementwise, skips: Skips | None = None):
         super().__init__(parent)
         self.node = node
+        self.skips = skips
         self.count = 0
         self.kept: np.ndarray | None = None
         self.watch = FilterWatch(node.call()) if node.drops else None
@@ -175,13 +176,31 @@ class ElementwiseCursor(Through):
 
     def pull(self, count: int) -> Block:
         while len(block := self.parent.pull(count)):
-            made, self.kept = self.node.run(block, self.count, self.where_failed)
+            made, self.kept = self._run(block)
             self.count += len(block)
             if self.watch is not None:
                 self.watch.count(len(block), len(made))
             if len(made):
                 return made
         return []
+
+    def _run(self, block: Block) -> tuple[Block, np.ndarray | None]:
+        try:
+            return self.node.run(block, self.count, self.where_failed)
+        except RowFailed:
+            if self.skips is None:
+                raise
+        made: list[Any] = []
+        stays = np.zeros(len(block), dtype=bool)
+        for row, element in enumerate(blocks.rows_of(block)):
+            try:
+                one, _ = self.node.run([element], self.count + row, lambda _, row=row: self.where_failed(row))
+            except RowFailed as failed:
+                self.skips.add(f"element {self.count + row} of {self.node.placed()}", in_words(failed.error))
+                continue
+            made.extend(blocks.rows_of(one))
+            stays[row] = len(one) > 0
+        return made, stays
 
     def get_state(self) -> State:
         if self.node.count_key is None:

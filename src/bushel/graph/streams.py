@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -15,9 +16,11 @@ import numpy as np
 
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
-from bushel.base.errors import StateMismatch
+from bushel.base.errors import StateMismatch, TooManySkipped
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.graph.node import MapNode, Node, Origin, told
+
+logger = logging.getLogger("bushel")
 
 State = dict[str, Any]
 
@@ -90,10 +93,38 @@ def counted(state: Any, name: str) -> int:
     return number
 
 
+class Skips:
+    """Counts the elements that failed and were left out, within a limit."""
+
+    def __init__(self, limit: int | None):
+        self.limit = limit
+        self.count = 0
+
+    def add(self, which: str, error: str) -> None:
+        """One more. Tells of the first, the tenth, the hundredth ..."""
+        if self.limit is not None and self.count >= self.limit:
+            raise TooManySkipped(
+                f"{which} failed, and {self.count} elements were skipped already, as many as skip_limit allows. "
+                f"It failed with\n{error}"
+            )
+        self.count += 1
+        if str(self.count).strip("0") == "1":
+            logger.warning("Skipped %s, the %d. of this stream:\n%s", which, self.count, error)
+
+
 class Opener(Protocol):
     """Who opens nodes: the engine. It alone knows how elements of a map node are computed."""
 
+    @property
+    def skips(self) -> Skips | None:
+        """Where elements that fail are counted and left out; None where they raise."""
+        ...
+
     def open(self, node: StreamNode) -> Cursor: ...
+
+    def part(self, node: StreamNode) -> Cursor:
+        """Opens one of several streams that are read side by side: each may be run by a worker of its own."""
+        ...
 
     def elements(self, node: Elements) -> Cursor: ...
 
