@@ -34,6 +34,8 @@ PUBLIC = {
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
+        "ThreadPrefetchDatasetIterator",
+        "ThreadPrefetchIterDataset",
         "ZipMapDataset",
         "apply_transformations",
         "batch_and_pad",

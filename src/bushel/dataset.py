@@ -580,6 +580,23 @@ class FlatMapIterDataset(_IterPipeline[T]):
         super().__init__(ordered.FlatMapStream(parent._node, _flat_map(transform)))
 
 
+class ThreadPrefetchIterDataset(_IterPipeline[T]):
+    """The same elements, pulled ahead by one thread: for any stream, a user's own as well.
+
+    Args:
+      parent: the stream.
+      prefetch_buffer_size: how many elements may be held ready; 0 pulls none ahead.
+
+    >>> ds = MapDataset.range(4).to_iter_dataset()
+    >>> list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, parent: IterDataset[T], *, prefetch_buffer_size: int):
+        size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
+        super().__init__(streams.Pulled(parent._node, size))
+
+
 def multithread_prefetch(
     ds: IterDataset[T], num_threads: int, buffer_size: int, sequential_slice: bool = False
 ) -> IterDataset[T]:

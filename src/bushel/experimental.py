@@ -7,6 +7,7 @@ from bushel.base.transforms import MapWithIndex as MapWithIndexTransform
 from bushel.dataset import (
     FlatMapIterDataset,
     FlatMapMapDataset,
+    ThreadPrefetchIterDataset,
     ZipMapDataset,
     apply_transformations,
     get_element_spec,
@@ -14,7 +15,7 @@ from bushel.dataset import (
 )
 from bushel.graph.batch import batch_and_pad
 from bushel.index.shuffle import index_shuffle
-from bushel.iterator import get_next_index, set_next_index
+from bushel.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
 
 __all__ = [
     "FlatMapIterDataset",
@@ -24,6 +25,8 @@ __all__ = [
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
+    "ThreadPrefetchDatasetIterator",
+    "ThreadPrefetchIterDataset",
     "ZipMapDataset",
     "apply_transformations",
     "batch_and_pad",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -11,7 +12,8 @@ from typing import Any, Generic, Self, TypeVar
 from bushel.base import blocks, checks
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
-from bushel.engine import Executor, open_stream
+from bushel.engine import Executor, ThreadedCursor, open_stream
+from bushel.graph.custom import IteratorCursor
 from bushel.graph.streams import Cursor, State, StreamNode
 from bushel.state import envelope, identity
 
@@ -167,6 +169,55 @@ class PipelineIterator(DatasetIterator[T]):
 
     def __repr__(self) -> str:
         return f"<iterator of {self._node.call()} at {self._cursor.get_state()}>"
+
+
+class ThreadPrefetchDatasetIterator(DatasetIterator[T]):
+    """Pulls another iterator ahead in a thread; any iterator with `get_state` and `set_state` will do.
+
+    >>> import bushel
+    >>> parent = iter(bushel.MapDataset.range(4))
+    >>> list(ThreadPrefetchDatasetIterator(parent, prefetch_buffer_size=2))
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, parent: Iterator[T], prefetch_buffer_size: int):
+        super().__init__([parent] if isinstance(parent, DatasetIterator) else [])
+        size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
+        cursor = IteratorCursor(parent)
+        self._cursor = ThreadedCursor(cursor, size) if size else cursor
+        self._lock = threading.RLock()
+
+    def __next__(self) -> T:
+        with self._lock:
+            self._assert_not_closed()
+            block = self._cursor.pull(1)
+            if not len(block):
+                raise StopIteration
+            return blocks.rows_of(block)[0]
+
+    def get_state(self) -> State:
+        with self._lock:
+            return copy.deepcopy(self._cursor.get_state())
+
+    def set_state(self, state: State) -> None:
+        with self._lock:
+            self._cursor.set_state(state)
+
+    def start_prefetch(self) -> None:
+        self._cursor.start_prefetch()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            cursor = self.__dict__.get("_cursor")
+            if cursor is not None:
+                cursor.close()
+
+    def _get_next_index(self) -> int:
+        return self._cursor.get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        self._cursor.set_next_index(index)
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

@@ -31,6 +31,14 @@ def positive(value: Any, what: str) -> int:
     return number
 
 
+def not_negative(value: Any, what: str) -> int:
+    """`value` as an int, zero or above."""
+    number = integer(value, what)
+    if number < 0:
+        raise ValueError(f"{what} must be greater than or equal to 0, got {number}.")
+    return number
+
+
 def seed(value: Any, *, what: str = "Seed", below: int | None = None) -> int:
     """`value` as a seed: a non-negative integer, optionally below a bound."""
     number = integer(value, what)

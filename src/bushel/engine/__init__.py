@@ -1,6 +1,7 @@
 """How a pipeline runs: where blocks are computed and in which order they are handed over. Never what they hold."""
 
 from bushel.engine.opener import open_stream
+from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.tasks import Executor
 
-__all__ = ["Executor", "open_stream"]
+__all__ = ["Executor", "ThreadedCursor", "open_stream"]

@@ -16,6 +16,7 @@ from bushel.base.options import ReadOptions
 from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
 from bushel.engine.program import Misfit, Program
+from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.stages import StageCursor, WholeCursor
 from bushel.engine.tasks import Executor, Threads
 from bushel.engine.whole import StreamProgram
@@ -27,6 +28,7 @@ from bushel.graph.streams import (
     Ahead,
     Cursor,
     Elements,
+    Pulled,
     SeedStream,
     Skips,
     State,
@@ -106,6 +108,9 @@ class _Opener:
             budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
             executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
         return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
+
+    def pulled(self, node: Pulled) -> Cursor:
+        return ThreadedCursor(self.open(node.parent), node.size)
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)

@@ -130,6 +130,8 @@ class Opener(Protocol):
 
     def ahead(self, node: Ahead) -> Cursor: ...
 
+    def pulled(self, node: Pulled) -> Cursor: ...
+
 
 class StreamNode(Node):
     """A node that can only be read in order."""
@@ -226,6 +228,30 @@ class Ahead(OneParent):
     def call(self) -> str:
         name = "multithread_prefetch" if self.threads else "mp_prefetch"
         return f"{name}(num_workers={self.options.num_workers})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pulled(OneParent):
+    """Says that a thread pulls up to `size` elements ahead, whatever the stream; the elements are the parent's."""
+
+    size: int
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    @property
+    def takes_a_place(self) -> bool:
+        return True  # as in Grain
+
+    def open(self, opener: Opener) -> Cursor:
+        return opener.pulled(self) if self.size else opener.open(self.parent)
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return f"pipe(ThreadPrefetchIterDataset, prefetch_buffer_size={self.size})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
