@@ -65,15 +65,15 @@ def test_values_and_states_are_grains_and_move_both_ways():
         pulled = lib.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3)
         return pulled.random_map(lambda x, rng: (x, rng.random())).batch(4)
 
-    ours, theirs = iter(build(bushel)), iter(build(grain))
-    for _ in range(3):
-        assert same(next(ours), next(theirs))
-    state = theirs.get_state()
-    assert {key: value for key, value in ours.get_state().items() if key != "bushel"} == state
-    rest = list(theirs)
-    again = iter(build(bushel))
-    again.set_state(state)
-    assert same(list(again), rest)
+    theirs = iter(build(grain))
+    with iter(build(bushel)) as ours:
+        for _ in range(3):
+            assert same(next(ours), next(theirs))
+        state = theirs.get_state()
+        assert {key: value for key, value in ours.get_state().items() if key != "bushel"} == state
+    with iter(build(bushel)) as ours:
+        ours.set_state(state)
+        assert same(list(ours), list(theirs))
 
 
 def test_what_it_pulls_is_bounded():
