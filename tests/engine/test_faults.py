@@ -866,7 +866,10 @@ def test_a_record_that_takes_too_long_is_named():
     with pool(timeout_s=0.2) as executor, opened(numbers(60).map(Always(23, hang)), executor) as it:
         assert list(itertools.islice(it, 23)) == list(range(23))
         begun = time.monotonic()
-        with pytest.raises(bushel.WorkerDied, match=r"element 23 of the output \(record 23 of range\(60\)\)"):
+        with pytest.raises(
+            bushel.WorkerDied,
+            match=r"element 23 of the output \(record 23 of range\(60\)\) took longer than timeout_s=0.2",
+        ):
             next(it)
         assert time.monotonic() - begun < SOON_S
         set_next_index(it, 24)
@@ -979,6 +982,35 @@ def test_workers_go_with_the_consumer(tmp_path, number):
         assert child.wait(5) == -number
         wait_until(lambda: not alive(mine), 2)
         assert child.stderr.read() == ""
+
+
+def test_workers_that_were_not_forked_go_with_the_consumer_too(tmp_path):
+    ending = """
+        from bushel.engine.processes import Processes
+        from bushel.iterator import PipelineIterator
+        it.close()
+        executor = Processes(2, portable=True)
+        it = PipelineIterator(ds._node, None, executor)
+        next(it)
+        print(*executor.pids(), flush=True)
+        list(it)
+    """
+    with start_script(tmp_path, dedented(STREAMING, ending)) as child:
+        mine = set(map(int, said(child).split()))
+        assert len(alive(mine)) == 2
+        child.kill()
+        child.wait(5)
+        wait_until(lambda: not alive(mine), 2)
+
+
+def test_workers_that_were_not_forked_are_gone_after_closing():
+    with pool(portable=True) as executor:
+        mine = executor.pids()
+        assert zygote() not in mine and len(alive(mine)) == 2
+        with opened(numbers(10), executor) as it:
+            assert list(it) == list(range(10))
+    wait_until(lambda: not alive(mine), 2)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in mine)  # nor as zombies
 
 
 def test_the_check_of_named_memory_can_fail():

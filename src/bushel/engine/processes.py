@@ -31,7 +31,7 @@ from bushel.engine.slabs import Arena
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Channel, Packed
-from bushel.engine.zygote import NO_ACCELERATOR, STARTER, THREADS
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS
 from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
@@ -61,6 +61,8 @@ class _Job:
     deaths: int = 0
     at: tuple[int, int] | None = None
     killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    overdue: bool = False
+    """Whether a single element has taken too long."""
     verdict: WorkerDied | None = None
     """What is to be said after the rows before `high`, once an element has killed too many workers."""
 
@@ -89,7 +91,7 @@ class Processes(Executor):
       init: called as init(worker index, worker count) in every worker before its first task.
       budget_bytes: bounds the shared memory for results.
       timeout_s: an element that takes longer counts as one that kills its worker; None waits for ever.
-      portable: uses the transport for systems without memfd.
+      portable: uses memory and a start of workers that any system has, without memfd and without fork.
     """
 
     def __init__(
@@ -442,7 +444,8 @@ class _Core:
             culprit.deaths += 1
             if culprit.at is not None:
                 culprit.killed_at.append(culprit.at)
-            if len(culprit.killed_at) >= WATCHED_DEATHS and len(set(culprit.killed_at[-WATCHED_DEATHS:])) == 1:
+            again = culprit.killed_at[-WATCHED_DEATHS:]
+            if culprit.overdue or (len(again) == WATCHED_DEATHS and len(set(again)) == 1):
                 self._condemn(culprit, how)
                 if culprit.ticket.done.done():
                     peer.jobs.popleft()
@@ -463,7 +466,7 @@ class _Core:
         if good == task.low:
             self._give_up(job, verdict)
         else:
-            job.verdict, job.high, job.deaths = verdict, good, 0
+            job.verdict, job.high, job.deaths, job.overdue = verdict, good, 0, False
 
     def _verdict(self, job: _Job, how: str) -> WorkerDied:
         low, high = job.killed_at[-1]
@@ -472,6 +475,10 @@ class _Core:
         records = "; ".join(map(str, merged(origin for at in positions for origin in program.origins(at))))
         which = f"element {low}" if high == low + 1 else f"one of the elements {low} to {high - 1}"
         made_of = f" ({records})" if records else ""
+        if job.overdue:
+            return WorkerDied(
+                f"Computing {which} of the output{made_of} took longer than timeout_s={self._timeout_s} s, twice."
+            )
         return WorkerDied(
             f"Computing {which} of the output{made_of} killed {job.deaths} worker processes one after the other; "
             f"the last one {how}."
@@ -480,15 +487,17 @@ class _Core:
     def _kill_the_slow(self, timeout_s: float) -> None:
         now = time.monotonic()
         for peer in self.peers:
-            if peer.jobs and peer.jobs[0].asked is None and peer.since is not None and now - peer.since > timeout_s:
+            job = peer.jobs[0] if peer.jobs else None
+            if job is not None and job.asked is None and peer.since is not None and now - peer.since > timeout_s:
                 # A block may be slow and each of its elements not: the next try goes element by element.
-                peer.jobs[0].deaths = max(CAREFUL_AFTER - 1, peer.jobs[0].deaths)
+                job.overdue = job.deaths >= CAREFUL_AFTER and job.at is not None
+                job.deaths = max(CAREFUL_AFTER - 1, job.deaths)
                 peer.since = now
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(peer.pid, signal.SIGKILL)
 
     def _start(self, index: int) -> None:
-        channel, pid = STARTER.start()
+        channel, pid = STARTER.start(fork=FORKS and not self._portable)
         peer = _Peer(index, channel, pid)
         variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         with contextlib.suppress(wire.Closed):
@@ -552,6 +561,8 @@ class _Core:
                 self._let_go(peer)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(peer.pid, signal.SIGKILL)
+            for peer in self.peers:
+                STARTER.reap(peer.pid)
             self.peers.clear()
             self._fail_all(RuntimeError("The worker processes of this iterator were closed."))
             if self._arena is not None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import copyreg
 import dataclasses
 import io
 import pickle
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import cloudpickle
@@ -155,9 +157,12 @@ _CLASSES = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
 _from_pipelines: set[str] = set()
 
 
-def know_classes() -> None:
-    """In a worker that has just loaded a pipeline: the consumer knows all classes that are known by now."""
-    _from_pipelines.update(_CLASS_NUMBERS.values())
+@contextlib.contextmanager
+def loading_a_pipeline() -> Iterator[None]:
+    """In a worker: classes that become known meanwhile are the consumer's. Those made here before are not."""
+    before = set(_CLASS_NUMBERS.values())
+    yield
+    _from_pipelines.update(set(_CLASS_NUMBERS.values()) - before)
 
 
 def classes_sent() -> list[type]:

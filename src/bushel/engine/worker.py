@@ -68,8 +68,8 @@ class _Worker:
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
         try:
-            self._programs[number] = shipping.loaded(descriptor, size, places)
-            wire.know_classes()
+            with wire.loading_a_pipeline():
+                self._programs[number] = shipping.loaded(descriptor, size, places)
         except Exception as error:
             self._channel.send(("broken", "a worker cannot load the pipeline", *_portable(error)))
             raise wire.Closed from None
