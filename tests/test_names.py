@@ -27,6 +27,8 @@ PUBLIC = {
         "transforms",
     ],
     "bushel.experimental": [
+        "DatasetOptions",
+        "ExecutionTrackingMode",
         "FlatMapIterDataset",
         "FlatMapMapDataset",
         "FlatMapTransform",
@@ -34,6 +36,7 @@ PUBLIC = {
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
+        "WithOptionsIterDataset",
         "ZipMapDataset",
         "apply_transformations",
         "batch_and_pad",

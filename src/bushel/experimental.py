@@ -1,5 +1,6 @@
 """What Grain keeps under `grain.experimental`, under the same names."""
 
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode
 from bushel.base.rng import RngPool
 from bushel.base.specs import ShapeDtypeStruct, ShapeDtypeStructProtocol
 from bushel.base.transforms import FlatMap as FlatMapTransform
@@ -7,6 +8,7 @@ from bushel.base.transforms import MapWithIndex as MapWithIndexTransform
 from bushel.dataset import (
     FlatMapIterDataset,
     FlatMapMapDataset,
+    WithOptionsIterDataset,
     ZipMapDataset,
     apply_transformations,
     get_element_spec,
@@ -17,6 +19,8 @@ from bushel.index.shuffle import index_shuffle
 from bushel.iterator import get_next_index, set_next_index
 
 __all__ = [
+    "DatasetOptions",
+    "ExecutionTrackingMode",
     "FlatMapIterDataset",
     "FlatMapMapDataset",
     "FlatMapTransform",
@@ -24,6 +28,7 @@ __all__ = [
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
+    "WithOptionsIterDataset",
     "ZipMapDataset",
     "apply_transformations",
     "batch_and_pad",

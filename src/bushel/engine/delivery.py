@@ -12,6 +12,7 @@ import numpy as np
 
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
+from bushel.base.options import DatasetOptions
 from bushel.engine.program import Program, Result, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
 from bushel.graph.elementwise import FilterWatch
@@ -48,11 +49,14 @@ class BlockCursor(Cursor):
 
     Args:
       program: what to run.
+      options: those of the whole pipeline.
       ahead: how many blocks may be under way or waiting to be handed over.
       most: how many positions may be, at most.
     """
 
-    def __init__(self, program: Program, executor: Executor, *, ahead: int, most: int = 1 << 20):
+    def __init__(
+        self, program: Program, executor: Executor, options: DatasetOptions, *, ahead: int, most: int = 1 << 20
+    ):
         self._program = program
         self._executor = executor
         self._ahead = ahead
@@ -60,7 +64,7 @@ class BlockCursor(Cursor):
         self._length = program.node.length
         most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
         self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
-        self._watch = FilterWatch(program.node.call())
+        self._watches = [FilterWatch(what, options) for what in program.watched]
         self._position = 0
         self._counts = [0] * len(program.counting)
         self._tickets: collections.deque[Ticket] = collections.deque()
@@ -102,14 +106,28 @@ class BlockCursor(Cursor):
         if self._closed:
             raise ValueError("This iterator was closed while its next element was being computed.")
         self._tickets.popleft()
-        self._result, self._row = result, 0
+        self._result, self._row = self._watched(ticket.task.low, result), 0
         if result.failure is None:
             self._after = result.after
-        expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
-        self._watch.count(expected, min(expected, len(result.rows)))
         self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size_of(result.rows))
         self._fill()
         return True
+
+    def _watched(self, low: int, result: Result) -> Result:
+        """The result, cut short before the first element at which a filter had dropped too many."""
+        found: list[tuple[int, ValueError]] = []
+        for number, (watch, stays) in enumerate(zip(self._watches, result.stays)):
+            judged = watch.judge(stays)
+            if judged is not None:
+                place, error = judged
+                for before in reversed(result.stays[:number]):
+                    place = place if isinstance(before, int) else int(np.flatnonzero(before)[place])
+                found.append((low + place, error))
+        if not found:
+            return result
+        position, error = min(found, key=lambda at: at[0])
+        good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
+        return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error)
 
     def _fill(self) -> None:
         while len(self._tickets) < self._ahead and self._next < self._length:

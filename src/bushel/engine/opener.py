@@ -10,7 +10,7 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
-from bushel.base.options import ReadOptions
+from bushel.base.options import DatasetOptions, ReadOptions
 from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
 from bushel.engine.program import Misfit, Program
@@ -18,6 +18,7 @@ from bushel.engine.tasks import Executor, Threads
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
+from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Ahead, Cursor, Elements, SeedStream, State, StreamNode, Through, field
 
@@ -30,12 +31,13 @@ def open_stream(node: StreamNode, read_options: ReadOptions | None = None, execu
       read_options: stand for those of every node, if given.
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
     """
-    opener = _Opener(read_options)
+    opener = _Opener(options_of(node), read_options)
     return opener.running_ahead(node, executor, 2 * executor.parallelism) if executor else opener.open(node)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Opener:
+    options: DatasetOptions
     read_options: ReadOptions | None
     executor: Executor | None = None
     blocks_ahead: int = 0
@@ -44,17 +46,17 @@ class _Opener:
         if self.executor is not None:
             chain = _chain_above(node)
             if chain is not None:
-                return _ChainCursor(*chain, self.executor, self.blocks_ahead)
+                return _ChainCursor(*chain, self.executor, self.blocks_ahead, self.options)
         return node.open(self)
 
     def elements(self, node: Elements) -> Cursor:
         options = self.read_options or node.read_options or default_options(node.parent)
         if not options.threaded:
-            return ElementsCursor(node)
+            return ElementsCursor(node, self.options)
         executor = Threads(options.num_threads)
         program = Program(node.parent, node.allow_nones)
         size = options.prefetch_buffer_size
-        return _Owner(BlockCursor(program, executor, ahead=size, most=size), executor)
+        return _Owner(BlockCursor(program, executor, self.options, ahead=size, most=size), executor)
 
     def ahead(self, node: Ahead) -> Cursor:
         if self.executor is not None:  # one mark inside another: one pool serves both
@@ -96,7 +98,7 @@ def _chain_above(node: StreamNode) -> tuple[Elements, list[Step]] | None:
     while not isinstance(node, Elements):
         if isinstance(node, (Elementwise, BatchStream)):
             steps.append(node)
-        elif not isinstance(node, (SeedStream, Ahead)):
+        elif not isinstance(node, (SeedStream, Ahead, WithOptions)):
             return None
         node = node.parent
     return node, steps[::-1]
@@ -109,11 +111,13 @@ class _ChainCursor(Cursor):
     Where elements may be missing, batches are cut here, of rows that the executor has made.
     """
 
-    def __init__(self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int):
+    def __init__(
+        self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int, options: DatasetOptions
+    ):
         self._elements, self._steps = elements, steps
-        self._executor, self._ahead = executor, blocks_ahead
+        self._executor, self._ahead, self._options = executor, blocks_ahead, options
         whole = Program(elements.parent, elements.allow_nones, tuple(steps))
-        self._inner = self._cut_here() if whole.sparse else BlockCursor(whole, executor, ahead=blocks_ahead)
+        self._inner = self._cut_here() if whole.sparse else BlockCursor(whole, executor, options, ahead=blocks_ahead)
 
     def _cut_here(self) -> Cursor:
         kinds = [isinstance(step, BatchStream) for step in self._steps]
@@ -122,9 +126,9 @@ class _ChainCursor(Cursor):
         as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
         steps = tuple(self._steps[:cut])
         program = Program(self._elements.parent, self._elements.allow_nones, steps, as_columns, may_miss=True)
-        cursor: Cursor = BlockCursor(program, self._executor, ahead=self._ahead)
+        cursor: Cursor = BlockCursor(program, self._executor, self._options, ahead=self._ahead)
         for step in rest:
-            cursor = step.open(_Over(cursor))
+            cursor = step.open(_Over(cursor, self._options))
         return cursor
 
     def pull(self, count: int) -> Block:
@@ -165,6 +169,7 @@ class _Over:
     """An opener for the next operation over a cursor that is open already."""
 
     cursor: Cursor
+    options: DatasetOptions
 
     def open(self, node: StreamNode) -> Cursor:
         return self.cursor
@@ -209,13 +214,13 @@ class _Owner(Through):
 class ElementsCursor(Cursor):
     """The elements of a map node in order, computed when they are asked for. Its state is one number."""
 
-    def __init__(self, node: Elements):
+    def __init__(self, node: Elements, options: DatasetOptions):
         self._node = node
         self._inline = Inline(node.parent)
         self._length = node.parent.length
         self._position = 0
         self._last: tuple[int, Block] = (0, [])
-        self._watch = FilterWatch(node.parent.call())
+        self._watch = FilterWatch(node.parent.call(), options)
 
     def pull(self, count: int) -> Block:
         while self._position < self._length:
@@ -228,7 +233,8 @@ class ElementsCursor(Cursor):
             self._position = first + len(block)
             self._last = (first, block)
             kept = block if self._node.allow_nones else blocks.dense(block)
-            self._watch.count(len(block), len(kept))
+            stays = blocks.presence(block) if 0 < len(kept) < len(block) else None
+            self._watch.count(len(block), len(kept), stays)
             if len(kept):
                 return kept
         return []

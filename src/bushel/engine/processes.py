@@ -106,11 +106,11 @@ class Processes(Executor):
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        packed, marks, after, failure, memory, seconds = self._core.wait(ticket)
+        packed, marks, after, failure, stays, memory, seconds = self._core.wait(ticket)
         rows = wire.unpack(packed, memory)
         del memory
         failure = shipping.rebuilt(*failure) if isinstance(failure, tuple) else failure
-        return Result(rows, marks, after, failure), seconds
+        return Result(rows, marks, after, failure, stays), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -338,7 +338,15 @@ class _Core:
         peer.channel.send(("task", job.number, job.program, task.low, job.high, task.counts, job.slot, careful))
 
     def _on_done(
-        self, peer: _Peer, number: int, packed: Packed, marks: Any, after: list[int], failure: Any, seconds: float
+        self,
+        peer: _Peer,
+        number: int,
+        packed: Packed,
+        marks: Any,
+        after: list[int],
+        failure: Any,
+        stays: list[Any],
+        seconds: float,
     ) -> None:
         job = self._finished(peer, number)
         self._largest = max(self._largest, packed.slot_bytes)
@@ -352,7 +360,8 @@ class _Core:
             self._make_room()
         if not job.forgotten:
             failure = failure or job.verdict
-            job.ticket.done.set_result((packed, marks, after, failure, memory, seconds))  # type: ignore[arg-type]
+            answer = (packed, marks, after, failure, stays, memory, seconds)
+            job.ticket.done.set_result(answer)  # type: ignore[arg-type]
 
     def _on_misfit(self, peer: _Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Misfit())

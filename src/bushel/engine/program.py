@@ -76,6 +76,11 @@ class Program:
         return not vectorized and (makers == [last] or (self.as_columns and not makers))
 
     @property
+    def watched(self) -> list[str]:
+        """Where elements may go missing, as it is called: the map node, then the steps that drop some."""
+        return [self.node.call(), *(step.call() for step in self.steps if isinstance(step, Elementwise) and step.drops)]
+
+    @property
     def drops(self) -> bool:
         """Whether a step drops elements."""
         return any(isinstance(step, Elementwise) and step.drops for step in self.steps)
@@ -109,6 +114,8 @@ class Result:
     after: list[int]
     """How many elements each counting step has seen after the whole block, those dropped later included."""
     failure: Exception | None = None
+    stays: list[np.ndarray | int] = dataclasses.field(default_factory=list)
+    """Which elements stayed, for each of `Program.watched`: one bool each, or their number where all did."""
 
 
 Announce = Callable[[int, int], None]
@@ -155,12 +162,14 @@ def _run(program: Program, low: int, high: int, count_before: CountBefore, annou
     node = program.node
     block = _taken(node, low, high, announce)
     marks = np.arange(low + 1, high + 1)[:, None]
+    stays: list[np.ndarray | int] = [len(block)]
     if not program.allow_nones:
         dense = blocks.dense(block)
         if len(dense) != len(block):
             if program.unit > 1 or (program.counting and not program.sparse):
                 raise Misfit
-            marks = marks[[row is not None for row in blocks.rows_of(block)]]
+            stays = [blocks.presence(block)]
+            marks = marks[stays[0]]
             block = dense
     after: list[int] = []
     for step in program.steps:
@@ -172,13 +181,17 @@ def _run(program: Program, low: int, high: int, count_before: CountBefore, annou
             first = count_before(len(after), len(block))
             marks = np.column_stack([marks, np.arange(first + 1, first + len(block) + 1)])
             after.append(first + len(block))
-        if len(block):
+        kept = None
+        count = len(block)
+        if count:
             block, kept = _stepped(step, node, block, marks, first, announce)
             if kept is not None:
                 marks = marks[kept]
+        if step.drops:
+            stays.append(count if kept is None else kept)
     if program.as_columns and len(block):
         block = blocks.as_columns(block) or block
-    return Result(block, marks, after)
+    return Result(block, marks, after, stays=stays)
 
 
 def _taken(node: MapNode, low: int, high: int, announce: Announce | None) -> Block:

@@ -123,7 +123,8 @@ class _Worker:
                 # Announced, it is known which element it was that killed the process.
                 announce = functools.partial(self._announce, task) if careful else None
                 result = run(self._programs[program], low, high, count_before, announce)
-            answer: tuple[Any, ...] = ("done", task, *self._packed(result, place), time.perf_counter() - begun)
+            packed, seconds = self._packed(result, place), time.perf_counter() - begun
+            answer: tuple[Any, ...] = ("done", task, *packed, result.stays, seconds)
         except _Abort:
             answer = ("aborted", task)
         except Misfit:

@@ -64,8 +64,13 @@ class Node(abc.ABC):
 
     @property
     def transparent(self) -> bool:
-        """Whether this node says only how its parent runs: it counts neither for seeds nor for identity."""
+        """Whether this node says only how its parent runs: it is no part of what the pipeline is."""
         return False
+
+    @property
+    def takes_a_place(self) -> bool:
+        """Whether it counts where seeds follow from places."""
+        return not self.transparent
 
     @property
     def joins(self) -> bool:
@@ -133,7 +138,8 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
     found: list[tuple[int, int]] = []
     queue: list[tuple[Node, int]] = [(node, depth) for node in nodes]
     for node, depth in queue:  # the queue grows while it is read
-        node = opaque(node)
+        while not node.takes_a_place:
+            (node,) = node.parents
         seed = node.seed_for_children
         if seed is not None:
             found.append((seed, depth))

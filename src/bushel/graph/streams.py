@@ -16,7 +16,7 @@ import numpy as np
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import StateMismatch
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.graph.node import MapNode, Node, Origin, told
 
 State = dict[str, Any]
@@ -92,6 +92,11 @@ def counted(state: Any, name: str) -> int:
 
 class Opener(Protocol):
     """Who opens nodes: the engine. It alone knows how elements of a map node are computed."""
+
+    @property
+    def options(self) -> DatasetOptions:
+        """Those of the whole pipeline."""
+        ...
 
     def open(self, node: StreamNode) -> Cursor: ...
 
