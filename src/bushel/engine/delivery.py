@@ -64,7 +64,7 @@ class BlockCursor(Cursor):
         self._length = program.node.length
         most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
         self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
-        self._watches = [FilterWatch(what, options) for what in program.watched]
+        self._watches = [FilterWatch(what, options) for what in program.droppers]
         self._position = 0
         self._counts = [0] * len(program.counting)
         self._tickets: collections.deque[Ticket] = collections.deque()

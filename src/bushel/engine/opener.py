@@ -10,9 +10,10 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
-from bushel.base.options import DatasetOptions, ReadOptions
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
 from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
+from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
 from bushel.engine.tasks import Executor, Threads
 from bushel.graph.elementwise import Elementwise, FilterWatch
@@ -20,24 +21,37 @@ from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
 from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Ahead, Cursor, Elements, SeedStream, State, StreamNode, Through, field
+from bushel.graph.streams import Ahead, Cursor, Elements, Same, SeedStream, State, StreamNode, field
 
 
-def open_stream(node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None) -> Cursor:
+def open_stream(
+    node: StreamNode,
+    read_options: ReadOptions | None = None,
+    executor: Executor | None = None,
+    observer: Observer | None = None,
+) -> Cursor:
     """A cursor at the start of a stream.
 
     Args:
       node: the stream.
       read_options: stand for those of every node, if given.
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
+      observer: learns what the stream takes, if its options ask for that.
     """
-    opener = _Opener(options_of(node), read_options)
-    return opener.running_ahead(node, executor, 2 * executor.parallelism) if executor else opener.open(node)
+    options = options_of(node)
+    observer = observer or Observer()
+    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
+        node = observer.watching(node)
+    opener = _Opener(options, observer, read_options)
+    if executor is None:
+        return observer.outlet(opener.open(node))
+    return observer.outlet(opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Opener:
     options: DatasetOptions
+    observer: Observer
     read_options: ReadOptions | None
     executor: Executor | None = None
     blocks_ahead: int = 0
@@ -46,17 +60,18 @@ class _Opener:
         if self.executor is not None:
             chain = _chain_above(node)
             if chain is not None:
-                return _ChainCursor(*chain, self.executor, self.blocks_ahead, self.options)
-        return node.open(self)
+                return _ChainCursor(*chain, self.executor, self.blocks_ahead, self.options, self.observer)
+        return self.observer.cursor(node, node.open(self))
 
     def elements(self, node: Elements) -> Cursor:
         options = self.read_options or node.read_options or default_options(node.parent)
         if not options.threaded:
             return ElementsCursor(node, self.options)
-        executor = Threads(options.num_threads)
+        executor = self.observer.executor(Threads(options.num_threads))
         program = Program(node.parent, node.allow_nones)
         size = options.prefetch_buffer_size
-        return _Owner(BlockCursor(program, executor, self.options, ahead=size, most=size), executor)
+        cursor = BlockCursor(program, executor, self.options, ahead=size, most=size)
+        return _Owner(self.observer.delivery(cursor), executor)
 
     def ahead(self, node: Ahead) -> Cursor:
         if self.executor is not None:  # one mark inside another: one pool serves both
@@ -71,6 +86,7 @@ class _Opener:
 
             budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
             executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
+        executor = self.observer.executor(executor)
         return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
@@ -112,12 +128,22 @@ class _ChainCursor(Cursor):
     """
 
     def __init__(
-        self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int, options: DatasetOptions
+        self,
+        elements: Elements,
+        steps: list[Step],
+        executor: Executor,
+        blocks_ahead: int,
+        options: DatasetOptions,
+        observer: Observer,
     ):
         self._elements, self._steps = elements, steps
-        self._executor, self._ahead, self._options = executor, blocks_ahead, options
+        self._executor, self._ahead = executor, blocks_ahead
+        self._options, self._observer = options, observer
         whole = Program(elements.parent, elements.allow_nones, tuple(steps))
-        self._inner = self._cut_here() if whole.sparse else BlockCursor(whole, executor, options, ahead=blocks_ahead)
+        self._inner = self._cut_here() if whole.sparse else self._in_blocks(whole)
+
+    def _in_blocks(self, program: Program) -> Cursor:
+        return self._observer.delivery(BlockCursor(program, self._executor, self._options, ahead=self._ahead))
 
     def _cut_here(self) -> Cursor:
         kinds = [isinstance(step, BatchStream) for step in self._steps]
@@ -126,9 +152,9 @@ class _ChainCursor(Cursor):
         as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
         steps = tuple(self._steps[:cut])
         program = Program(self._elements.parent, self._elements.allow_nones, steps, as_columns, may_miss=True)
-        cursor: Cursor = BlockCursor(program, self._executor, self._options, ahead=self._ahead)
+        cursor = self._in_blocks(program)
         for step in rest:
-            cursor = step.open(_Over(cursor, self._options))
+            cursor = self._observer.cursor(step, step.open(_Over(cursor, self._options)))
         return cursor
 
     def pull(self, count: int) -> Block:
@@ -181,7 +207,7 @@ class _Over:
         return self.cursor
 
 
-class _Owner(Through):
+class _Owner(Same):
     """A cursor that ends its executor when it is closed."""
 
     def __init__(self, cursor: Cursor, executor: Executor):
@@ -195,15 +221,6 @@ class _Owner(Through):
                 "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
             )
         return self.parent.pull(count)
-
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        return self.parent.trace(row)
-
-    def get_next_index(self) -> int:
-        return self.parent.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self.parent.set_next_index(index)
 
     def close(self) -> None:
         if os.getpid() == self._process:  # a forked child leaves all to its parent

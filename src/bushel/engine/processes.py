@@ -27,6 +27,7 @@ from bushel.base.memory import ALIGNMENT
 from bushel.engine import shipping, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.slabs import Arena
+from bushel.engine.tally import Tally
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
 from bushel.engine.wire import Channel, Packed
 from bushel.engine.zygote import NO_ACCELERATOR, STARTER, THREADS
@@ -106,11 +107,11 @@ class Processes(Executor):
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        packed, marks, after, failure, stays, memory, seconds = self._core.wait(ticket)
+        packed, marks, after, failure, stays, tally, memory, seconds = self._core.wait(ticket)
         rows = wire.unpack(packed, memory)
         del memory
         failure = shipping.rebuilt(*failure) if isinstance(failure, tuple) else failure
-        return Result(rows, marks, after, failure, stays), seconds
+        return Result(rows, marks, after, failure, stays, tally), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -346,6 +347,7 @@ class _Core:
         after: list[int],
         failure: Any,
         stays: list[Any],
+        tally: Tally | None,
         seconds: float,
     ) -> None:
         job = self._finished(peer, number)
@@ -360,7 +362,7 @@ class _Core:
             self._make_room()
         if not job.forgotten:
             failure = failure or job.verdict
-            answer = (packed, marks, after, failure, stays, memory, seconds)
+            answer = (packed, marks, after, failure, stays, tally, memory, seconds)
             job.ticket.done.set_result(answer)  # type: ignore[arg-type]
 
     def _on_misfit(self, peer: _Peer, number: int) -> None:

@@ -16,6 +16,8 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
+from bushel.engine import tally
+from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import Batch, make_batch
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import MapNode, told
@@ -76,7 +78,7 @@ class Program:
         return not vectorized and (makers == [last] or (self.as_columns and not makers))
 
     @property
-    def watched(self) -> list[str]:
+    def droppers(self) -> list[str]:
         """Where elements may go missing, as it is called: the map node, then the steps that drop some."""
         return [self.node.call(), *(step.call() for step in self.steps if isinstance(step, Elementwise) and step.drops)]
 
@@ -88,8 +90,8 @@ class Program:
 
 def _undone(node: MapNode) -> MapNode:
     """The node whose elements these are, elsewhere."""
-    while isinstance(node, Reindex):
-        node = node.parent
+    while isinstance(node, Reindex) or node.transparent:
+        (node,) = node.parents
     return node
 
 
@@ -115,7 +117,9 @@ class Result:
     """How many elements each counting step has seen after the whole block, those dropped later included."""
     failure: Exception | None = None
     stays: list[np.ndarray | int] = dataclasses.field(default_factory=list)
-    """Which elements stayed, for each of `Program.watched`: one bool each, or their number where all did."""
+    """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
+    tally: Tally | None = None
+    """What each stage took, where stages are timed."""
 
 
 Announce = Callable[[int, int], None]
@@ -127,6 +131,15 @@ def run(program: Program, low: int, high: int, count_before: CountBefore, announ
 
     With `announce` it goes element by element, each announced before it is begun.
     """
+    if not isinstance(program.node, Watched):
+        return _tried(program, low, high, count_before, announce)
+    spent: Tally = {}
+    with tally.taken(spent):
+        result = _tried(program, low, high, count_before, announce)
+    return dataclasses.replace(result, tally=spent)
+
+
+def _tried(program: Program, low: int, high: int, count_before: CountBefore, announce: Announce | None) -> Result:
     failed: _FailedAt
     try:
         return _run(program, low, high, count_before, announce)
@@ -174,7 +187,9 @@ def _run(program: Program, low: int, high: int, count_before: CountBefore, annou
     after: list[int] = []
     for step in program.steps:
         if isinstance(step, BatchStream):
-            block, marks = _batched(step, block, marks, announce)
+            with tally.timed(tally.number_of(step)) as stage:
+                block, marks = _batched(step, block, marks, announce)
+                stage.made(block)
             continue
         first = 0
         if step.count_key:
@@ -184,7 +199,9 @@ def _run(program: Program, low: int, high: int, count_before: CountBefore, annou
         kept = None
         count = len(block)
         if count:
-            block, kept = _stepped(step, node, block, marks, first, announce)
+            with tally.timed(tally.number_of(step)) as stage:
+                block, kept = _stepped(step, node, block, marks, first, announce)
+                stage.made(block)
             if kept is not None:
                 marks = marks[kept]
         if step.drops:

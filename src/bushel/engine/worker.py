@@ -124,7 +124,7 @@ class _Worker:
                 announce = functools.partial(self._announce, task) if careful else None
                 result = run(self._programs[program], low, high, count_before, announce)
             packed, seconds = self._packed(result, place), time.perf_counter() - begun
-            answer: tuple[Any, ...] = ("done", task, *packed, result.stays, seconds)
+            answer: tuple[Any, ...] = ("done", task, *packed, result.stays, result.tally, seconds)
         except _Abort:
             answer = ("aborted", task)
         except Misfit:

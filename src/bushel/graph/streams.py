@@ -179,6 +179,19 @@ class Through(Cursor):
         return where
 
 
+class Same(Through):
+    """A cursor whose elements are its parent's, one for one."""
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self.parent.trace(row)
+
+    def get_next_index(self) -> int:
+        return self.parent.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self.parent.set_next_index(index)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ahead(OneParent):
     """Says that everything above is computed ahead by workers; the elements are the parent's."""
