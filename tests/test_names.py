@@ -27,6 +27,8 @@ PUBLIC = {
         "transforms",
     ],
     "bushel.experimental": [
+        "DatasetOptions",
+        "ExecutionTrackingMode",
         "FlatMapIterDataset",
         "FlatMapMapDataset",
         "FlatMapTransform",
@@ -36,6 +38,7 @@ PUBLIC = {
         "ShapeDtypeStructProtocol",
         "ThreadPrefetchDatasetIterator",
         "ThreadPrefetchIterDataset",
+        "WithOptionsIterDataset",
         "ZipMapDataset",
         "apply_transformations",
         "batch_and_pad",
@@ -113,8 +116,8 @@ def parameters(function):
     ]
 
 
-OUR_PARAMETERS = {"vectorized"}
-OUR_METHODS = {"take"}
+OUR_PARAMETERS = {"vectorized", "on_error", "skip_limit"}
+OUR_METHODS = {"take", "with_options"}
 # What a Grain program may call and does not find yet.
 NOT_YET = {
     "MapDataset": set(),

@@ -52,7 +52,7 @@ def alive(pids: Iterable[int]) -> set[int]:
 def zygote() -> int | None:
     """The process that forks workers for this one, if there is one."""
     for pid, parent in parents().items():
-        if parent == os.getpid() and b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if parent == os.getpid() and b"zygote.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     return None
 

@@ -16,9 +16,10 @@ from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, show, streams
 from bushel.graph.node import MapNode, Node
+from bushel.graph.options import WithOptions
 from bushel.graph.streams import StreamNode
 from bushel.index import mix as mix_index
 from bushel.index import words
@@ -525,6 +526,15 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """Seeds the operations that follow: each derives its own seed from this one and its place."""
         return _IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
 
+    def with_options(self, **options: Any) -> IterDataset[T]:
+        """The same stream with options, which hold for the whole pipeline: see `bushel.experimental.DatasetOptions`.
+
+        >>> ds = MapDataset.range(5).map(lambda x: 6 // (x - 2)).to_iter_dataset()
+        >>> list(ds.with_options(on_error="skip", skip_limit=1))
+        [-3, -6, 6, 3]
+        """
+        return WithOptionsIterDataset(self, DatasetOptions(**options))
+
 
 class _IterPipeline(IterDataset[T]):
     """A stream node as a dataset."""
@@ -595,6 +605,25 @@ class ThreadPrefetchIterDataset(_IterPipeline[T]):
     def __init__(self, parent: IterDataset[T], *, prefetch_buffer_size: int):
         size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
         super().__init__(streams.Pulled(parent._node, size))
+
+
+class WithOptionsIterDataset(_IterPipeline[T]):
+    """The same stream with options, which hold for the whole pipeline: for what comes before and what comes after.
+
+    Given several times, they are merged: the last choice of each option holds.
+
+    >>> ds = MapDataset.range(10).to_iter_dataset().filter(lambda x: x > 7)
+    >>> list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.99)))
+    [8, 9]
+    """
+
+    def __init__(self, parent: IterDataset[T], options: DatasetOptions):
+        if not isinstance(parent, IterDataset):
+            raise TypeError(f"WithOptionsIterDataset takes an IterDataset, got {_kind(parent)}.")
+        if not isinstance(options, DatasetOptions):
+            raise TypeError(f"WithOptionsIterDataset takes DatasetOptions, got {options!r}.")
+        super().__init__(WithOptions(parent._node, options))
+        self.options = options
 
 
 def multithread_prefetch(

@@ -1,5 +1,6 @@
 """What Grain keeps under `grain.experimental`, under the same names."""
 
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode
 from bushel.base.rng import RngPool
 from bushel.base.specs import ShapeDtypeStruct, ShapeDtypeStructProtocol
 from bushel.base.transforms import FlatMap as FlatMapTransform
@@ -8,6 +9,7 @@ from bushel.dataset import (
     FlatMapIterDataset,
     FlatMapMapDataset,
     ThreadPrefetchIterDataset,
+    WithOptionsIterDataset,
     ZipMapDataset,
     apply_transformations,
     get_element_spec,
@@ -18,6 +20,8 @@ from bushel.index.shuffle import index_shuffle
 from bushel.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
 
 __all__ = [
+    "DatasetOptions",
+    "ExecutionTrackingMode",
     "FlatMapIterDataset",
     "FlatMapMapDataset",
     "FlatMapTransform",
@@ -27,6 +31,7 @@ __all__ = [
     "ShapeDtypeStructProtocol",
     "ThreadPrefetchDatasetIterator",
     "ThreadPrefetchIterDataset",
+    "WithOptionsIterDataset",
     "ZipMapDataset",
     "apply_transformations",
     "batch_and_pad",

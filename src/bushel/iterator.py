@@ -12,7 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 from bushel.base import blocks, checks
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
-from bushel.engine import Executor, ThreadedCursor, open_stream
+from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph.custom import IteratorCursor
 from bushel.graph.streams import Cursor, State, StreamNode
 from bushel.state import envelope, identity
@@ -103,7 +103,8 @@ class PipelineIterator(DatasetIterator[T]):
         super().__init__()
         self._node = node
         self._lock = threading.RLock()
-        self._cursor: Cursor = open_stream(node, read_options, executor)
+        self._observer = Observer()
+        self._cursor: Cursor = open_stream(node, read_options, executor, self._observer)
         # Taken at the start: a function may close over something that changes while it runs.
         self._identity = identity.identity(node)
 
@@ -151,6 +152,27 @@ class PipelineIterator(DatasetIterator[T]):
         with self._lock:
             self._assert_not_closed()
             self._cursor.start_prefetch()
+
+    @property
+    def skipped(self) -> int:
+        """How many elements failed and were left out so far, with `DatasetOptions(on_error="skip")`."""
+        return 0 if self._observer.skips is None else self._observer.skips.count
+
+    def report(self) -> Report:
+        """Where the time goes: what each stage takes, who waits for whom, and what to try. Print it.
+
+        Stages are timed where the pipeline's options ask for it; otherwise the report knows the workers alone.
+
+        >>> import bushel
+        >>> from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
+        >>> timed = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
+        >>> ds = bushel.MapDataset.range(100).map(str).to_iter_dataset().batch(10)
+        >>> it = iter(WithOptionsIterDataset(ds, timed))
+        >>> _ = list(it)
+        >>> [(stage.call, stage.elements) for stage in it.report().stages]
+        [('range(100)', 100), ('map(str)', 100), ('to_iter_dataset()', 100), ('batch(10)', 10)]
+        """
+        return self._observer.report()
 
     def close(self) -> None:
         if not self._closed:

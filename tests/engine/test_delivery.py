@@ -25,7 +25,7 @@ from bushel.engine.delivery import BLOCK_S, BlockCursor, Sizer
 from bushel.engine.processes import Processes
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket, run_task
-from bushel.experimental import get_next_index, set_next_index
+from bushel.experimental import DatasetOptions, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
@@ -462,7 +462,7 @@ def program_of(length: int, *steps: Any) -> Program:
 )
 def test_blocks_cover_the_positions_once_and_in_bounds(length, ahead, most, parallelism, pulls):
     executor = Noting(length, parallelism)
-    cursor = BlockCursor(program_of(length), executor, ahead=ahead, most=most)
+    cursor = BlockCursor(program_of(length), executor, DatasetOptions(), ahead=ahead, most=most)
     found: list[int] = []
     for count in itertools.chain(pulls, itertools.repeat(7)):
         block = list(cursor.pull(count))
@@ -509,7 +509,7 @@ def test_blocks_grow_where_elements_are_small_and_shrink_where_they_are_not():
 
 def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():
     executor = Noting()
-    cursor = BlockCursor(program_of(1000), executor, ahead=4)
+    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=4)
     assert list(cursor.pull(1)) == [0]
     assert executor.open == 4
     cursor.set_state({"next_index": 500})
@@ -521,7 +521,7 @@ def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():
 
 def test_nothing_runs_before_it_is_asked_for():
     executor = Noting()
-    cursor = BlockCursor(program_of(1000), executor, ahead=4)
+    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=4)
     assert not executor.submitted
     cursor.start_prefetch()
     assert len(executor.submitted) == 4

@@ -15,7 +15,9 @@ class StoppedByUser(RuntimeError):
 
 
 class WorkerDied(RuntimeError):
-    """Worker processes died again and again over the same elements."""
+    """Worker processes died again and again over the same elements, those at positions [low, high) of `at`."""
+
+    at: tuple[int, int] | None = None
 
 
 class PipelineNotSent(TypeError):

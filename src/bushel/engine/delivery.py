@@ -12,6 +12,8 @@ import numpy as np
 
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
+from bushel.base.errors import WorkerDied, in_words
+from bushel.base.options import DatasetOptions
 from bushel.engine.program import Program, Result, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
 from bushel.graph.elementwise import FilterWatch
@@ -48,13 +50,21 @@ class BlockCursor(Cursor):
 
     Args:
       program: what to run.
+      options: those of the whole pipeline.
       ahead: how many blocks may be under way or waiting to be handed over.
       most: how many positions may be, at most.
       skips: counts the elements that failed and were left out.
     """
 
     def __init__(
-        self, program: Program, executor: Executor, *, ahead: int, most: int = 1 << 20, skips: Skips | None = None
+        self,
+        program: Program,
+        executor: Executor,
+        options: DatasetOptions,
+        *,
+        ahead: int,
+        most: int = 1 << 20,
+        skips: Skips | None = None,
     ):
         self._program = program
         self._executor = executor
@@ -63,7 +73,7 @@ class BlockCursor(Cursor):
         self._length = program.length
         most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
         self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
-        self._watch = FilterWatch(program.call())
+        self._watches = [FilterWatch(what, options) for what in program.droppers]
         self._skips = skips
         self._position = 0
         self._counts = [0] * len(program.counting)
@@ -83,20 +93,23 @@ class BlockCursor(Cursor):
                 self._row = high
                 self._position, *self._counts = result.marks[high - 1].tolist()
                 self._last = (low, high)
-                self._count_skipped(result)
+                self._count_skipped(result, self._position)
                 return blocks.part_of(result.rows, low, high)
             if result is not None and result.failure is not None:
+                self._count_skipped(result, self._length)
+                if self._steps_over(result.failure):
+                    continue
                 self._restart()
                 raise result.failure
             if result is not None:
-                self._count_skipped(result)
+                self._count_skipped(result, self._length)
             if not self._next_block():
                 self._position, self._counts = self._length, list(self._after)
                 return []
 
-    def _count_skipped(self, result: Result) -> None:
-        """Counts what was left out before the place that is reached now."""
-        while result.skipped and (result.skipped[0][0] < self._position or self._row >= len(result.rows)):
+    def _count_skipped(self, result: Result, before: int) -> None:
+        """Counts what was left out before a position."""
+        while result.skipped and result.skipped[0][0] < before:
             position, error = result.skipped.pop(0)
             assert self._skips is not None
             self._skips.add(f"element {position}", error)
@@ -109,21 +122,47 @@ class BlockCursor(Cursor):
         ticket = self._tickets[0]
         try:
             result, seconds = self._executor.wait(ticket)
-        except BaseException:
+        except BaseException as error:
+            if self._steps_over(error):
+                return self._next_block()
             if not self._closed:
                 self._restart()
             raise
         if self._closed:
             raise ValueError("This iterator was closed while its next element was being computed.")
         self._tickets.popleft()
-        self._result, self._row = result, 0
+        self._result, self._row = self._watched(ticket.task.low, result), 0
         if result.failure is None:
             self._after = result.after
-        expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
-        self._watch.count(expected, min(expected, len(result.rows)))
         self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size_of(result.rows))
         self._fill()
         return True
+
+    def _steps_over(self, error: BaseException) -> bool:
+        """Leaves out an element that kills workers, if elements that fail are left out."""
+        if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
+            return False
+        low, high = error.at
+        self._skips.add(f"element {low}", in_words(error))
+        self._position = high
+        self._restart()
+        return True
+
+    def _watched(self, low: int, result: Result) -> Result:
+        """The result, cut short before the first element at which a filter had dropped too many."""
+        found: list[tuple[int, ValueError]] = []
+        for number, (watch, stays) in enumerate(zip(self._watches, result.stays)):
+            judged = watch.judge(stays)
+            if judged is not None:
+                place, error = judged
+                for before in reversed(result.stays[:number]):
+                    place = place if isinstance(before, int) else int(np.flatnonzero(before)[place])
+                found.append((low + place, error))
+        if not found:
+            return result
+        position, error = min(found, key=lambda at: at[0])
+        good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
+        return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error)
 
     def _fill(self) -> None:
         while len(self._tickets) < self._ahead and self._next < self._length:

@@ -12,9 +12,10 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, in_words
-from bushel.base.options import ReadOptions
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
 from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
+from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
 from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.stages import StageCursor, WholeCursor
@@ -23,17 +24,18 @@ from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
+from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchCursor, BatchStream
 from bushel.graph.streams import (
     Ahead,
     Cursor,
     Elements,
     Pulled,
+    Same,
     SeedStream,
     Skips,
     State,
     StreamNode,
-    Through,
     counted,
     field,
 )
@@ -43,7 +45,7 @@ def open_stream(
     node: StreamNode,
     read_options: ReadOptions | None = None,
     executor: Executor | None = None,
-    skips: Skips | None = None,
+    observer: Observer | None = None,
 ) -> Cursor:
     """A cursor at the start of a stream.
 
@@ -51,48 +53,82 @@ def open_stream(
       node: the stream.
       read_options: stand for those of every node, if given.
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
-      skips: counts elements that fail, which are then left out; by default they raise.
+      observer: learns what the stream takes, if its options ask for that.
     """
-    opener = _Opener(read_options, skips=skips)
-    cursor = opener.running_ahead(node, executor, 2 * executor.parallelism) if executor else opener.open(node)
-    return cursor if skips is None else _SkippingCursor(cursor, skips)
+    options = options_of(node)
+    observer = observer or Observer()
+    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
+        node = observer.watching(node)
+    observer.skips = Skips(options.skip_limit) if options.on_error == "skip" else None
+    opener = _Opener(options, observer, read_options)
+    if executor is None:
+        cursor = opener.open(node)
+    else:
+        cursor = opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism)
+    return observer.outlet(cursor if observer.skips is None else _SkippingCursor(cursor, observer.skips))
 
 
-def open_alone(node: StreamNode, skips: Skips | None) -> Cursor:
+def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -> Cursor:
     """A cursor for a worker that runs a stream whole: marks for workers mean nothing there."""
-    return _Opener(None, skips=skips, alone=True).open(node)
+    observer = Observer()
+    observer.skips = skips
+    return _Opener(options, observer, None, alone=True).open(node)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Opener:
+    options: DatasetOptions
+    observer: Observer
     read_options: ReadOptions | None
     executor: Executor | None = None
     blocks_ahead: int = 0
-    skips: Skips | None = None
     alone: bool = False
+
+    @property
+    def skips(self) -> Skips | None:
+        return self.observer.skips
 
     def open(self, node: StreamNode) -> Cursor:
         if self.executor is None:
-            return node.open(self)
+            return self.observer.cursor(node, node.open(self))
         base, steps = _steps_above(node)
         if isinstance(base, Elements):
-            return _ChainCursor(base, steps, self.executor, self.blocks_ahead, self.skips)
-        return _over(base.open(self), steps, self.executor, self.blocks_ahead, self.skips)
+            return _ChainCursor(base, steps, self)
+        return self.over(self.observer.cursor(base, base.open(self)), steps)
 
     def part(self, node: StreamNode) -> Cursor:
         if self.executor is None or not _has_opaque_leaf(node):
             return self.open(node)
-        program = StreamProgram(node, open_alone, skip=self.skips is not None)
-        return WholeCursor(program, self.executor, self.skips)
+        program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
+        return self.observer.delivery(WholeCursor(program, self.executor, self.skips))
+
+    def over(self, cursor: Cursor, steps: list[Step]) -> Cursor:
+        """Operations on rows that come from the consumer's side: batches are cut there, the rest may go to workers."""
+        assert self.executor is not None
+        for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
+            if elementwise:
+                stage = cast("list[Elementwise]", list(run))
+                cursor = StageCursor(cursor, stage, self.executor, self.blocks_ahead, self.options, self.observer)
+            else:
+                for step in run:
+                    cursor = self.observer.cursor(step, BatchCursor(cursor, cast(BatchStream, step), self.skips))
+        return cursor
+
+    def in_blocks(self, program: Program) -> Cursor:
+        """The rows of a program, computed by the executor."""
+        assert self.executor is not None
+        cursor = BlockCursor(program, self.executor, self.options, ahead=self.blocks_ahead, skips=self.skips)
+        return self.observer.delivery(cursor)
 
     def elements(self, node: Elements) -> Cursor:
         options = self.read_options or node.read_options or default_options(node.parent)
         if not options.threaded:
-            return ElementsCursor(node, self.skips)
-        executor = Threads(options.num_threads)
+            return ElementsCursor(node, self.options, self.skips)
+        executor = self.observer.executor(Threads(options.num_threads))
         program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
         size = options.prefetch_buffer_size
-        return _Owner(BlockCursor(program, executor, ahead=size, most=size, skips=self.skips), executor)
+        cursor = BlockCursor(program, executor, self.options, ahead=size, most=size, skips=self.skips)
+        return _Owner(self.observer.delivery(cursor), executor)
 
     def ahead(self, node: Ahead) -> Cursor:
         if self.executor is not None or self.alone:  # one mark inside another: one pool serves both
@@ -107,6 +143,7 @@ class _Opener:
 
             budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
             executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
+        executor = self.observer.executor(executor)
         return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
 
     def pulled(self, node: Pulled) -> Cursor:
@@ -134,22 +171,11 @@ Step = Elementwise | BatchStream
 def _steps_above(node: StreamNode) -> tuple[StreamNode, list[Step]]:
     """The run of operations that ends with `node`, and the stream that it begins from."""
     steps: list[Step] = []
-    while isinstance(node, (Elementwise, BatchStream, SeedStream, Ahead)):
+    while isinstance(node, (Elementwise, BatchStream, SeedStream, Ahead, WithOptions)):
         if isinstance(node, (Elementwise, BatchStream)):
             steps.append(node)
         node = node.parent
     return node, steps[::-1]
-
-
-def _over(cursor: Cursor, steps: list[Step], executor: Executor, ahead: int, skips: Skips | None) -> Cursor:
-    """Operations on rows that come from the consumer's side: batches are cut there, the rest may go to workers."""
-    for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
-        if elementwise:
-            cursor = StageCursor(cursor, cast("list[Elementwise]", list(run)), executor, ahead, skips)
-        else:
-            for step in run:
-                cursor = BatchCursor(cursor, cast(BatchStream, step), skips)
-    return cursor
 
 
 def _has_opaque_leaf(node: Node) -> bool:
@@ -166,29 +192,22 @@ class _ChainCursor(Cursor):
     Where elements may be missing, batches are cut here, of rows that the executor has made.
     """
 
-    def __init__(
-        self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int, skips: Skips | None
-    ):
-        self._elements, self._steps = elements, steps
-        self._executor, self._ahead, self._skips = executor, blocks_ahead, skips
-        whole = Program(elements.parent, elements.allow_nones, tuple(steps), skip=skips is not None)
-        self._inner = self._cut_here() if whole.sparse else BlockCursor(whole, executor, ahead=blocks_ahead)
+    def __init__(self, elements: Elements, steps: list[Step], opener: _Opener):
+        self._elements, self._steps, self._opener = elements, steps, opener
+        whole = self._program(steps)
+        self._inner = self._cut_here() if whole.sparse else opener.in_blocks(whole)
+
+    def _program(self, steps: list[Step], **more: bool) -> Program:
+        skip = self._opener.skips is not None
+        return Program(self._elements.parent, self._elements.allow_nones, tuple(steps), skip=skip, **more)
 
     def _cut_here(self) -> Cursor:
         kinds = [isinstance(step, BatchStream) for step in self._steps]
         cut = kinds.index(True) if True in kinds else len(kinds)
         rest = self._steps[cut:]
         as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
-        program = Program(
-            self._elements.parent,
-            self._elements.allow_nones,
-            tuple(self._steps[:cut]),
-            as_columns,
-            may_miss=True,
-            skip=self._skips is not None,
-        )
-        cursor = BlockCursor(program, self._executor, ahead=self._ahead, skips=self._skips)
-        return _over(cursor, rest, self._executor, self._ahead, self._skips)
+        program = self._program(self._steps[:cut], as_columns=as_columns, may_miss=True)
+        return self._opener.over(self._opener.in_blocks(program), rest)
 
     def pull(self, count: int) -> Block:
         try:
@@ -223,7 +242,7 @@ class _ChainCursor(Cursor):
         self._inner.close()
 
 
-class _SkippingCursor(Through):
+class _SkippingCursor(Same):
     """Keeps in its state how many elements were left out."""
 
     def __init__(self, parent: Cursor, skips: Skips):
@@ -250,11 +269,8 @@ class _SkippingCursor(Through):
         parent, self._skips.count = mark
         self.parent.rewind(parent)
 
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        return self.parent.trace(row)
 
-
-class _Owner(Through):
+class _Owner(Same):
     """A cursor that ends its executor when it is closed."""
 
     def __init__(self, cursor: Cursor, executor: Executor):
@@ -269,15 +285,6 @@ class _Owner(Through):
             )
         return self.parent.pull(count)
 
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        return self.parent.trace(row)
-
-    def get_next_index(self) -> int:
-        return self.parent.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self.parent.set_next_index(index)
-
     def close(self) -> None:
         if os.getpid() == self._process:  # a forked child leaves all to its parent
             super().close()
@@ -287,14 +294,14 @@ class _Owner(Through):
 class ElementsCursor(Cursor):
     """The elements of a map node in order, computed when they are asked for. Its state is one number."""
 
-    def __init__(self, node: Elements, skips: Skips | None = None):
+    def __init__(self, node: Elements, options: DatasetOptions, skips: Skips | None):
         self._node = node
         self._skips = skips
         self._inline = Inline(node.parent)
         self._length = node.parent.length
         self._position = 0
         self._last: tuple[int, Block] = (0, [])
-        self._watch = FilterWatch(node.parent.call())
+        self._watch = FilterWatch(node.parent.call(), options)
 
     def pull(self, count: int) -> Block:
         while self._position < self._length:
@@ -303,7 +310,8 @@ class ElementsCursor(Cursor):
             self._position = first + len(block)
             self._last = (first, block)
             kept = block if self._node.allow_nones else blocks.dense(block)
-            self._watch.count(len(block), len(kept))
+            stays = blocks.presence(block) if 0 < len(kept) < len(block) else None
+            self._watch.count(len(block), len(kept), stays)
             if len(kept):
                 return kept
         return []

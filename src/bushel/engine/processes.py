@@ -476,13 +476,12 @@ class _Core:
         which = f"element {low}" if high == low + 1 else f"one of the elements {low} to {high - 1}"
         made_of = f" ({records})" if records else ""
         if job.overdue:
-            return WorkerDied(
-                f"Computing {which} of the output{made_of} took longer than timeout_s={self._timeout_s} s, twice."
-            )
-        return WorkerDied(
-            f"Computing {which} of the output{made_of} killed {job.deaths} worker processes one after the other; "
-            f"the last one {how}."
-        )
+            what = f"took longer than timeout_s={self._timeout_s} s, twice."
+        else:
+            what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
+        died = WorkerDied(f"Computing {which} of the output{made_of} {what}")
+        died.at = low, high
+        return died
 
     def _kill_the_slow(self, timeout_s: float) -> None:
         now = time.monotonic()

@@ -17,6 +17,8 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, in_words, located
+from bushel.engine import tally
+from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import Batch, make_batch
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import MapNode, Node, Origin, told
@@ -98,6 +100,17 @@ class Program:
         return not vectorized and (makers == [last] or (self.as_columns and not makers))
 
     @property
+    def droppers(self) -> list[str]:
+        """Where elements may go missing, as it is called: the map node, then the steps that drop some."""
+        steps = [step.call() for step in self.steps if isinstance(step, Elementwise) and step.drops]
+        return [*([] if self.node is None else [self.node.call()]), *steps]
+
+    @property
+    def timed(self) -> bool:
+        """Whether its stages are timed."""
+        return isinstance(self.node, Watched) or any(tally.number_of(step) is not None for step in self.steps)
+
+    @property
     def drops(self) -> bool:
         """Whether a step drops elements."""
         return any(isinstance(step, Elementwise) and step.drops for step in self.steps)
@@ -105,8 +118,8 @@ class Program:
 
 def _undone(node: MapNode | None) -> MapNode | None:
     """The node whose elements these are, elsewhere."""
-    while isinstance(node, Reindex):
-        node = node.parent
+    while node is not None and (isinstance(node, Reindex) or node.transparent):
+        (node,) = node.parents
     return node
 
 
@@ -135,6 +148,10 @@ class Result:
     """The elements that failed and were left out, in order."""
     states: list[dict[str, Any]] | None = None
     """Of a stream that is run elsewhere: its state before the first row, and after each."""
+    stays: list[np.ndarray | int] = dataclasses.field(default_factory=list)
+    """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
+    tally: Tally | None = None
+    """What each stage took, where stages are timed."""
 
 
 Skipped = tuple[int, str]
@@ -157,6 +174,22 @@ def run(
     With `announce` it goes element by element, each announced before it is begun. Where elements that fail are
     skipped, the block is not cut.
     """
+    if not program.timed:
+        return _tried(program, low, high, count_before, announce, given)
+    spent: Tally = {}
+    with tally.taken(spent):
+        result = _tried(program, low, high, count_before, announce, given)
+    return dataclasses.replace(result, tally=spent)
+
+
+def _tried(
+    program: Program,
+    low: int,
+    high: int,
+    count_before: CountBefore,
+    announce: Announce | None,
+    given: Block | None,
+) -> Result:
     failed: _FailedAt
     try:
         return _Run(program, low, high, count_before, announce, given).result()
@@ -204,30 +237,40 @@ class _Run:
         program = self.program
         block = self._taken()
         marks = np.arange(self.low + 1, self.high + 1)[:, None]
+        stays: list[np.ndarray | int] = [] if program.node is None else [len(block)]
         if not program.allow_nones:
             dense = blocks.dense(block)
             if len(dense) != len(block):
                 if program.unit > 1 or (program.counting and not program.sparse):
                     raise Misfit
-                marks = marks[[row is not None for row in blocks.rows_of(block)]]
+                stays = [blocks.presence(block)]
+                marks = marks[stays[0]]
                 block = dense
         after: list[int] = []
         for step in program.steps:
             if isinstance(step, BatchStream):
-                block, marks = self._batched(step, block, marks)
+                with tally.timed(tally.number_of(step)) as stage:
+                    block, marks = self._batched(step, block, marks)
+                    stage.made(block)
                 continue
             first = 0
             if step.count_key:
                 first = self.count_before(len(after), len(block))
                 marks = np.column_stack([marks, np.arange(first + 1, first + len(block) + 1)])
                 after.append(first + len(block))
-            if len(block):
-                block, kept = self._stepped(step, block, marks, first)
+            kept = None
+            count = len(block)
+            if count:
+                with tally.timed(tally.number_of(step)) as stage:
+                    block, kept = self._stepped(step, block, marks, first)
+                    stage.made(block)
                 if kept is not None:
                     marks = marks[kept]
+            if step.drops:
+                stays.append(count if kept is None else kept)
         if program.as_columns and len(block):
             block = blocks.as_columns(block) or block
-        return Result(block, marks, after, skipped=sorted(self.skipped))
+        return Result(block, marks, after, skipped=sorted(self.skipped), stays=stays)
 
     def _taken(self) -> Block:
         node, low = self.program.node, self.low

@@ -17,6 +17,7 @@ from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
 from bushel.engine.slabs import anonymous_file
+from bushel.engine.tally import Tally
 from bushel.engine.whole import StreamProgram
 
 
@@ -37,10 +38,12 @@ class Told:
     failure: tuple[bytes, str] | Exception | None
     skipped: list[Skipped]
     states: list[dict[str, Any]] | None
+    stays: list[np.ndarray | int]
+    tally: Tally | None
 
     def with_rows(self, rows: Block) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        return Result(rows, self.marks, self.after, failure, self.skipped, self.states)
+        return Result(rows, self.marks, self.after, failure, self.skipped, self.states, self.stays, self.tally)
 
 
 class Shared:

@@ -10,13 +10,16 @@ from typing import Any
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
+from bushel.base.checks import INFINITE
 from bushel.base.errors import PipelineNotSent
+from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import BlockCursor, Sizer, size_of
+from bushel.engine.observe import Observer
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, ElementwiseCursor
-from bushel.graph.streams import Cursor, Skips, State, Through
+from bushel.graph.streams import Cursor, Same, Skips, State
 
 logger = logging.getLogger("bushel")
 
@@ -38,23 +41,32 @@ class StageCursor(Cursor):
     """
 
     def __init__(
-        self, parent: Cursor, steps: Sequence[Elementwise], executor: Executor, ahead: int, skips: Skips | None
+        self,
+        parent: Cursor,
+        steps: Sequence[Elementwise],
+        executor: Executor,
+        ahead: int,
+        options: DatasetOptions,
+        observer: Observer,
     ):
         self._parent, self._steps = parent, tuple(steps)
-        self._executor, self._ahead, self._skips = executor, ahead, skips
+        self._executor, self._ahead = executor, ahead
+        self._options, self._observer = options, observer
         self._timed = _Timed(parent)
-        self._here = self._chain()
-        self._inner: Cursor = self._here[-1]
+        self._here: list[ElementwiseCursor] = []
+        self._inner = self._begun_here()
         self._undecided = True
         self._rows = 0
         self._bytes = 0
         self._own_s = 0.0
 
-    def _chain(self) -> list[ElementwiseCursor]:
-        cursors: list[ElementwiseCursor] = []
+    def _begun_here(self) -> Cursor:
+        self._here.clear()
+        cursor: Cursor = self._timed
         for step in self._steps:
-            cursors.append(ElementwiseCursor(cursors[-1] if cursors else self._timed, step, self._skips))
-        return cursors
+            self._here.append(ElementwiseCursor(cursor, step, self._options, self._observer.skips))
+            cursor = self._observer.cursor(step, self._here[-1])
+        return cursor
 
     def pull(self, count: int) -> Block:
         if not self._undecided:
@@ -63,7 +75,7 @@ class StageCursor(Cursor):
             except PipelineNotSent as error:
                 logger.warning("%s stays in this process: %s", ", ".join(step.call() for step in self._steps), error)
                 state = self._inner.get_state()
-                self._inner = self._chain()[-1]
+                self._inner = self._begun_here()
                 self._inner.set_state(state)
                 return self._inner.pull(count)
         begun, before = time.perf_counter(), self._timed.seconds
@@ -79,8 +91,10 @@ class StageCursor(Cursor):
         self._undecided = False
         if self._own_s / self._rows > SHIP_S + self._bytes / self._rows / SHIP_BYTES_PER_S:
             counts = [cursor.count for cursor in self._here if cursor.node.count_key]
-            program = Program(None, allow_nones=True, steps=self._steps, skip=self._skips is not None)
-            self._inner = GivenCursor(self._parent, program, counts, self._executor, self._ahead, self._skips)
+            skips = self._observer.skips
+            program = Program(None, allow_nones=True, steps=self._steps, skip=skips is not None)
+            cursor = GivenCursor(self._parent, program, counts, self._executor, self._options, self._ahead, skips)
+            self._inner = self._observer.delivery(cursor)
 
     def trace(self, row: int) -> Any:
         return self._inner.trace(row)
@@ -104,7 +118,7 @@ class StageCursor(Cursor):
         self._inner.close()
 
 
-class _Timed(Through):
+class _Timed(Same):
     """Knows how long its parent took."""
 
     def __init__(self, parent: Cursor):
@@ -117,15 +131,6 @@ class _Timed(Through):
             return self.parent.pull(count)
         finally:
             self.seconds += time.perf_counter() - begun
-
-    def trace(self, row: int) -> Any:
-        return self.parent.trace(row)
-
-    def get_next_index(self) -> int:
-        return self.parent.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self.parent.set_next_index(index)
 
 
 class GivenCursor(BlockCursor):
@@ -140,6 +145,7 @@ class GivenCursor(BlockCursor):
         program: Program,
         counts: list[int],
         executor: Executor,
+        options: DatasetOptions,
         ahead: int,
         skips: Skips | None,
     ):
@@ -147,7 +153,9 @@ class GivenCursor(BlockCursor):
         self._states: collections.deque[State] = collections.deque([parent.get_state()])
         self._first = 0  # the position that the first of these states belongs to
         self._failure: Exception | None = None
-        super().__init__(program, executor, ahead=ahead, skips=skips)
+        self._end: State | None = None  # where the parent stands after it was asked past its end
+        self._past_end = False
+        super().__init__(program, executor, options, ahead=ahead, skips=skips)
         self.parents = (parent,)
         self._counts = counts
         self._restart()
@@ -158,6 +166,7 @@ class GivenCursor(BlockCursor):
             failure = self._failure
             self._restart()
             raise failure
+        self._past_end = not len(block)
         return block
 
     def _given(self, low: int, high: int) -> tuple[Block | None, int]:
@@ -169,7 +178,7 @@ class GivenCursor(BlockCursor):
                 self._failure, self._length = error, low  # told when its turn has come
                 break
             if not len(block):
-                self._length = low
+                self._length, self._end = low, self._parent.get_state()
                 break
             parts.append(block)
             self._states.append(self._parent.get_state())
@@ -177,14 +186,17 @@ class GivenCursor(BlockCursor):
         return (blocks.joined(parts) if parts else []), low
 
     def _restart(self) -> None:
-        if len(self._states) > 1 or self._failure is not None:
+        if len(self._states) > 1 or self._failure is not None or self._end is not None:
             state = self._state_of_rows()
             self._parent.set_state(state)
             self._states = collections.deque([state])
         self._first, self._failure, self._length = self._position, None, self._program.length
+        self._end, self._past_end = None, False
         super()._restart()
 
     def _state_of_rows(self) -> State:
+        if self._past_end and self._end is not None:
+            return self._end
         while self._first < self._position and len(self._states) > 1:
             self._states.popleft()
             self._first += 1
@@ -195,7 +207,7 @@ class GivenCursor(BlockCursor):
         self._states = collections.deque([state])
         self._position = self._first = 0
         self._counts = counts
-        self._failure = None
+        self._failure = self._end = None
         self._restart()
 
     def get_next_index(self) -> int:
@@ -224,11 +236,11 @@ class WholeCursor(Cursor):
             result = self._result
             if result is not None and self._row < len(result.rows):
                 low, self._row = self._row, min(self._row + count, len(result.rows))
-                self._count_skipped(result)
+                self._count_skipped(result, int(result.marks[self._row - 1, 0]))
                 return blocks.part_of(result.rows, low, self._row)
             if result is not None:
                 self._row = len(result.rows)
-                self._count_skipped(result)
+                self._count_skipped(result, INFINITE)
                 if result.failure is not None:
                     self._restart(self.get_state())
                     raise result.failure
@@ -263,9 +275,8 @@ class WholeCursor(Cursor):
         assert result.states is not None
         return len(result.states) == len(result.rows) + 2
 
-    def _count_skipped(self, result: Result) -> None:
-        reached = int(result.marks[self._row - 1, 0]) if self._row else 0
-        while result.skipped and (self._row >= len(result.rows) or result.skipped[0][0] < reached):
+    def _count_skipped(self, result: Result, before: int) -> None:
+        while result.skipped and result.skipped[0][0] < before:
             position, error = result.skipped.pop(0)
             assert self._skips is not None
             self._skips.add(f"element {position}", error)

@@ -113,6 +113,9 @@ class Executor(abc.ABC):
     parallelism: int = 1
     """How many tasks it can work on at a time."""
 
+    kind: str = "workers"
+    """What its members are, in a report."""
+
     block_bytes: int = 8 << 20
     """How much a block should hold at most, unless a single row is larger."""
 
@@ -131,6 +134,10 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Ends all work. Calling it again does nothing."""
+
+    def members(self) -> tuple[int, str]:
+        """How many members work now, and why so many, where the executor has chosen that itself."""
+        return self.parallelism, ""
 
 
 class Stepped(Executor):
@@ -168,6 +175,8 @@ class Stepped(Executor):
 
 class Threads(Executor):
     """Runs tasks in threads of this process: for work that releases the GIL, or a Python without one."""
+
+    kind = "threads"
 
     def __init__(self, num_threads: int):
         self.parallelism = num_threads

@@ -14,11 +14,14 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.errors import RowFailed
+from bushel.base.options import DatasetOptions
+from bushel.engine import tally
 from bushel.engine.program import Announce, Result, Skipped
+from bushel.engine.tally import Tally
 from bushel.graph.node import Node, Origin
 from bushel.graph.streams import Cursor, Skips, State, StreamNode
 
-OpenStream = Callable[[StreamNode, Skips | None], Cursor]
+OpenStream = Callable[[StreamNode, DatasetOptions, Skips | None], Cursor]
 
 Start = tuple[int, State | None]
 """Which run of a stream it is, and the state it goes on from; None is its beginning."""
@@ -30,6 +33,7 @@ class StreamProgram:
 
     node: StreamNode
     open: OpenStream
+    options: DatasetOptions
     skip: bool = False
     unit: int = 1
     makes_results_in_place: bool = False
@@ -55,6 +59,14 @@ class StreamProgram:
 
     def run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
         """Rows [low, high) of a run, as far as there are so many. Where the stream has ended, a last state says so."""
+        if tally.number_of(self.node) is None:
+            return self._run(low, high, start, announce)
+        spent: Tally = {}
+        with tally.taken(spent):
+            result = self._run(low, high, start, announce)
+        return dataclasses.replace(result, tally=spent)
+
+    def _run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
         serial, state = start
         cursor = self._at_row((serial, low), state)
         rows: list[Any] = []
@@ -91,7 +103,7 @@ class StreamProgram:
     def _at_row(self, at: tuple[int, int], state: State | None) -> Cursor:
         if self._cursor is None or self._at != at:
             self.close()
-            self._cursor = self.open(self.node, self._skips)
+            self._cursor = self.open(self.node, self.options, self._skips)
             if state is not None:
                 self._cursor.set_state(state)
         return self._cursor

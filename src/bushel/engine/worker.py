@@ -160,7 +160,7 @@ class _Worker:
                     good.states = None if good.states is None else good.states[: number + 1]
                     return self._packed(dataclasses.replace(good, failure=wrong), None)
             raise
-        told = Told(result.marks, result.after, failure, result.skipped, result.states)
+        told = Told(result.marks, result.after, failure, result.skipped, result.states, result.stays, result.tally)
         return packed, told
 
 

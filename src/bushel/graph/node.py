@@ -155,6 +155,19 @@ def opaque(node: Node) -> Node:
     return node
 
 
+def rewired(node: Node, change: Callable[[Node], Node]) -> Any:
+    """A copy of a node that draws from `change` of its parents; what a user's own dataset draws from stays."""
+    if not dataclasses.is_dataclass(node):
+        return node
+    fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
+    parents = {name: _changed(value, change) for name, value in fields.items() if _is_structure(value)}
+    return dataclasses.replace(node, **parents)
+
+
+def _changed(value: Any, change: Callable[[Node], Node]) -> Any:
+    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+
+
 def each(
     function: Callable[[Any], Any], rows: list[Any], where: Callable[[int], str], *, also_none: bool = False
 ) -> list[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import StateMismatch, TooManySkipped
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.graph.node import MapNode, Node, Origin, told
 
 logger = logging.getLogger("bushel")
@@ -116,6 +116,11 @@ class Opener(Protocol):
     """Who opens nodes: the engine. It alone knows how elements of a map node are computed."""
 
     @property
+    def options(self) -> DatasetOptions:
+        """Those of the whole pipeline."""
+        ...
+
+    @property
     def skips(self) -> Skips | None:
         """Where elements that fail are counted and left out; None where they raise."""
         ...
@@ -205,6 +210,19 @@ class Through(Cursor):
             return told(node.placed(), *known) if known else f"bushel: {node.placed()} failed."
 
         return where
+
+
+class Same(Through):
+    """A cursor whose elements are its parent's, one for one."""
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self.parent.trace(row)
+
+    def get_next_index(self) -> int:
+        return self.parent.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self.parent.set_next_index(index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
