@@ -1,4 +1,4 @@
-"""Packing of lengths: against the rule done by hand, and that no cell is used twice. Grain's own: graph/test_packing.py."""
+"""Packing of lengths: against the rule done by hand. Against Grain's own packers: graph/test_packing.py."""
 
 from __future__ import annotations
 
