@@ -130,7 +130,7 @@ def test_a_tree_of_meta_features_is_grains():
 
 
 def test_a_tree_that_is_no_meta_feature_is_refused_at_once():
-    with pytest.raises(ValueError, match="length_struct has a tree at 'm'.*meta_features"):
+    with pytest.raises(ValueError, match=r"length_struct has a tree at 'm'.*meta_features"):
         nested(bushel)
     with pytest.raises(ValueError):
         list(nested(grain))
