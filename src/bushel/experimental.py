@@ -18,6 +18,7 @@ from bushel.index.shuffle import index_shuffle
 from bushel.iterator import get_next_index, set_next_index
 from bushel.operations import (
     BestFitPackIterDataset,
+    CacheIterDataset,
     ConcatThenSplitIterDataset,
     FirstFitPackIterDataset,
     InterleaveIterDataset,
@@ -32,6 +33,7 @@ from bushel.operations import (
 __all__ = [
     "BOSHandling",
     "BestFitPackIterDataset",
+    "CacheIterDataset",
     "ConcatThenSplitIterDataset",
     "FirstFitPackIterDataset",
     "FlatMapIterDataset",

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from bushel.dataset import IterDataset, MapDataset, _IterPipeline, _MapPipeline
 from bushel.graph.concat_split import BOSHandling, ConcatThenSplit
-from bushel.graph.interleave import Interleave, as_stream
+from bushel.graph.interleave import Interleave
 from bushel.graph.limits import Limit, Rebatch, RepeatStream
 from bushel.graph.ordered import ZipStream
 from bushel.graph.packing import Pack
@@ -20,7 +20,15 @@ T = TypeVar("T")
 
 def _stream(parent: Any) -> StreamNode:
     """The stream that an operation draws from; a MapDataset becomes one."""
-    return as_stream(parent)
+    return _as_iter_dataset(parent)._node
+
+
+def _as_iter_dataset(dataset: Any) -> IterDataset[Any]:
+    if isinstance(dataset, MapDataset):
+        return dataset.to_iter_dataset()
+    if not isinstance(dataset, IterDataset):
+        raise TypeError(f"An operation on streams takes an IterDataset, got {dataset!r}.")
+    return dataset
 
 
 def _names(names: Collection[str], what: str) -> tuple[str, ...]:
@@ -185,6 +193,13 @@ class RebatchIterDataset(_IterPipeline[T]):
 
     def __init__(self, parent: IterDataset[T], batch_size: int, drop_remainder: bool = False):
         super().__init__(Rebatch(_stream(parent), batch_size, bool(drop_remainder)))
+
+
+class CacheIterDataset(_IterPipeline[T]):
+    """The same elements, computed once and then kept in memory, for all its iterators: `ds.cache()`."""
+
+    def __init__(self, parent: IterDataset[T]):
+        super().__init__(_as_iter_dataset(parent).cache()._node)
 
 
 class WindowShuffleMapDataset(_MapPipeline[T]):

@@ -174,13 +174,12 @@ class _PackCursor(Cursor):
         lengths: list[np.ndarray] = []
         loose: list[list[Any]] = [[] for _ in features.loose]
         after, rows, self.begun = self.before, self.begun, []
-        while not self.ended:
+        while True:
             if not rows:
                 after = self.parent.get_state()
                 # So many certainly find a place; with no empty row left, the next one may be the first that does not.
-                rows = blocks.rows_of(self.parent.pull(bins.empty or 1))
+                rows = self._next_elements(bins.empty or 1)
             if not rows:
-                self.ended = True
                 break
             taken, others, sizes = self._measured(rows)
             placed = bins.place(sizes)
@@ -199,6 +198,15 @@ class _PackCursor(Cursor):
                     f"This state is at row {self.row} of {len(self.group)} packed ones. "
                     "Was it saved with other sequences or another number of bins?"
                 )
+
+    def _next_elements(self, count: int) -> list[Any]:
+        """The next `count` elements, or those that are left: then the parent is not asked again."""
+        rows: list[Any] = []
+        while len(rows) < count and not self.ended:
+            block = self.parent.pull(count - len(rows))
+            rows += blocks.rows_of(block)
+            self.ended = not len(block)
+        return rows
 
     def _measured(self, rows: list[Any]) -> tuple[list[list[np.ndarray]], list[list[Any]], np.ndarray]:
         """The sequences of some elements, their other entries, and how long the sequences are."""
