@@ -426,3 +426,18 @@ def test_a_mixture_by_key_goes_on_with_other_parts_and_weights_as_in_grain(befor
     assert rest[bushel].states == rest[grain].states
     it = iter(build(bushel, after))
     it.set_state(iter(build(bushel, before)).get_state())  # the identity agrees, too
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The check that Grain's users know
+
+
+@pytest.mark.parametrize("lib", [bushel, grain], ids=["bushel", "grain"])
+def test_the_check_of_checkpoints_accepts_and_refuses(lib):
+    check = lib.experimental.assert_equal_output_after_checkpoint
+    check(lib.experimental.WindowShuffleIterDataset(numbers(7, lib), window_size=3, seed=1))
+    with pytest.raises(AssertionError):
+        check(numbers(0, lib))
+    rng = np.random.default_rng(0)
+    with pytest.raises(AssertionError):
+        check(numbers(5, lib).map(lambda x: x + rng.random()))

@@ -145,9 +145,11 @@ class Files(Store):
         index = self._folder / key / "index.json"
         try:
             content = json.loads(index.read_text(encoding="utf-8"))
+            if content["version"] != VERSION:
+                raise ValueError(f"version {content['version']}")
         except FileNotFoundError:
             return None
-        except ValueError as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise _damaged(index) from error
         return _InFiles(index.parent, content["chunks"], content["start"], content["end"])
 
@@ -268,4 +270,6 @@ def _read(folder: Path, chunk: int, checksum: int) -> tuple[list[Any], list[Stat
 
 
 def _damaged(path: Path) -> Exception:
-    return OSError(f"The cache file {path} is missing or damaged. Remove the folder {path.parent} to read anew.")
+    return OSError(
+        f"The cache file {path} is missing, damaged or of another version. Remove {path.parent} to read anew."
+    )
