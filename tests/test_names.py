@@ -27,20 +27,34 @@ PUBLIC = {
         "transforms",
     ],
     "bushel.experimental": [
+        "BOSHandling",
+        "BestFitPackIterDataset",
+        "CacheIterDataset",
+        "ConcatThenSplitIterDataset",
         "DatasetOptions",
         "ExecutionTrackingMode",
+        "FirstFitPackIterDataset",
         "FlatMapIterDataset",
         "FlatMapMapDataset",
         "FlatMapTransform",
+        "InterleaveIterDataset",
+        "LimitIterDataset",
         "MapWithIndexTransform",
+        "PackAndBatchOperation",
+        "RebatchIterDataset",
+        "RepeatIterDataset",
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
         "ThreadPrefetchDatasetIterator",
         "ThreadPrefetchIterDataset",
+        "WindowShuffleIterDataset",
+        "WindowShuffleMapDataset",
         "WithOptionsIterDataset",
+        "ZipIterDataset",
         "ZipMapDataset",
         "apply_transformations",
+        "assert_equal_output_after_checkpoint",
         "batch_and_pad",
         "get_element_spec",
         "get_next_index",
@@ -112,12 +126,12 @@ def parameters(function):
     return [
         (entry.name, entry.kind, entry.default)
         for entry in inspect.signature(function).parameters.values()
-        if entry.name not in OUR_PARAMETERS
+        if entry.name not in OUR_PARAMETERS and not entry.name.startswith("_")
     ]
 
 
 OUR_PARAMETERS = {"vectorized", "on_error", "skip_limit"}
-OUR_METHODS = {"take", "with_options"}
+OUR_METHODS = {"take", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"}
 # What a Grain program may call and does not find yet.
 NOT_YET = {
     "MapDataset": set(),

@@ -16,24 +16,54 @@ from bushel.dataset import (
     multithread_prefetch,
 )
 from bushel.graph.batch import batch_and_pad
+from bushel.graph.concat_split import BOSHandling
+from bushel.graph.pack_and_batch import PackAndBatchOperation
 from bushel.index.shuffle import index_shuffle
 from bushel.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
+from bushel.operations import (
+    BestFitPackIterDataset,
+    CacheIterDataset,
+    ConcatThenSplitIterDataset,
+    FirstFitPackIterDataset,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RebatchIterDataset,
+    RepeatIterDataset,
+    WindowShuffleIterDataset,
+    WindowShuffleMapDataset,
+    ZipIterDataset,
+    assert_equal_output_after_checkpoint,
+)
 
 __all__ = [
+    "BOSHandling",
+    "BestFitPackIterDataset",
+    "CacheIterDataset",
+    "ConcatThenSplitIterDataset",
     "DatasetOptions",
     "ExecutionTrackingMode",
+    "FirstFitPackIterDataset",
     "FlatMapIterDataset",
     "FlatMapMapDataset",
     "FlatMapTransform",
+    "InterleaveIterDataset",
+    "LimitIterDataset",
     "MapWithIndexTransform",
+    "PackAndBatchOperation",
+    "RebatchIterDataset",
+    "RepeatIterDataset",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
     "ThreadPrefetchDatasetIterator",
     "ThreadPrefetchIterDataset",
+    "WindowShuffleIterDataset",
+    "WindowShuffleMapDataset",
     "WithOptionsIterDataset",
+    "ZipIterDataset",
     "ZipMapDataset",
     "apply_transformations",
+    "assert_equal_output_after_checkpoint",
     "batch_and_pad",
     "get_element_spec",
     "get_next_index",

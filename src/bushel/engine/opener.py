@@ -88,6 +88,10 @@ class _Opener:
     def skips(self) -> Skips | None:
         return self.observer.skips
 
+    @property
+    def ahead_of_turn(self) -> bool:
+        return self.executor is not None
+
     def open(self, node: StreamNode) -> Cursor:
         if self.executor is None:
             return self.observer.cursor(node, node.open(self))
