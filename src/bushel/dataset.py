@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import builtins
 import functools
-import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar, overload
@@ -504,7 +503,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         need no `if __name__ == "__main__"`, see no accelerator, and may die: what they had is computed again.
 
         Args:
-          options: how many workers, within which bounds; by default one per core.
+          options: how many workers, within which bounds; by default as many as bring something, up to one per core.
           worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins.
           sequential_slice: accepted for Grain's sake; it changes nothing.
 
@@ -514,7 +513,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         [0, 1, 4, 9]
         """
         del sequential_slice
-        chosen = options or MultiprocessingOptions(num_workers=os.cpu_count() or 1)
+        chosen = options or MultiprocessingOptions(num_workers=None)
         return _IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T]:

@@ -15,6 +15,7 @@ from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
 from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
+from bushel.engine.report import cores
 from bushel.engine.tasks import Executor, Threads
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
@@ -77,15 +78,25 @@ class _Opener:
         if self.executor is not None:  # one mark inside another: one pool serves both
             return self.open(node.parent)
         options = node.options
-        blocks_ahead = options.num_workers * (2 + options.per_worker_buffer_size)
+        num_workers = cores() if options.num_workers is None else options.num_workers
+        blocks_ahead = num_workers * (2 + options.per_worker_buffer_size)
         if node.threads:
-            executor: Executor = Threads(options.num_workers)
+            executor: Executor = Threads(num_workers)
         else:
             # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
             from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
 
-            budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
-            executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
+            executor = Processes(
+                num_workers,
+                init=node.init,
+                budget_bytes=options.budget_bytes or DEFAULT_BUDGET_BYTES,
+                timeout_s=options.timeout_s,
+                at_first=1 if options.num_workers is None else None,
+            )
+            if options.num_workers is None:
+                from bushel.engine.autotune import Tuned
+
+                executor = Tuned(executor)
         executor = self.observer.executor(executor)
         return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
 
