@@ -19,7 +19,7 @@ LAYERS = [
     {"engine"},
     {"iterator"},
     {"dataset"},
-    {"columns"},
+    {"columns", "performance"},
     {
         "checkpoint",
         "constants",

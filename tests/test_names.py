@@ -33,6 +33,7 @@ PUBLIC = {
         "FlatMapMapDataset",
         "FlatMapTransform",
         "MapWithIndexTransform",
+        "PerformanceConfig",
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
@@ -44,6 +45,7 @@ PUBLIC = {
         "get_next_index",
         "index_shuffle",
         "multithread_prefetch",
+        "pick_performance_config",
         "set_next_index",
     ],
     "bushel.transforms": [

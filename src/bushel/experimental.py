@@ -17,6 +17,7 @@ from bushel.dataset import (
 from bushel.graph.batch import batch_and_pad
 from bushel.index.shuffle import index_shuffle
 from bushel.iterator import get_next_index, set_next_index
+from bushel.performance import PerformanceConfig, pick_performance_config
 
 __all__ = [
     "DatasetOptions",
@@ -25,6 +26,7 @@ __all__ = [
     "FlatMapMapDataset",
     "FlatMapTransform",
     "MapWithIndexTransform",
+    "PerformanceConfig",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
@@ -36,5 +38,6 @@ __all__ = [
     "get_next_index",
     "index_shuffle",
     "multithread_prefetch",
+    "pick_performance_config",
     "set_next_index",
 ]
