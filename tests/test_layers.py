@@ -19,7 +19,7 @@ LAYERS = [
     {"engine"},
     {"iterator"},
     {"dataset"},
-    {"columns", "performance"},
+    {"columns", "performance", "prometheus"},
     {
         "checkpoint",
         "constants",

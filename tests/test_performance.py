@@ -18,7 +18,6 @@ import bushel
 from bushel.engine import processes
 from bushel.experimental import PerformanceConfig, pick_performance_config
 
-
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 

@@ -270,9 +270,9 @@ def report_of(*, waited: float, stages: list[Stage], pools: tuple[Pool, ...] = (
     return Report(True, tuple(stages), pools, elements=100, elapsed_s=10.0, waited_s=waited)
 
 
-HERE = [Stage("range(100)", "consumer", 100, 0.1, 0), Stage("map(decode)", "consumer", 100, 8.0, 2_500_000)]
-AHEAD = [Stage("map(decode)", "workers", 100, 15.0, 0), Stage("delivery", "consumer", 100, 0.2, 0)]
-LATE = [*AHEAD, Stage("map(crop)", "consumer", 100, 7.0, 0)]
+HERE = [Stage(0, "range(100)", "consumer", 100, 0.1, 0), Stage(1, "map(decode)", "consumer", 100, 8.0, 2_500_000)]
+AHEAD = [Stage(0, "map(decode)", "workers", 100, 15.0, 0), Stage(-1, "delivery", "consumer", 100, 0.2, 0)]
+LATE = [*AHEAD, Stage(1, "map(crop)", "consumer", 100, 7.0, 0)]
 
 VERDICTS = [
     (report_of(waited=0.5, stages=HERE), "The data waits for the consumer, which spent 5 % of its time in next()"),

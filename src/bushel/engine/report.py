@@ -22,8 +22,12 @@ def cores() -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One operation of a pipeline and where it ran: what it gave, and the time that it took itself."""
+    """One operation of a pipeline and where it ran: what it gave, and the time that it took itself.
 
+    `number` is its place in the pipeline, from the sources on; it tells operations apart that read alike.
+    """
+
+    number: int
     call: str
     where: str
     elements: int
@@ -45,6 +49,7 @@ class Pool:
     """Seconds that the consumer waited for it."""
     ready_blocks: float = 0.0
     """How many blocks were ready when the next was asked for, on average."""
+    ready_now: int = 0
 
     def __str__(self) -> str:
         return f"{self.size} {self.kind}" if self.size != 1 else f"1 {self.kind.removesuffix('s')}"
