@@ -18,6 +18,7 @@ PUBLIC = {
         "MultiprocessingOptions",
         "PipelineNotSent",
         "ReadOptions",
+        "Report",
         "StateMismatch",
         "WorkerDied",
         "__version__",
@@ -71,7 +72,7 @@ PUBLIC = {
 
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
-    "bushel": {"PipelineNotSent", "StateMismatch", "WorkerDied", "testing"},
+    "bushel": {"PipelineNotSent", "Report", "StateMismatch", "WorkerDied", "testing"},
     "bushel.experimental": set(),
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
     "bushel.sources": {"ArrayDataSource", "Columns", "file_fingerprint"},

@@ -541,7 +541,7 @@ class _IterPipeline(IterDataset[T]):
     def _parents(self) -> tuple[Any, ...]:
         return self.parents
 
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> PipelineIterator[T]:
         return PipelineIterator(self._node)
 
     @property
