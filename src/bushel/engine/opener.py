@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import os
 
@@ -39,14 +40,25 @@ def open_stream(
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
       observer: learns what the stream takes, if its options ask for that.
     """
-    options = options_of(node)
+    options = _outside.get().merge(options_of(node))
     observer = observer or Observer()
     if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
         node = observer.watching(node)
     opener = _Opener(options, observer, read_options)
-    if executor is None:
-        return observer.outlet(opener.open(node))
-    return observer.outlet(opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism))
+    before = _outside.set(_UNTIMED.merge(options))
+    try:
+        if executor is None:
+            return observer.outlet(opener.open(node))
+        return observer.outlet(opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism))
+    finally:
+        _outside.reset(before)
+
+
+_UNTIMED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.DISABLED)
+_UNCHOSEN = DatasetOptions()
+_outside: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("outside", default=_UNCHOSEN)
+"""Options of the stream that is being opened. A user's own dataset opens what it draws from as streams of their own,
+which belong to the same pipeline; but to the report it is one stage."""
 
 
 @dataclasses.dataclass(frozen=True)
