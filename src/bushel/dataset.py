@@ -504,7 +504,8 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
         Args:
           options: how many workers, within which bounds; by default as many as bring something, up to one per core.
-          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins.
+          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins; the
+            count is the largest there may be.
           sequential_slice: accepted for Grain's sake; it changes nothing.
 
         >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()

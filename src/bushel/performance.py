@@ -16,7 +16,7 @@ from bushel.base import checks, trees
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset
 from bushel.engine.opener import default_options
-from bushel.engine.report import cores
+from bushel.engine.tasks import cores
 from bushel.graph.node import Node, rewired
 from bushel.graph.streams import Ahead, Elements, StreamNode
 from bushel.iterator import PipelineIterator

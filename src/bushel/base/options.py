@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import numbers
 from typing import Any
 
 from bushel.base import checks
@@ -119,7 +120,7 @@ class DatasetOptions:
             object.__setattr__(self, name, given[name].value)
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
             ratio = getattr(self, name)
-            if ratio is not None and not (isinstance(ratio, (int, float)) and 0 <= ratio <= 1):
+            if ratio is not None and not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= 1):
                 raise ValueError(f"{name} is a share of elements, from 0 to 1, or None for no check; got {ratio!r}.")
         if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
             raise TypeError(

@@ -92,7 +92,7 @@ class Tuned(Executor):
         self.block_bytes = pool.block_bytes
         self._pool = pool
         self._tuner = Tuner(pool.parallelism)
-        self._resized: float | None = None
+        self._resized = math.inf
         self._begin(0.0)
 
     def _begin(self, now: float) -> None:
@@ -111,9 +111,8 @@ class Tuned(Executor):
         asked = time.perf_counter()
         result, seconds = self._pool.wait(ticket)
         now = time.perf_counter()
-        if self._resized is None:
-            self._resized = now
-        if (not self._pool.all_have_served() and now - self._resized < WARM_S) or not self._begun:
+        warming = now - self._resized < WARM_S and not self._pool.all_have_served()
+        if warming or not self._begun:
             self._begin(now)  # with the first result, and when new workers have begun
             return result, seconds
         self._waited_s += now - asked

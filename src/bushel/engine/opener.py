@@ -16,8 +16,7 @@ from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
 from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
-from bushel.engine.report import cores
-from bushel.engine.tasks import Executor, Threads
+from bushel.engine.tasks import Executor, Threads, cores
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+
+from bushel.engine.tasks import cores
 
 DELIVERY = "delivery"
 """The stage that takes results apart and puts them in order, in the consumer."""
@@ -13,11 +14,6 @@ HARDLY = 0.1
 
 BUSY = 0.7
 """Workers that are at work for this share of the time, or more, are what limits."""
-
-
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclasses.dataclass(frozen=True)
