@@ -20,7 +20,7 @@ LAYERS = [
     {"iterator"},
     {"dataset"},
     {"operations"},
-    {"columns"},
+    {"columns", "performance", "prometheus"},
     {
         "checkpoint",
         "constants",

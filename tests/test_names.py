@@ -18,6 +18,7 @@ PUBLIC = {
         "MultiprocessingOptions",
         "PipelineNotSent",
         "ReadOptions",
+        "Report",
         "StateMismatch",
         "WorkerDied",
         "__version__",
@@ -41,6 +42,7 @@ PUBLIC = {
         "LimitIterDataset",
         "MapWithIndexTransform",
         "PackAndBatchOperation",
+        "PerformanceConfig",
         "RebatchIterDataset",
         "RepeatIterDataset",
         "RngPool",
@@ -60,6 +62,7 @@ PUBLIC = {
         "get_next_index",
         "index_shuffle",
         "multithread_prefetch",
+        "pick_performance_config",
         "set_next_index",
     ],
     "bushel.transforms": [
@@ -85,7 +88,7 @@ PUBLIC = {
 
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
-    "bushel": {"PipelineNotSent", "StateMismatch", "WorkerDied", "testing"},
+    "bushel": {"PipelineNotSent", "Report", "StateMismatch", "WorkerDied", "testing"},
     "bushel.experimental": set(),
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
     "bushel.sources": {"ArrayDataSource", "Columns", "file_fingerprint"},

@@ -127,6 +127,40 @@ def test_options_are_no_part_of_state_and_identity(tree):
     assert list(wrapped) == list(plain)
 
 
+def own(library: Any) -> type:
+    """A dataset of one's own that hands its parent's elements on."""
+
+    class Handed(library.DatasetIterator):
+        def __next__(self):
+            return next(self._parent)
+
+        def get_state(self):
+            return self._parent.get_state()
+
+        def set_state(self, state):
+            self._parent.set_state(state)
+
+    class Hands(library.IterDataset):
+        def __iter__(self):
+            return Handed(iter(self._parent))
+
+    return Hands
+
+
+@pytest.mark.parametrize("ratios", [(0.5, None), (None, 0.5), (0.9, 0.5), (0.5, 0.9), (0.9, None)])
+def test_options_reach_through_a_dataset_of_ones_own(ratios):
+    def pipeline(library: Any) -> Any:
+        with_options = library.experimental.WithOptionsIterDataset
+        inner, outer = (library.experimental.DatasetOptions(filter_raise_threshold_ratio=ratio) for ratio in ratios)
+        ds = library.MapDataset.range(3000).to_iter_dataset().filter(lambda x: x % 10 < 4)
+        return with_options(own(library)(with_options(ds, inner)), outer)
+
+    expected = run(iter(pipeline(grain)))
+    assert run(iter(pipeline(bushel))) == expected
+    assert (expected[1] is ValueError) == (ratios[1] == 0.5)
+    assert run(iter(bushel.MapDataset.range(3).to_iter_dataset())) == ([0, 1, 2], None)  # and they stay there
+
+
 # Filters that drop too much.
 
 

@@ -10,6 +10,7 @@ from bushel import experimental, sources, testing, transforms
 from bushel.base.errors import PipelineNotSent, StateMismatch, WorkerDied
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset, MapDataset
+from bushel.engine import Report
 from bushel.iterator import DatasetIterator
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __all__ = [
     "MultiprocessingOptions",
     "PipelineNotSent",
     "ReadOptions",
+    "Report",
     "StateMismatch",
     "WorkerDied",
     "__version__",

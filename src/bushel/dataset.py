@@ -602,8 +602,9 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         need no `if __name__ == "__main__"`, see no accelerator, and may die: what they had is computed again.
 
         Args:
-          options: how many workers, within which bounds; by default one per core.
-          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins.
+          options: how many workers, within which bounds; by default as many as bring something, up to one per core.
+          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins; the
+            count is the largest there may be.
           sequential_slice: accepted for Grain's sake; it changes nothing.
 
         >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
@@ -612,7 +613,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         [0, 1, 4, 9]
         """
         del sequential_slice
-        chosen = options or MultiprocessingOptions(num_workers=os.cpu_count() or 1)
+        chosen = options or MultiprocessingOptions(num_workers=None)
         return _IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T]:
@@ -649,7 +650,7 @@ class _IterPipeline(IterDataset[T]):
     def _parents(self) -> tuple[Any, ...]:
         return self.parents
 
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> PipelineIterator[T]:
         return PipelineIterator(self._node)
 
     @property

@@ -34,6 +34,7 @@ from bushel.operations import (
     ZipIterDataset,
     assert_equal_output_after_checkpoint,
 )
+from bushel.performance import PerformanceConfig, pick_performance_config
 
 __all__ = [
     "BOSHandling",
@@ -50,6 +51,7 @@ __all__ = [
     "LimitIterDataset",
     "MapWithIndexTransform",
     "PackAndBatchOperation",
+    "PerformanceConfig",
     "RebatchIterDataset",
     "RepeatIterDataset",
     "RngPool",
@@ -69,5 +71,6 @@ __all__ = [
     "get_next_index",
     "index_shuffle",
     "multithread_prefetch",
+    "pick_performance_config",
     "set_next_index",
 ]

@@ -24,7 +24,7 @@ from bushel.engine.opener import ElementsCursor
 from bushel.engine.processes import Processes
 from bushel.engine.program import Program, run
 from bushel.engine.report import Pool, Report, Stage
-from bushel.engine.tally import Watched
+from bushel.engine.tally import Watched, numbered
 from bushel.engine.tasks import Stepped, Threads
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
 from bushel.graph.node import Node
@@ -232,6 +232,25 @@ def test_a_report_can_be_asked_while_an_element_is_waited_for():
     assert it.report().elements == 5
 
 
+PROGRAMS = {
+    "batches": lambda ds: ds.map(abs).batch(4),
+    "batches elsewhere": lambda ds: ds.batch(4).seed(1).shuffle().repeat(2),
+    "a function of batches": lambda ds: ds.batch(4).map(abs),
+    "vectorized": lambda ds: ds.map(abs, vectorized=True).batch(4),
+    "a filter": lambda ds: ds.filter(bool),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_timed_program_is_run_in_the_same_way(name):
+    node = PROGRAMS[name](bushel.MapDataset.range(100))._node
+    plain, watched = Program(node), Program(numbered(node, []))
+    for what in ("unit", "sparse", "makes_results_in_place", "droppers"):
+        assert getattr(plain, what) == getattr(watched, what), what
+    assert watched.node.fan_in == node.fan_in
+    assert watched.node.origins(7) == node.origins(7)
+
+
 # Off, there is nothing of it.
 
 
@@ -270,9 +289,9 @@ def report_of(*, waited: float, stages: list[Stage], pools: tuple[Pool, ...] = (
     return Report(True, tuple(stages), pools, elements=100, elapsed_s=10.0, waited_s=waited)
 
 
-HERE = [Stage("range(100)", "consumer", 100, 0.1, 0), Stage("map(decode)", "consumer", 100, 8.0, 2_500_000)]
-AHEAD = [Stage("map(decode)", "workers", 100, 15.0, 0), Stage("delivery", "consumer", 100, 0.2, 0)]
-LATE = [*AHEAD, Stage("map(crop)", "consumer", 100, 7.0, 0)]
+HERE = [Stage(0, "range(100)", "consumer", 100, 0.1, 0), Stage(1, "map(decode)", "consumer", 100, 8.0, 2_500_000)]
+AHEAD = [Stage(0, "map(decode)", "workers", 100, 15.0, 0), Stage(-1, "delivery", "consumer", 100, 0.2, 0)]
+LATE = [*AHEAD, Stage(1, "map(crop)", "consumer", 100, 7.0, 0)]
 
 VERDICTS = [
     (report_of(waited=0.5, stages=HERE), "The data waits for the consumer, which spent 5 % of its time in next()"),

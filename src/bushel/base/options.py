@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import logging
+import numbers
 from typing import Any, Literal
 
 from bushel.base import checks
@@ -50,7 +51,8 @@ class MultiprocessingOptions:
     """How many worker processes compute ahead, and within which bounds. The output is the same for all of them.
 
     Args:
-      num_workers: worker processes; 0 computes in the process that asks.
+      num_workers: worker processes; 0 computes in the process that asks. None leaves the number to Bushel: it starts
+        with one, and measures while it runs how many bring something, up to one per core.
       per_worker_buffer_size: how many blocks beyond the two at hand each worker may have under way.
       enable_profiling: accepted for Grain's sake; it changes nothing.
       budget_bytes: bounds the shared memory for results, 1 GiB by default. When arrays that you keep fill it,
@@ -58,14 +60,14 @@ class MultiprocessingOptions:
       timeout_s: an element that takes longer is given up with an error that names it; by default there is no limit.
     """
 
-    num_workers: int = 0
+    num_workers: int | None = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     budget_bytes: int | None = None
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if checks.integer(self.num_workers, "num_workers") < 0:
+        if self.num_workers is not None and checks.integer(self.num_workers, "num_workers") < 0:
             raise ValueError(f"num_workers must be non-negative, got {self.num_workers}")
         checks.positive(self.per_worker_buffer_size, "per_worker_buffer_size")
         if self.budget_bytes is not None:
@@ -123,7 +125,7 @@ class DatasetOptions:
             object.__setattr__(self, name, given[name].value)
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
             ratio = getattr(self, name)
-            if ratio is not None and not (isinstance(ratio, (int, float)) and 0 <= ratio <= 1):
+            if ratio is not None and not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= 1):
                 raise ValueError(f"{name} is a share of elements, from 0 to 1, or None for no check; got {ratio!r}.")
         if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
             raise TypeError(

@@ -75,16 +75,18 @@ class Observer:
 
     def report(self) -> Report:
         """All figures as they are now. May be asked from any thread, also while an element is being waited for."""
-        watched = [pool for pool in self._pools if isinstance(pool, _WatchedExecutor)]
-        entries = [(number, "consumer", *entry) for number, entry in self._tally.copy().items()]
-        ahead = [(number, pool.kind, *entry) for pool in watched for number, entry in pool.tally.copy().items()]
-        last_ahead = max((number for number, *_ in ahead), default=0)
-        # Delivery stands between the stages that ran ahead and those that the consumer runs after them.
-        entries = sorted([*ahead, *entries], key=lambda entry: entry[0] if entry[0] != _DELIVERY else last_ahead + 0.5)
+        tallies: dict[str, Tally] = {"consumer": self._tally.copy()}
+        for pool in self._pools:
+            if isinstance(pool, _WatchedExecutor):
+                tally.add(tallies.setdefault(pool.kind, {}), pool.tally.copy())
         stages = [
-            Stage(self._call(number), where, int(count), seconds, int(size))
-            for number, where, count, seconds, size in entries
+            Stage(number, self._call(number), where, int(count), seconds, int(size))
+            for where, spent in tallies.items()
+            for number, (count, seconds, size) in spent.items()
         ]
+        # Delivery stands between the stages that ran ahead and those that the consumer runs after them.
+        last_ahead = max((stage.number for stage in stages if stage.where != "consumer"), default=0)
+        stages.sort(key=lambda stage: last_ahead + 0.5 if stage.number == _DELIVERY else stage.number)
         return Report(
             timed=self._timed,
             stages=tuple(stages),
@@ -154,7 +156,7 @@ class _WatchedExecutor(Executor):
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         begun = time.perf_counter()
-        self.ready_blocks += sum(done is not None for done in list(self._under_way.values()))
+        self.ready_blocks += self.ready_now()
         self.blocks += 1
         try:
             result, seconds = self._executor.wait(ticket)
@@ -166,6 +168,10 @@ class _WatchedExecutor(Executor):
         self.busy_s += seconds
         tally.add(self.tally, result.tally or {})
         return result, seconds
+
+    def ready_now(self) -> int:
+        """How many results are there that nobody has asked for."""
+        return sum(done is not None for done in list(self._under_way.values()))
 
     def forget(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
@@ -181,4 +187,4 @@ def _pool_of(executor: Executor) -> Pool:
     if not isinstance(executor, _WatchedExecutor):
         return Pool(executor.kind, size, why)
     ready = executor.ready_blocks / max(1, executor.blocks)
-    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready)
+    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready, executor.ready_now())

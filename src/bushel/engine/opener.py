@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import itertools
 import os
@@ -19,7 +20,7 @@ from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
 from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.stages import StageCursor, WholeCursor
-from bushel.engine.tasks import Executor, Threads
+from bushel.engine.tasks import Executor, Threads, cores
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
@@ -55,17 +56,28 @@ def open_stream(
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
       observer: learns what the stream takes, if its options ask for that.
     """
-    options = options_of(node)
+    options = _outside.get().merge(options_of(node))
     observer = observer or Observer()
     if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
         node = observer.watching(node)
     observer.skips = Skips(options.skip_limit) if options.on_error == "skip" else None
     opener = _Opener(options, observer, read_options)
-    if executor is None:
-        cursor = opener.open(node)
-    else:
-        cursor = opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism)
+    before = _outside.set(_UNTIMED.merge(options))
+    try:
+        if executor is None:
+            cursor = opener.open(node)
+        else:
+            cursor = opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism)
+    finally:
+        _outside.reset(before)
     return observer.outlet(cursor if observer.skips is None else _SkippingCursor(cursor, observer.skips))
+
+
+_UNTIMED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.DISABLED)
+_UNCHOSEN = DatasetOptions()
+_outside: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("outside", default=_UNCHOSEN)
+"""Options of the stream that is being opened. A user's own dataset opens what it draws from as streams of their own,
+which belong to the same pipeline; but to the report it is one stage."""
 
 
 def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -> Cursor:
@@ -138,15 +150,25 @@ class _Opener:
         if self.executor is not None or self.alone:  # one mark inside another: one pool serves both
             return self.open(node.parent)
         options = node.options
-        blocks_ahead = options.num_workers * (2 + options.per_worker_buffer_size)
+        num_workers = cores() if options.num_workers is None else options.num_workers
+        blocks_ahead = num_workers * (2 + options.per_worker_buffer_size)
         if node.threads:
-            executor: Executor = Threads(options.num_workers)
+            executor: Executor = Threads(num_workers)
         else:
             # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
             from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
 
-            budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
-            executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
+            executor = Processes(
+                num_workers,
+                init=node.init,
+                budget_bytes=options.budget_bytes or DEFAULT_BUDGET_BYTES,
+                timeout_s=options.timeout_s,
+                at_first=1 if options.num_workers is None else None,
+            )
+            if options.num_workers is None:
+                from bushel.engine.autotune import Tuned
+
+                executor = Tuned(executor)
         executor = self.observer.executor(executor)
         return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
 

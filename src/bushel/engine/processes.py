@@ -81,6 +81,8 @@ class _Peer:
     """When it began what it works on, once it has said so."""
     watch: int = -1
     """A descriptor that tells of its death, where the system has such: a child of its own may keep its socket open."""
+    served: bool = False
+    """Whether it has finished anything."""
 
 
 class Processes(Executor):
@@ -92,6 +94,7 @@ class Processes(Executor):
       budget_bytes: bounds the shared memory for results.
       timeout_s: an element that takes longer counts as one that kills its worker; None waits for ever.
       portable: uses memory and a start of workers that any system has, without memfd and without fork.
+      at_first: how many of them work until `resize`; all by default.
     """
 
     def __init__(
@@ -102,10 +105,12 @@ class Processes(Executor):
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         timeout_s: float | None = None,
         portable: bool = False,
+        at_first: int | None = None,
     ):
         self.parallelism = num_workers
         self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _slots_for(num_workers)))
-        self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable)
+        first = num_workers if at_first is None else at_first
+        self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first)
         self._finalizer = weakref.finalize(self, self._core.stop)
 
     def submit(self, task: Task) -> Ticket:
@@ -123,6 +128,14 @@ class Processes(Executor):
     def close(self) -> None:
         self._finalizer()
 
+    def resize(self, workers: int) -> None:
+        """From now on so many of the workers get tasks; new ones start, others are parked when they have finished."""
+        self._core.resize(workers)
+
+    def all_have_served(self) -> bool:
+        """Whether every worker that gets tasks has finished one."""
+        return self._core.all_have_served()
+
     def pids(self) -> list[int]:
         """The process numbers of the workers."""
         return [peer.pid for peer in self._core.peers]
@@ -139,6 +152,7 @@ class _Core:
         block_bytes: int,
         timeout_s: float | None,
         portable: bool,
+        at_first: int,
     ):
         self._owner = os.getpid()
         self._budget = budget_bytes
@@ -146,6 +160,7 @@ class _Core:
         self._timeout_s = timeout_s
         self._portable = portable
         self._num_workers = num_workers
+        self._active = at_first  # workers with an index below it get tasks
         self._init = shipping.dumped(init, "worker_init_fn")
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -171,7 +186,7 @@ class _Core:
         self._next_job = 0
         self.peers: list[_Peer] = []
         try:
-            for index in range(num_workers):
+            for index in range(at_first):
                 self._start(index)
         except BaseException:
             self._end()
@@ -225,6 +240,15 @@ class _Core:
                         self._waiting.remove(job)
                         self._jobs.pop(job.number, None)
         self._wake()
+
+    def resize(self, workers: int) -> None:
+        with self._lock:
+            self._active = max(1, min(workers, self._num_workers))
+        self._wake()
+
+    def all_have_served(self) -> bool:
+        with self._lock:
+            return sum(peer.served for peer in self.peers if peer.index < self._active) == self._active
 
     def stop(self) -> None:
         if self._owner != os.getpid():
@@ -285,6 +309,7 @@ class _Core:
                     if self._timeout_s is not None:
                         self._kill_the_slow(self._timeout_s)
                     self._answer_counts()
+                    self._grow()
                     self._assign()
                     self._forget_programs()
         except BaseException as error:
@@ -304,6 +329,17 @@ class _Core:
                 getattr(self, f"_on_{kind}")(peer, *arguments)
             if died:
                 self._bury(peer)
+
+    def _grow(self) -> None:
+        """Starts the workers that were asked for since; as many as the system allows will do."""
+        try:
+            while len(self.peers) < self._active:
+                self._start(len(self.peers))
+        except (OSError, RuntimeError) as error:
+            if not self.peers:
+                raise
+            logger.warning("No more than %d worker processes could be started (%s).", len(self.peers), error)
+            self._active = len(self.peers)
 
     def _assign(self) -> None:
         while (choice := self._choice()) is not None:
@@ -329,12 +365,16 @@ class _Core:
     def _peer_for(self, job: _Job) -> _Peer | None:
         """A worker with room, and none that holds a later job: that one may wait for the counts of this.
 
-        A stream that is run whole stays with the worker that has it open.
+        A stream that is run whole stays with the worker that has it open. Parked workers help out with a job that a
+        dead one has left, if a later one is under way.
         """
+        overtaken = any(peer.jobs and peer.jobs[-1].number > job.number for peer in self.peers)
         able = [
             peer
             for peer in self.peers
-            if len(peer.jobs) < DEPTH and (not peer.jobs or peer.jobs[-1].number < job.number)
+            if (peer.index < self._active or overtaken)
+            and len(peer.jobs) < DEPTH
+            and (not peer.jobs or peer.jobs[-1].number < job.number)
         ]
         if isinstance(job.ticket.task.program, StreamProgram):
             holder = next((peer for peer in self.peers if job.program in peer.programs), None)
@@ -419,7 +459,7 @@ class _Core:
     def _finished(self, peer: _Peer, number: int) -> _Job:
         job = peer.jobs.popleft()
         assert job.number == number, "workers answer in order"
-        peer.since = None
+        peer.since, peer.served = None, True
         self._jobs.pop(number, None)
         self._deaths_in_a_row = 0
         return job

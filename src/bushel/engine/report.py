@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
+
+from bushel.engine.tasks import cores
 
 DELIVERY = "delivery"
 """The stage that takes results apart and puts them in order, in the consumer."""
@@ -15,15 +16,14 @@ BUSY = 0.7
 """Workers that are at work for this share of the time, or more, are what limits."""
 
 
-def cores() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One operation of a pipeline and where it ran: what it gave, and the time that it took itself."""
+    """One operation of a pipeline and where it ran: what it gave, and the time that it took itself.
 
+    `number` is its place in the pipeline, from the sources on; it tells operations apart that read alike.
+    """
+
+    number: int
     call: str
     where: str
     elements: int
@@ -45,6 +45,7 @@ class Pool:
     """Seconds that the consumer waited for it."""
     ready_blocks: float = 0.0
     """How many blocks were ready when the next was asked for, on average."""
+    ready_now: int = 0
 
     def __str__(self) -> str:
         return f"{self.size} {self.kind}" if self.size != 1 else f"1 {self.kind.removesuffix('s')}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import os
 import queue
 import random
 import threading
@@ -105,6 +106,11 @@ class Ticket:
 
     task: Task
     done: Future[tuple[Result, float]]
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Executor(abc.ABC):

@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from bushel.base.options import DatasetOptions
-from bushel.graph.node import Node
-from bushel.graph.streams import Cursor, OneParent, Opener
+from bushel.graph.streams import Cursor, OneParent, Opener, StreamNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,9 +33,10 @@ class WithOptions(OneParent):
         return f"pipe(WithOptionsIterDataset, {self.options})"
 
 
-def options_of(node: Node) -> DatasetOptions:
+def options_of(node: StreamNode) -> DatasetOptions:
     """The options of a whole pipeline: what was chosen last holds, and in an earlier part before a later one."""
     options = node.options if isinstance(node, WithOptions) else DatasetOptions()
     for parent in node.parents:
-        options = options.merge(options_of(parent))
+        if isinstance(parent, StreamNode):  # nothing before a stream has any
+            options = options.merge(options_of(parent))
     return options

@@ -248,14 +248,14 @@ class Ahead(OneParent):
         return True
 
     def open(self, opener: Opener) -> Cursor:
-        return opener.ahead(self) if self.options.num_workers else opener.open(self.parent)
+        return opener.open(self.parent) if self.options.num_workers == 0 else opener.ahead(self)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
 
     def call(self) -> str:
         name = "multithread_prefetch" if self.threads else "mp_prefetch"
-        return f"{name}(num_workers={self.options.num_workers})"
+        return f"{name}({'' if self.options.num_workers is None else f'num_workers={self.options.num_workers}'})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
