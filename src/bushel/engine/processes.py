@@ -365,21 +365,20 @@ class _Core:
     def _peer_for(self, job: _Job) -> _Peer | None:
         """A worker with room, and none that holds a later job: that one may wait for the counts of this.
 
-        A stream that is run whole stays with the worker that has it open. Parked workers help out with a job that a
+        A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with a job that a
         dead one has left, if a later one is under way.
         """
         overtaken = any(peer.jobs and peer.jobs[-1].number > job.number for peer in self.peers)
-        able = [
+        roomy = [
             peer
             for peer in self.peers
-            if (peer.index < self._active or overtaken)
-            and len(peer.jobs) < DEPTH
-            and (not peer.jobs or peer.jobs[-1].number < job.number)
+            if len(peer.jobs) < DEPTH and (not peer.jobs or peer.jobs[-1].number < job.number)
         ]
+        able = [peer for peer in roomy if peer.index < self._active or overtaken]
         if isinstance(job.ticket.task.program, StreamProgram):
             holder = next((peer for peer in self.peers if job.program in peer.programs), None)
             if holder is not None:
-                return holder if holder in able else None
+                return holder if holder in roomy else None
             return min(able, key=lambda peer: (len(peer.programs & self._streams), len(peer.jobs)), default=None)
         return min(able, key=lambda peer: len(peer.jobs), default=None)
 
