@@ -15,7 +15,8 @@ from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph.custom import IteratorCursor
 from bushel.graph.streams import Cursor, State, StreamNode
-from bushel.state import envelope, identity
+from bushel.state import envelope, files, identity
+from bushel.state.loader import parsed
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     """
 
     _closed = False
+    _same_on_all_processes = False
+    """Whether all processes have the same state, so that any of them may restore that of any other."""
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()):
         self._parents = (parents,) if isinstance(parents, DatasetIterator) else tuple(parents)
@@ -73,6 +76,18 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
             self._closed = True
             for parent in getattr(self, "_parents", ()):
                 parent.close()
+
+    async def save(self, directory: files.AwaitingCreation) -> files.Later:
+        """Writes the state, as it is now, into a folder that Orbax is making."""
+        return files.write_later(directory, files.as_text(self.get_state()))
+
+    async def load(self, directory: files.Folder) -> files.Later:
+        """Restores a state that `save` wrote, here or in Grain."""
+
+        def restore(text: str) -> None:
+            self.set_state(parsed(text))
+
+        return files.read_later(directory, restore, any_process=self._same_on_all_processes)
 
     def _get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
