@@ -329,9 +329,9 @@ def test_constants_are_grains():
 def test_settings_have_grains_names_and_defaults():
     for name in ("py_debug_mode", "py_traceback_filtering", "tf_lookup_batch_size", "tf_prefetch_buffer_size"):
         assert bushel.config.get_or_default(name) == grain.config.get_or_default(name)
-    with pytest.raises(ValueError, match="Unrecognized config option: py_debug. There are"):
+    with pytest.raises(ValueError, match=r"Unrecognized config option: py_debug\. There are"):
         bushel.config.update("py_debug", True)
-    with pytest.raises(ValueError, match="Please use config.update"):
+    with pytest.raises(ValueError, match=r"Please use config\.update"):
         bushel.config.py_debug_mode = True
 
 

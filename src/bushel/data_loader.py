@@ -151,11 +151,13 @@ class DataLoaderIterator(Iterator[T]):
         self._restore(loader_state.parsed(state), check=check)
 
     def _restore(self, state: dict[str, Any], *, check: bool) -> None:
-        ours = envelope.KEY in state
-        inner = {key: value for key, value in state.items() if key != envelope.KEY}
-        # What Bushel wrote is compared by its identity, which tells more.
-        position = loader_state.position_of(inner, self._data_loader._facts, check=check and not ours)
-        self._iterator.set_state({**position, **({envelope.KEY: state[envelope.KEY]} if ours else {})}, check=check)
+        facts = self._data_loader._facts
+        if envelope.KEY not in state:
+            self._iterator.set_state(loader_state.position_of(state, facts, check=check), check=check)
+            return
+        # What Bushel wrote is compared by its identity, which tells more than the names of sampler and source.
+        inner = envelope.unseal(state, self._iterator.identity, check=check)
+        self._iterator.set_state(loader_state.position_of(inner, facts, check=False), check=False)
 
     def start_prefetch(self) -> None:
         """Starts working ahead, where the loader does so, before the first element is asked for."""

@@ -121,7 +121,7 @@ class PipelineIterator(DatasetIterator[T]):
         self._observer = Observer()
         self._cursor: Cursor = open_stream(node, read_options, executor, self._observer)
         # Taken at the start: a function may close over something that changes while it runs.
-        self._identity = identity.identity(node)
+        self.identity = identity.identity(node)
 
     def __next__(self) -> T:
         with self._lock:
@@ -145,7 +145,7 @@ class PipelineIterator(DatasetIterator[T]):
     def get_state(self) -> State:
         """The position as plain JSON data, with the identity of the pipeline under the key "bushel"."""
         with self._lock:
-            return envelope.seal(self._cursor.get_state(), self._identity)
+            return envelope.seal(self._cursor.get_state(), self.identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
@@ -155,7 +155,7 @@ class PipelineIterator(DatasetIterator[T]):
           check: False restores the state of another pipeline as far as its form fits.
         """
         with self._lock:
-            inner = envelope.unseal(state, self._identity, check=check)
+            inner = envelope.unseal(state, self.identity, check=check)
             before = self._cursor.get_state()
             try:
                 self._cursor.set_state(inner)
