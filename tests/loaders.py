@@ -115,3 +115,8 @@ def pairs(records: Any) -> Any:
         else:
             yield type(record)(record.metadata, (held.data["i"], record.data["i"]))
             held = None
+
+
+def digit(x: int, rng: np.random.Generator) -> int:
+    """A number with a random last digit."""
+    return x * 10 + int(rng.integers(10))

@@ -32,7 +32,7 @@ class ElasticIterator(DatasetIterator[Any]):
     gets rows h, h + H, h + 2H ... of it. All hosts end after the same number of batches.
 
     Args:
-      ds: elements that are neither batched nor sharded. Use `where` instead of `filter`.
+      ds: elements that are neither batched nor sharded, and none of which a `filter` may drop.
       global_batch_size: rows of all hosts together; the number of hosts must divide it.
       shard_options: which host this is, and of how many.
       read_options: threads that read ahead.
@@ -61,7 +61,7 @@ class ElasticIterator(DatasetIterator[Any]):
         global_batch_size: int,
         shard_options: ShardOptions,
         *,
-        read_options: ReadOptions = ReadOptions(),  # noqa: B008
+        read_options: ReadOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
         remainder: Literal["drop", "pad"] = "drop",
     ):
@@ -73,8 +73,8 @@ class ElasticIterator(DatasetIterator[Any]):
             )
         if ds._node.sparse:
             raise ValueError(
-                "ElasticIterator does not support `filter` transformation, nor flat_map: hosts would need to know how "
-                "many elements others have dropped. Drop records with `slice`, or with a mask known in advance."
+                "ElasticIterator does not support `filter` transformation, nor `flat_map`: a host would have to know "
+                "how many elements the others have dropped. Drop them before, by `slice` with a list of positions."
             )
         if remainder not in ("drop", "pad"):
             raise ValueError(f'remainder must be "drop" or "pad", got {remainder!r}.')
@@ -140,7 +140,7 @@ class _Hosts:
             )
 
     def stream(
-        self, node: MapNode, start: int, read_options: ReadOptions, workers: MultiprocessingOptions | None
+        self, node: MapNode, start: int, read_options: ReadOptions | None, workers: MultiprocessingOptions | None
     ) -> StreamNode:
         """The batches of one host from a global position on."""
         rows = Reindex(node, _Rows(start, self))
