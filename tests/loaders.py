@@ -106,6 +106,28 @@ class Recipe:
         )
 
 
+class EveryOther:
+    """A sampler of one's own: every other record, backwards."""
+
+    def __init__(self, count: int, metadata: Any):
+        self.count = count
+        self.metadata = metadata
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= self.count // 2:
+            raise IndexError(index)
+        return self.metadata(
+            index=index, record_key=self.count - 1 - 2 * index, rng=np.random.Generator(np.random.Philox(key=index))
+        )
+
+
+class EveryOtherWithLength(EveryOther):
+    """The same, and it knows how long it is."""
+
+    def __len__(self) -> int:
+        return self.count // 2
+
+
 def pairs(records: Any) -> Any:
     """An operation of one's own that holds a record back."""
     held = None

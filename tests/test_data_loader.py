@@ -12,7 +12,7 @@ from absl import flags
 from comparing import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import FUNCTIONS, Recipe, Words, add, jitter, keep, operation, pairs
+from loaders import FUNCTIONS, EveryOther, EveryOtherWithLength, Recipe, Words, add, jitter, keep, operation, pairs
 
 import bushel
 import bushel.python
@@ -51,15 +51,17 @@ def recipes(draw):
     if draw(st.booleans()):
         count = draw(st.integers(1, min(4, records)))
         shard = (draw(st.integers(0, count - 1)), count, records % count != 0 or draw(st.booleans()))
+    operations = draw(operation_lists())
+    drops = {"filter", "flat_map"} & {name for name, _ in operations}
     return Recipe(
         records=records,
         shuffle=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
-        epochs=draw(st.sampled_from([1, 2, 3, None])),
+        epochs=draw(st.sampled_from([1, 2, 3] if drops else [1, 2, 3, None])),  # all may be dropped, without an end
         sequential=sequential,
         shard=shard,
         shards_the_loader=shard is not None and draw(st.booleans()),
-        operations=draw(operation_lists()),
+        operations=operations,
     )
 
 
@@ -158,15 +160,14 @@ def parsed_flags():
         flags.FLAGS.mark_as_parsed()  # Grain's workers need it
 
 
-@pytest.mark.parametrize("taken", [0, 3, 4, 9])
-def test_a_state_of_grains_workers_is_read_where_records_stay_single(parsed_flags, taken):
+def test_a_state_of_grains_workers_is_read_where_records_stay_single(parsed_flags):
     recipe = Recipe(20, shuffle=True, seed=4, epochs=2, shard=(1, 2, False), operations=(("map", 0), ("random_map", 0)))
-    theirs = iter(recipe.build(grain, worker_count=2))
-    head = some(theirs, taken)
-    state = theirs.get_state()
-    expected = list(recipe.build(bushel))
-    assert_same(head, expected[:taken], "Grain's head")
-    assert_same(list(moved(recipe.build(bushel, worker_count=1), state)), expected[taken:], "from there")
+    theirs, expected = iter(recipe.build(grain, worker_count=2)), list(recipe.build(bushel))
+    done = 0
+    for more in (0, 3, 1, 5):
+        assert_same(some(theirs, more), expected[done : done + more], "Grain's elements")
+        done += more
+        assert_same(list(moved(recipe.build(bushel), theirs.get_state())), expected[done:], f"from {done} on")
 
 
 def worker_state(recipe, workers, **changes):
@@ -241,31 +242,12 @@ def test_samplers_are_grains(recipe, index):
     assert found[0] == found[1]
 
 
-class EveryOther:
-    """A sampler of one's own, backwards."""
-
-    def __init__(self, count):
-        self.count = count
-
-    def __getitem__(self, index):
-        if index >= self.count // 2:
-            raise IndexError(index)
-        key = self.count - 1 - 2 * index
-        metadata = bushel.RecordMetadata if self.ours else grain.RecordMetadata
-        return metadata(index=index, record_key=key, rng=np.random.default_rng(index))
-
-    def __repr__(self):
-        return "EveryOther"
-
-
 @pytest.mark.parametrize("with_generator", [False, True])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("with_length", [False, True])
 def test_a_sampler_of_ones_own(with_generator, workers, with_length):
     def loader(lib, **more):
-        kind = type("Own", (EveryOther,), {"__len__": lambda self: self.count // 2} if with_length else {})
-        sampler = kind(21)
-        sampler.ours = lib is bushel
+        sampler = (EveryOtherWithLength if with_length else EveryOther)(21, lib.RecordMetadata)
         names = [("random_map", 0), ("batch", (3, False))] if with_generator else [("map", 0)]
         return lib.DataLoader(
             data_source=Words(21),
@@ -433,7 +415,8 @@ def test_a_state_of_another_loader_is_refused_with_the_difference(other, told):
         it.set_state(saved.get_state())
     assert told in str(caught.value)
     assert it.get_state() == before
-    it.set_state(saved.get_state(), check=False)
+    if other.shard is None:
+        it.set_state(saved.get_state(), check=False)
 
 
 def test_other_data_are_refused():
