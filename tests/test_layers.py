@@ -28,7 +28,8 @@ LAYERS = [
     {"jit"},
     {"trajectory"},
     {"testing"},
-    {"tools"},
+    {"cli", "tools"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
