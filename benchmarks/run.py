@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, images, indices, lifecycle, records, workers
+    from benchmarks import access, images, indices, lifecycle, loader, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -34,6 +34,8 @@ def main() -> None:
         "w2-workers": workers.w2_workers,
         "w1-workers": workers.w1_workers,
         "first-batch": workers.first_batch,
+        "w1-loader": loader.w1_loader,
+        "w1-loader-workers": loader.w1_loader_workers,
     }
     options = _options(list(workloads))
     settings = Settings(repetitions=options.repetitions or 7)

@@ -38,10 +38,15 @@ class LargeArrays:
         return self.arrays[index % len(self.arrays)]
 
 
-def with_workers(library: ModuleType, dataset: Any, count: int) -> Any:
-    """The stream of an endless dataset with so many workers; Grain's need parsed flags."""
+def parse_flags() -> None:
+    """Grain's workers need parsed flags."""
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
+
+
+def with_workers(library: ModuleType, dataset: Any, count: int) -> Any:
+    """The stream of an endless dataset with so many workers."""
+    parse_flags()
     if not count:
         return dataset
     return dataset.mp_prefetch(library.MultiprocessingOptions(num_workers=count))
@@ -63,10 +68,11 @@ class Running:
 
     def close(self) -> None:
         if self._iterator is not None:
-            self._iterator.close()  # type: ignore[attr-defined]
+            getattr(self._iterator, "close", lambda: None)()  # Grain's DataLoader has none
 
 
-def _measured(name: str, contenders: dict[str, Contender], settings: Settings, targets: dict[str, float]) -> list[Row]:
+def measured(name: str, contenders: dict[str, Contender], settings: Settings, targets: dict[str, float]) -> list[Row]:
+    """Compares contenders, and closes their iterators."""
     try:
         return compare(name, contenders, settings, targets=targets)
     finally:
@@ -102,9 +108,9 @@ def w6(settings: Settings) -> list[Row]:
         contenders: dict[str, Contender] = {"grain": running(GRAIN, workers), "bushel": running(BUSHEL, workers)}
         if workers == 1:
             contenders["floor: memcpy into place"] = memcpy
-        found += _measured(f"W6, workers {workers}", contenders, settings, {"bushel": target})
+        found += measured(f"W6, workers {workers}", contenders, settings, {"bushel": target})
     against_none = {"grain": running(GRAIN, 0), "bushel": running(BUSHEL, 2), "floor: memcpy into place": memcpy}
-    found += _measured("W6, Grain without workers", against_none, settings, {"bushel": 1.5})
+    found += measured("W6, Grain without workers", against_none, settings, {"bushel": 1.5})
     return found
 
 
@@ -123,7 +129,7 @@ def w2_workers(settings: Settings) -> list[Row]:
         "bushel": Running(stream(BUSHEL), settings.count(300, 8), RECORDS_BATCH),
     }
     # Grain's batches depend on its workers, ours do not: what is compared is the number of elements.
-    return _measured("W2, workers 2", contenders, settings, {"bushel": 15})
+    return measured("W2, workers 2", contenders, settings, {"bushel": 15})
 
 
 def w1_workers(settings: Settings) -> list[Row]:
@@ -141,7 +147,7 @@ def w1_workers(settings: Settings) -> list[Row]:
         "grain": Running(stream(GRAIN), settings.count(100, 4), IMAGES_BATCH),
         "bushel": Running(stream(BUSHEL), settings.count(400, 8), IMAGES_BATCH),
     }
-    return _measured("W1b, workers 2", contenders, settings, {"bushel": 7})
+    return measured("W1b, workers 2", contenders, settings, {"bushel": 7})
 
 
 def first_batch(settings: Settings) -> list[Row]:
