@@ -46,11 +46,10 @@ class DataLoader(Generic[T]):
       read_options: threads that read ahead; the output is the same for all of them.
       enable_profiling: accepted for Grain's sake; it changes nothing.
 
-    >>> from bushel.graph.sampling import IndexSampler
     >>> sampler = IndexSampler(4, shuffle=True, num_epochs=1, seed=0)
     >>> loader = DataLoader(data_source=list("abcd"), sampler=sampler, operations=[tf.Batch(2)])
     >>> [batch.tolist() for batch in loader]
-    [['d', 'b'], ['a', 'c']]
+    [['a', 'd'], ['b', 'c']]
     """
 
     def __init__(
@@ -112,8 +111,7 @@ class DataLoaderIterator(Iterator[T]):
 
     It may be used from several threads, and as a context manager.
 
-    >>> from bushel.graph.sampling import SequentialSampler
-    >>> loader = DataLoader(data_source=[10, 20, 30], sampler=SequentialSampler(3))
+    >>> loader = load([10, 20, 30], num_epochs=1)
     >>> it = iter(loader)
     >>> first, state = next(it), it.get_state()
     >>> it = iter(loader)

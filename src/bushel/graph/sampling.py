@@ -72,7 +72,7 @@ class IndexSampler:
       seed: for the shuffle, and for the generator of each record.
 
     >>> [IndexSampler(5, shuffle=True, num_epochs=1, seed=0)[i].record_key for i in range(5)]
-    [4, 1, 3, 0, 2]
+    [0, 4, 1, 2, 3]
     """
 
     def __init__(
