@@ -591,6 +591,20 @@ def test_an_error_names_operation_and_record_and_next_tries_again(workers):
         assert plain(it.get_state())["last_seen_indices"] == {"0": 2}
 
 
+def test_an_error_at_the_end_of_a_longer_shard_is_told_too():
+    class Last(bushel.transforms.Map):
+        def map(self, element):
+            raise OSError("away")
+
+    sampler = bushel.IndexSampler(10, bushel.ShardOptions(0, 3), num_epochs=2)
+    it = iter(bushel.DataLoader(data_source=Words(10), sampler=sampler, operations=[Last()]))
+    state = plain(it.get_state())
+    it.set_state(json.dumps({**state, "last_seen_indices": {"0": 18}}).encode())  # seven of its eight are read
+    with pytest.raises(OSError, match="away") as caught:
+        next(it)
+    assert "record 3 of Words(10)" in "".join(caught.value.__notes__)
+
+
 def test_none_is_data_like_any_other():
     def loaded(lib):
         def of(kind, name, function):

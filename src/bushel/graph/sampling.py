@@ -12,6 +12,7 @@ from bushel.base import blocks, checks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
 from bushel.base.records import Record, RecordMetadata
+from bushel.base.rng import keyed
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
 from bushel.base.transforms import short_name, shown
 from bushel.graph.node import MapNode, Origin, Plan, told
@@ -39,7 +40,7 @@ class SequentialSampler:
     def __init__(self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None):  # noqa: B008
         self.num_records = _record_count(num_records)
         self._shard_options = _checked_shard(shard_options)
-        self._seed = None if seed is None else checks.integer(seed, "seed")
+        self._seed = None if seed is None else checks.seed(seed, what="seed")
         over = self.num_records % shard_options.shard_count if shard_options.drop_remainder else 0
         self._max_index = self.num_records - over
 
@@ -149,7 +150,7 @@ def _check_index(index: int, end: int | None) -> None:
 
 
 def _generator(seed: int | None, index: int) -> np.random.Generator | None:
-    return None if seed is None else np.random.Generator(np.random.Philox(key=seed + index))
+    return None if seed is None else keyed(seed + index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -194,7 +195,9 @@ class Sampled(MapNode):
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         number = epochs.shard(index, index=self.shard.shard_index, count=self.shard.shard_count)
-        return self.parent.origins(self.sampler[number].record_key)
+        if self.own is None:
+            return self.parent.origins(self.sampler[number].record_key)
+        return self.parent.origins(int(self.own.record_keys(words.array([number]))[0]))
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
