@@ -297,7 +297,7 @@ def test_names_of_arguments_are_grains(module, name):
 CLASSES = {
     "DataLoader": set(),
     "DataLoaderIterator": {"report", "close"},
-    "samplers.IndexSampler": {"record_keys", "num_records", "shard_size", "shard_length"},
+    "samplers.IndexSampler": {"record_keys", "num_records", "shard_size", "shard_length", "endless"},
     "samplers.SequentialSampler": {"record_keys", "num_records"},
     "sharding.ShardOptions": set(),
     "Record": set(),

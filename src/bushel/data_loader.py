@@ -247,13 +247,13 @@ def _pipeline(
 
 
 def _check_length(sampled: Sampled, source: Any) -> None:
-    sampler, shard = sampled.sampler, sampled.shard
-    if isinstance(sampled.own, IndexSampler) and not sampled.own.shard_size:
+    sampler, shard, own = sampled.sampler, sampled.shard, sampled.own
+    if isinstance(own, IndexSampler) and own.endless and not own.shard_size:
         raise ValueError(
-            f"Shard {shard.shard_index} of {shard.shard_count} has no record: {sampler!r} has fewer records than "
-            "shards. Use fewer shards."
+            f"Shard {shard.shard_index} of {shard.shard_count} has no record, and should give some without end: "
+            f"{sampler!r} has fewer records than shards. Use fewer shards."
         )
-    if sampled.own is not None and sampled.own.num_records > len(source):
+    if own is not None and own.num_records > len(source):
         logger.warning("%r has more records than its source, which has %d: some repeat.", sampler, len(source))
 
 

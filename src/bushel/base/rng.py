@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
 import numpy as np
-from numpy.random.bit_generator import ISeedSequence
 
 _WORD = (1 << 64) - 1
 
@@ -39,8 +39,8 @@ class Generators:
         return self._rng
 
 
-class _Key(ISeedSequence):
-    """A key, in place of a seed that would be hashed into one."""
+class _Key:
+    """A key as numpy takes it from a seed sequence, in place of a seed that would be hashed into one."""
 
     def __init__(self, key: int):
         self._key = key
@@ -55,7 +55,16 @@ def keyed(key: int) -> np.random.Generator:
     >>> float(keyed(7).random())
     0.8720734548204873
     """
+    _make_keys_known()
     return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]
+
+
+@functools.cache
+def _make_keys_known() -> None:
+    # Not before: numpy loads its generators when they are first used, and `import bushel` does not use them.
+    from numpy.random.bit_generator import ISeedSequence
+
+    ISeedSequence.register(_Key)
 
 
 class RngPool:

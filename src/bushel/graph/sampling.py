@@ -118,6 +118,11 @@ class IndexSampler:
             places = shuffle.shuffle(places, length=self.shard_size, seed=self._seed)
         return words.narrowed(epochs.first_epoch(places, length=self.shard_size)) + self._first
 
+    @property
+    def endless(self) -> bool:
+        """Whether there is always another epoch."""
+        return self._num_epochs is None
+
     def shard_length(self) -> int:
         """How many records its own shard gives, all epochs together."""
         if self._num_epochs is None:
