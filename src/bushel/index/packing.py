@@ -62,6 +62,8 @@ class Bins:
         self._alignments = None if alignments is None else np.asarray(alignments, dtype=np.int64)
         self._most = most
         self._free = np.repeat(self._capacities[:, None], count, axis=1)  # below zero where nothing may come any more
+        self._flags = bytearray(count)
+        self._fits = np.frombuffer(self._flags, dtype=bool)  # the same memory, which Python searches faster
         self._members = [0] * count
         self._used = 0
         self._rows: list[int] = []
@@ -112,12 +114,11 @@ class Bins:
 
     def _place_one_feature(self, lengths: Sequence[int], first: int) -> None:
         """The same with as little as can be for each sequence: most of the time that packing takes is here."""
-        free, rows, members, most, used = self._free[0], self._rows, self._members, self._most, self._used
-        flags = bytearray(self._count)
-        fits = np.frombuffer(flags, dtype=bool)  # the same memory, to search it from Python
+        free, fits, flags, rows, members = self._free[0], self._fits, self._flags, self._rows, self._members
+        used, most, fit_check = self._used, self._most, np.greater_equal
         for number in range(first, len(lengths)):
             length = lengths[number]
-            np.greater_equal(free, length, out=fits)
+            fit_check(free, length, fits)
             row = flags.find(1)
             if row < 0:
                 break
