@@ -210,6 +210,17 @@ def test_whole_streams_resume_anywhere(make):
     executor.close()
 
 
+def test_a_stream_goes_on_though_its_worker_is_parked():
+    executor = Processes(2)
+    with opened(lines(3000, 3000), executor) as it:
+        found = list(itertools.islice(it, 10))
+        executor.resize(1)
+        found.extend(it)
+    executor.close()
+    with opened(lines(3000, 3000), None) as it:
+        assert same(found, list(it))
+
+
 def test_an_error_of_a_whole_stream_comes_in_its_place_and_again(pool):
     with opened(lines(30, 30, fail_at=7), pool) as it:
         assert len(list(itertools.islice(it, 14))) == 14

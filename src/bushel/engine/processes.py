@@ -365,8 +365,8 @@ class _Core:
     def _peer_for(self, job: _Job) -> _Peer | None:
         """A worker with room, and none that holds a later job: that one may wait for the counts of this.
 
-        A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with a job that a
-        dead one has left, if a later one is under way.
+        A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with
+        a job that a dead one has left, if a later one is under way.
         """
         overtaken = any(peer.jobs and peer.jobs[-1].number > job.number for peer in self.peers)
         roomy = [
