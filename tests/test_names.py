@@ -134,7 +134,18 @@ def parameters(function):
 
 
 OUR_PARAMETERS = {"vectorized", "on_error", "skip_limit"}
-OUR_METHODS = {"take", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"}
+OUR_METHODS = {
+    "take",
+    "iterate_on",
+    "with_options",
+    "cache",
+    "flat_map",
+    "limit",
+    "rebatch",
+    "repeat",
+    "window_shuffle",
+    "zip",
+}
 # What a Grain program may call and does not find yet.
 NOT_YET = {
     "MapDataset": set(),

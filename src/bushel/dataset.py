@@ -17,6 +17,7 @@ from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.engine import Executor
 from bushel.graph import apply, batch, custom, elementwise, leaves, limits, node, ordered, reindex, show, streams
 from bushel.graph.cache import Cache
 from bushel.graph.node import MapNode, Node
@@ -624,6 +625,10 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
     def seed(self, seed: int) -> IterDataset[T]:
         """Seeds the operations that follow: each derives its own seed from this one and its place."""
         return _IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
+
+    def iterate_on(self, executor: Executor) -> DatasetIterator[T]:
+        """An iterator whose blocks are computed by an executor of your own: see `bushel.engine.Executor`."""
+        return PipelineIterator(self._node, executor=executor)
 
     def with_options(self, **options: Any) -> IterDataset[T]:
         """The same stream with options, which hold for the whole pipeline: see `bushel.experimental.DatasetOptions`.

@@ -575,12 +575,16 @@ class _Core:
                 self._budget = 0
 
     def _warn_of_holding(self) -> None:
-        if not self._warned and self._arena is not None:
+        if self._warned or self._arena is None:
+            return
+        ours = sum(job.slot is not None for peer in self.peers for job in peer.jobs)
+        ours += sum(ticket.done.done() for ticket in self._of_ticket)  # waiting to be handed over
+        if self._arena.held() - ours > self._arena.slots // 2:
             self._warned = True
-            held = self._arena.held() * self._arena.slot_bytes
+            held = (self._arena.held() - ours) * self._arena.slot_bytes
             logger.warning(
-                "All %.0f MB of shared memory for results are held by arrays that are still in use. Results go on as "
-                "copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
+                "The shared memory for results is full: arrays that are still in use hold %.0f MB of it. Results go "
+                "on as copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
                 held / 1e6,
             )
 
