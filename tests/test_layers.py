@@ -18,8 +18,8 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
-    {"dataset"},
     {"columns"},
+    {"dataset"},
     {
         "checkpoint",
         "constants",

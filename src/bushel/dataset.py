@@ -12,12 +12,14 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
+from bushel import columns
 from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, show, streams
+from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, select, show, streams
+from bushel.graph.columns import Column
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
 from bushel.index import mix as mix_index
@@ -291,13 +293,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).shuffle(seed=42))
         [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
         """
-        chosen = node.default_seed((self._node,)) if seed is None else seed
-        if chosen is None:
-            raise ValueError(
-                "`shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `shuffle(seed=...)`."
-            )
-        chosen = checks.seed(chosen, below=_SEED_LIMIT)
-        return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(chosen)))
+        return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(_needed_seed(self, seed, "shuffle"))))
 
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T]:
         """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
@@ -329,6 +325,84 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         if self._node.length >= checks.INFINITE:
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
         return _MapPipeline(reindex.Reindex(self._node, reindex.Repeat(num_epochs, bool(reseed_each_epoch))))
+
+    def column(
+        self,
+        function: Callable[[T], Any],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        options: MultiprocessingOptions | None = None,
+        vectorized: bool = False,
+    ) -> Column:
+        """One small value for each record: computed once, over all of them, for `where`, `pack`, `sample` and others.
+
+        A column belongs to records, not to positions. It is computed on the nearest dataset above that is the same in
+        every epoch, and follows its records through shuffles, slices, mixtures and maps.
+
+        Args:
+          function: gives a number, a small array of one shape, or a flat dict of them.
+          cache: a folder to save it in, under the identity of the pipeline and the function. An interrupted
+            computation goes on where it was. Source data that change where a fingerprint does not look are not
+            noticed: remove the files then.
+          options: worker processes; by default one per core if it takes longer than a moment. The values are the
+            same for any number of them.
+          vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
+
+        >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
+        >>> lengths = words.column(len)
+        >>> sorted(words.where(lengths > 3))
+        ['banana', 'kiwi']
+        """
+        checked = _checked(function, tf.Map, "column")
+        return columns.column(self._node, checked, cache=cache, options=options, vectorized=vectorized)
+
+    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T]:
+        """Only the elements whose `mask` is true, densely: no gaps, an exact length, random access.
+
+        Unlike `filter` it may be followed by everything: batches, shuffles, shards, mixtures with exact shares. Before
+        a shuffle it costs nothing per epoch; after one, each epoch's kept positions are worked out once.
+
+        >>> ds = MapDataset.range(6)
+        >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
+        [0, 3]
+        """
+        return _chosen(self._node, columns.mask, mask, select.Where())
+
+    def sample(
+        self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
+    ) -> MapDataset[T]:
+        """Elements in proportion to `weights`, in an order that is a function of the index.
+
+        With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with a share
+        of s of all weights comes floor(s * n) or ceil(s * n) times in every epoch of n. Without, each element with a
+        weight above zero comes once per epoch, and heavy ones come early.
+
+        >>> ds = MapDataset.range(4)
+        >>> sorted(ds.sample([1, 0, 2, 1], seed=0))
+        [0, 2, 2, 3]
+        """
+        chosen_seed = _needed_seed(self, seed, "sample")
+        rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
+        return _chosen(self._node, columns.weights, weights, rule)
+
+    def order_by(
+        self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
+    ) -> MapDataset[T]:
+        """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
+
+        Args:
+          values: a column, or one number per element.
+          noise: from 0, sorted, to 1, shuffled: how much of an element's place is chance, drawn anew in every epoch.
+          seed: for the noise; by default it follows from `ds.seed(...)` above and the place here.
+
+        >>> ds = MapDataset.source(["banana", "fig", "kiwi"])
+        >>> list(ds.order_by(ds.column(len)))
+        ['fig', 'kiwi', 'banana']
+        """
+        if not 0 <= noise <= 1:
+            raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
+        rule = select.OrderBy(float(noise), _needed_seed(self, seed, "order_by") if noise else 0)
+        return _chosen(self._node, columns.sortable, values, rule)
 
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
         """The same elements in order, as a stream.
@@ -653,6 +727,22 @@ def _random_map_seed(dataset: _Dataset, seed: int | None) -> int:
             "transformations or pass it directly with `ds.random_map(transform, seed=seed)`."
         )
     return checks.seed(chosen)
+
+
+def _needed_seed(dataset: _Dataset, seed: int | None, what: str) -> int:
+    chosen = node.default_seed((dataset._node,)) if seed is None else seed
+    if chosen is None:
+        raise ValueError(f"`{what}` requires a seed. Please provide it with `ds.seed(seed)` or `{what}(seed=...)`.")
+    return checks.seed(chosen, below=_SEED_LIMIT)
+
+
+def _chosen(
+    map_node: MapNode, column_of: Callable[[Any, MapNode], Column], values: Any, rule: select.Rule
+) -> MapDataset[Any]:
+    def build(inner: MapNode) -> MapNode:
+        return select.chosen(inner, column_of(values, inner), rule)
+
+    return _MapPipeline(select.under_endless_repeat(map_node, build))
 
 
 def _sparse_step(map_node: MapNode) -> str | None:
