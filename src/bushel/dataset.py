@@ -8,7 +8,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -18,7 +18,20 @@ from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, select, show, streams
+from bushel.graph import (
+    apply,
+    batch,
+    custom,
+    elementwise,
+    leaves,
+    mixtures,
+    node,
+    ordered,
+    reindex,
+    select,
+    show,
+    streams,
+)
 from bushel.graph.columns import Column
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
@@ -89,22 +102,46 @@ class _MapDatasetMeta(abc.ABCMeta):
             raise ValueError("step of a range must not be zero.")
         return _MapPipeline(leaves.Range(first, last, step))
 
-    def mix(cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None) -> MapDataset[T]:
+    def mix(
+        cls,
+        datasets: Sequence[MapDataset[T]],
+        weights: mixtures.Weights | None = None,
+        *,
+        exact: bool = False,
+        temperature: float | None = None,
+        when_exhausted: Literal["stop", "restart"] = "stop",
+    ) -> MapDataset[T]:
         """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
 
-        Shuffle the datasets before mixing, and repeat them if the mixture should be endless.
+        Shuffle the datasets before mixing, and repeat them if the mixture should be endless. Plain weights follow
+        Grain's rule, which rounds them. With any other argument, with a schedule or with "size", shares are exact: in
+        every prefix each dataset is within one element of its share.
+
+        Args:
+          datasets: what to mix.
+          weights: a number for each dataset; or a schedule, `[(0, weights), (100_000, other weights)]`, by position in
+            the mixture; or "size", in proportion to lengths. Exact weights may be zero.
+          exact: keeps shares exact in every prefix.
+          temperature: with "size", weights are lengths to the power of 1 / temperature: above 1 flattens them.
+          when_exhausted: "stop" ends the mixture when a dataset would run out; "restart" goes on with its next epoch,
+            shuffled anew where it shuffles, without end.
 
         >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
         [0, 7, 1, 8, 2, 9]
+        >>> parts = [MapDataset.range(4), MapDataset.range(10, 12)]
+        >>> list(MapDataset.mix(parts, [(0, [1, 0]), (2, [1, 1])], when_exhausted="restart")[:8])
+        [0, 1, 2, 10, 3, 11, 0, 10]
         """
         nodes = _map_nodes(datasets, "mix")
+        if exact or temperature is not None or when_exhausted != "stop" or mixtures.is_special(weights):
+            return _MapPipeline(mixtures.exact(nodes, weights, temperature, when_exhausted))
         for number, part in enumerate(nodes):
             if part.length == 0:
                 raise ValueError(
                     f"All datasets must have positive length for mixing, but the dataset at index {number} "
                     f"({part.call()}) has length 0."
                 )
-        checked = checks.weights(weights, len(nodes))
+        checked = checks.weights(weights, len(nodes))  # type: ignore[arg-type]
         integers = (1,) * len(nodes) if checked is None else mix_index.integer_weights(checked)
         return _MapPipeline(reindex.Select(nodes, reindex.Mix(integers)))
 

@@ -214,7 +214,7 @@ def test_columns_calculate():
     with pytest.raises(ValueError, match="add of columns of different records"):
         a + MapDataset.range(5).map(str).column(int)
     with pytest.raises(ValueError, match=r"less of a column and \(5,\) other values"):
-        a < np.arange(5)
+        np.less(a, np.arange(5))
     assert repr(a) == "Column(5 x int64)"
 
 

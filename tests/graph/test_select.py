@@ -45,8 +45,8 @@ def test_draws_with_equal_weights_are_a_shuffle():
 def test_draws_have_the_right_mean_over_epochs():
     weights = np.array([0.1, 0.35, 1.0, 0.05, 2.5])
     drawn = MapDataset.range(5).sample(weights, seed=11)
-    counts = np.bincount([drawn[i] for i in range(5 * 2000)], minlength=5)
-    assert np.abs(counts / counts.sum() - weights / weights.sum()).max() < 0.01
+    counts = np.bincount(drawn.take(np.arange(5 * 300)), minlength=5)
+    assert np.abs(counts / counts.sum() - weights / weights.sum()).max() < 0.02
 
 
 @settings(max_examples=60, deadline=None)
@@ -61,8 +61,8 @@ def test_without_replacement_each_comes_once(weights, seed, number):
 def test_without_replacement_heavy_ones_come_early():
     weights = [1, 3]
     ds = MapDataset.range(2).sample(weights, seed=5, replacement=False)
-    first = np.mean([ds[2 * number] for number in range(4000)])
-    assert abs(first - 0.75) < 0.03
+    first = np.mean(ds.take(2 * np.arange(2000)))
+    assert abs(first - 0.75) < 0.04
 
 
 @settings(max_examples=80, deadline=None)
@@ -93,7 +93,10 @@ def test_noise_is_drawn_anew_in_every_epoch():
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
-        (lambda ds: ds.sample([1, -1, 2], 0), "must be finite, not negative, and not all zero; they range from -1 to 2"),
+        (
+            lambda ds: ds.sample([1, -1, 2], 0),
+            "must be finite, not negative, and not all zero; they range from -1 to 2",
+        ),
         (lambda ds: ds.sample([0, 0, 0], 0), "not all zero"),
         (lambda ds: ds.sample([1, np.nan, 2], 0), "must be finite"),
         (lambda ds: ds.sample([1, 1, 1]), "`sample` requires a seed"),
