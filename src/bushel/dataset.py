@@ -23,6 +23,7 @@ from bushel.graph import (
     batch,
     custom,
     elementwise,
+    explain,
     leaves,
     mixtures,
     node,
@@ -33,6 +34,7 @@ from bushel.graph import (
     streams,
 )
 from bushel.graph.columns import Column
+from bushel.graph.explain import Explanation
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
 from bushel.index import mix as mix_index
@@ -440,6 +442,21 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
         rule = select.OrderBy(float(noise), _needed_seed(self, seed, "order_by") if noise else 0)
         return _chosen(self._node, columns.sortable, values, rule)
+
+    def explain(self, index: int) -> Explanation:
+        """Of which source records element `index` is made, of which component and epoch. Nothing is read.
+
+        `iterator.explain(steps)` tells the same of an iterator's next elements.
+
+        >>> ds = MapDataset.mix([MapDataset.range(5), MapDataset.source(["a", "b"])]).batch(3)
+        >>> print(ds.explain(1))
+        element 1 is made of
+          record 1 of list of 2, epoch 0, component 1
+        """
+        position = checks.integer(index, "index")
+        if self._node.length == 0:
+            raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
+        return explain.explain(self._node, words.array([position]))[0]
 
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
         """The same elements in order, as a stream.
