@@ -20,6 +20,7 @@ LAYERS = [
     {"iterator"},
     {"columns"},
     {"dataset"},
+    {"operations"},
     {
         "checkpoint",
         "constants",
