@@ -12,7 +12,9 @@ import bushel
 
 PUBLIC = {
     "bushel": [
+        "Column",
         "DatasetIterator",
+        "Explanation",
         "IterDataset",
         "MapDataset",
         "MultiprocessingOptions",
@@ -58,6 +60,7 @@ PUBLIC = {
     "bushel.sources": [
         "ArrayDataSource",
         "Columns",
+        "RaggedDataSource",
         "RandomAccessDataSource",
         "RangeDataSource",
         "file_fingerprint",
@@ -66,10 +69,10 @@ PUBLIC = {
 
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
-    "bushel": {"PipelineNotSent", "StateMismatch", "WorkerDied", "testing"},
+    "bushel": {"Column", "Explanation", "PipelineNotSent", "StateMismatch", "WorkerDied", "testing"},
     "bushel.experimental": set(),
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
-    "bushel.sources": {"ArrayDataSource", "Columns", "file_fingerprint"},
+    "bushel.sources": {"ArrayDataSource", "Columns", "RaggedDataSource", "file_fingerprint"},
 }
 
 
@@ -111,8 +114,8 @@ def parameters(function):
     ]
 
 
-OUR_PARAMETERS = {"vectorized"}
-OUR_METHODS = {"take"}
+OUR_PARAMETERS = {"vectorized", "exact", "temperature", "when_exhausted"}
+OUR_METHODS = {"take", "column", "where", "sample", "order_by", "pack", "bucket", "explain"}
 # What a Grain program may call and does not find yet.
 NOT_YET = {
     "MapDataset": set(),

@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from bushel.base.errors import PipelineNotSent
 from bushel.base.options import MultiprocessingOptions
 from bushel.graph.apply import Map
 from bushel.graph.batch import Batch
+from bushel.graph.bucket import Bucket, BucketOptions
 from bushel.graph.columns import Column, Part, computed_on
 from bushel.graph.node import Epochs, MapNode
+from bushel.graph.pack import PackedRows, PackOptions, planned
 from bushel.graph.streams import Ahead, Elements
 from bushel.iterator import PipelineIterator
 from bushel.state.digest import digest
@@ -104,14 +106,60 @@ def sortable(values: Any, node: MapNode) -> Column:
     return column
 
 
-def lengths(values: Any, node: MapNode, what: str) -> Column:
-    """A column of lengths, for `what`."""
-    column = bound(values, node, what)
-    found = column.values
-    if column.dtype.kind not in "iu" or found.ndim != 1:
+def packed(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
+    """Rows packed of the elements of `node`, whose lengths are `values`."""
+    if node.epochs is not Epochs.SAME:
+        raise ValueError(
+            f"After {node.call()} every epoch has another order, and packed in that order it would have another number "
+            "of rows. Pack first, then shuffle the rows; `pack(seed=...)` packs elements in a shuffled order."
+        )
+    columns = [_lengths(values, node, name) for name in options.capacities]
+    found = np.stack([column.of_epoch(node, 0) for column in columns], axis=1).astype(np.int64)
+    if options.strategy != "concat_split":
+        for number, (name, capacity) in enumerate(options.capacities.items()):
+            above = np.flatnonzero(found[:, number] > capacity)
+            if len(above):
+                raise ValueError(
+                    f"{len(above)} of {len(found)} sequences are longer than their row of {capacity}, the first is "
+                    f"element {above[0]} with {found[above[0], number]} ({name}). Truncate them, leave them out with "
+                    '`where(lengths <= ...)`, or cut them with strategy="concat_split".'
+                )
+    return PackedRows(node, options, planned(found, options), digest([column.digest for column in columns]))
+
+
+def bucketed(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
+    """Batches of like lengths of the elements of `node`, whose lengths are `values`."""
+    if node.epochs is Epochs.DIFFERENT:
+        raise ValueError(
+            f"Epochs of {node.call()} are made of different records, so each would have another number of batches. "
+            "Put elements into buckets before slicing a shuffled dataset, and on each part before mixing."
+        )
+    column = _whole_numbers(bound(values, node, "bucket"), "bucket")
+    longest = int(column.values.max()) if len(column) else 0
+    if longest > options.boundaries[-1]:
+        raise ValueError(
+            f"A sequence has length {longest}, above the last boundary {options.boundaries[-1]}. Add a boundary, "
+            "truncate it, or leave it out with `where(lengths <= ...)`."
+        )
+    return Bucket(node, column, options)
+
+
+def _lengths(values: Any, node: MapNode, name: str) -> Column:
+    """The lengths of one feature: `values` itself, or its entry or field of that name."""
+    if isinstance(values, Mapping):
+        if name not in values:
+            raise ValueError(f"`pack` needs lengths of {name!r}; it got lengths of {sorted(values)}.")
+        values = values[name]
+    column = bound(values, node, "pack")
+    return _whole_numbers(column[name] if column.dtype.names and name in column.dtype.names else column, "pack")
+
+
+def _whole_numbers(column: Column, what: str) -> Column:
+    if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column.parts):
         raise TypeError(f"`{what}` takes one whole number per element as its length; got values of {_kind(column)}.")
-    if len(found) and found.min() < 0:
-        raise ValueError(f"`{what}` got a negative length, {found.min()}, at record {int(found.argmin())}.")
+    least = min((int(part.values.min()) for part in column.parts if len(part.values)), default=0)
+    if least < 0:
+        raise ValueError(f"`{what}` got a negative length, {least}.")
     return column
 
 

@@ -21,6 +21,7 @@ from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.graph import (
     apply,
     batch,
+    bucket,
     custom,
     elementwise,
     explain,
@@ -28,6 +29,7 @@ from bushel.graph import (
     mixtures,
     node,
     ordered,
+    pack,
     reindex,
     select,
     show,
@@ -443,6 +445,80 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         rule = select.OrderBy(float(noise), _needed_seed(self, seed, "order_by") if noise else 0)
         return _chosen(self._node, columns.sortable, values, rule)
 
+    def pack(
+        self,
+        lengths: Column | np.ndarray | Sequence[int] | Mapping[str, Any],
+        length: int | Mapping[str, int],
+        *,
+        strategy: Literal["first_fit", "best_fit", "concat_split"] = "first_fit",
+        window: int = 64,
+        seed: int | None = None,
+        max_sequences: int | None = None,
+    ) -> PackedMapDataset:
+        """Rows of fixed length made of several sequences, by random access: the plan is made once, from lengths.
+
+        A row is a dict. For each feature it has the sequences, zeros after them, and as Grain's packers give them
+        `{feature}_segment_ids`, which count sequences from 1, and `{feature}_positions`, which count within each.
+        Shuffle the rows, not what is packed: a shuffled dataset has another number of rows in every epoch.
+
+        Args:
+          lengths: how long each sequence is; for several features, a column with fields or a dict of columns.
+          length: how long a row is. A number, where elements are sequences themselves (the feature is then called
+            "tokens"); else for each feature that is packed. Other features are left out.
+          strategy: "first_fit" and "best_fit" keep sequences whole, "concat_split" cuts them where a row is full.
+          window: so many rows are filled at the same time: more of them leave less room, and take longer to plan.
+          seed: packs the elements in a shuffled order, the same for all epochs; without it, as they come.
+          max_sequences: so many sequences go into one row, at most; not with "concat_split".
+
+        >>> ds = MapDataset.source([np.array([1, 2, 3]), np.array([4, 5]), np.array([6])])
+        >>> packed = ds.pack(ds.column(len), 4)
+        >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
+        ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
+        """
+        options = pack.checked(length, strategy, window, seed, max_sequences)
+        return PackedMapDataset(
+            select.under_endless_repeat(self._node, lambda inner: columns.packed(inner, lengths, options))
+        )
+
+    def bucket(
+        self,
+        lengths: Column | np.ndarray | Sequence[int],
+        boundaries: Sequence[int],
+        batch_sizes: int | Sequence[int],
+        *,
+        seed: int | None = None,
+        drop_remainder: bool = False,
+        features: Sequence[str] | None = None,
+        padding: Any = 0,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> MapDataset[Any]:
+        """Batches of elements of like lengths, filled up to the boundary of their bucket: one shape per bucket.
+
+        The batches of all buckets come in an order that is shuffled anew in every epoch. Which elements share a batch
+        follows from the order of the dataset: shuffle it before.
+
+        Args:
+          lengths: a column, or one whole number per element.
+          boundaries: the largest length of each bucket.
+          batch_sizes: how many elements make a batch: one number, or one per bucket.
+          seed: for the order of batches; by default it follows from `ds.seed(...)` above and the place here.
+          drop_remainder: leaves out a last batch of a bucket that would be smaller.
+          features: what is filled up to the boundary; by default all arrays.
+          padding: what they are filled up with.
+          batch_fn: makes a batch of a list of elements, instead of filling up and stacking.
+
+        >>> ds = MapDataset.source([np.ones(n, int) for n in (1, 4, 2, 3)])
+        >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
+        [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
+        """
+        bounds, sizes = bucket.checked_sizes(boundaries, batch_sizes)
+        chosen = _needed_seed(self, seed, "bucket")
+        named = None if features is None else tuple(features)
+        options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
+        return _MapPipeline(
+            select.under_endless_repeat(self._node, lambda inner: columns.bucketed(inner, lengths, options))
+        )
+
     def explain(self, index: int) -> Explanation:
         """Of which source records element `index` is made, of which component and epoch. Nothing is read.
 
@@ -675,6 +751,18 @@ class _IterPipeline(IterDataset[T]):
     @property
     def _element_spec(self) -> Any:
         return self._node.element_spec()
+
+
+class PackedMapDataset(_MapPipeline[dict[str, np.ndarray]]):
+    """Packed rows, as `ds.pack(...)` gives them."""
+
+    @property
+    def efficiency(self) -> dict[str, float]:
+        """Which part of all cells of the rows holds a token, for each feature."""
+        rows = self._node
+        while not isinstance(rows, pack.PackedRows):  # repeated without end
+            (rows,) = rows.parents
+        return rows.efficiency
 
 
 class ZipMapDataset(_MapPipeline[T]):

@@ -98,9 +98,15 @@ class _ManyReads(Plan):
     read: Any
 
     def take(self, low: int, high: int) -> Block:
+        return self._read(self.read, low, high)
+
+    def look(self, low: int, high: int) -> Block:
+        return self._read(getattr(self.node.source, "views", self.read), low, high)
+
+    def _read(self, read: Any, low: int, high: int) -> Block:
         positions = self.positions[low:high]
         try:
-            block = self.read(positions)
+            block = read(positions)
         except RowFailed:
             raise
         except Exception as error:

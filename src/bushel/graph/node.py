@@ -30,6 +30,10 @@ class Plan(abc.ABC):
         Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
         """
 
+    def look(self, low: int, high: int) -> Block:
+        """The same for one who only looks, and keeps nothing: arrays may belong to the source."""
+        return self.take(low, high)
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
