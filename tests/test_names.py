@@ -12,7 +12,9 @@ import bushel
 
 PUBLIC = {
     "bushel": [
+        "Column",
         "DatasetIterator",
+        "Explanation",
         "IterDataset",
         "MapDataset",
         "MultiprocessingOptions",
@@ -80,6 +82,7 @@ PUBLIC = {
     "bushel.sources": [
         "ArrayDataSource",
         "Columns",
+        "RaggedDataSource",
         "RandomAccessDataSource",
         "RangeDataSource",
         "file_fingerprint",
@@ -88,10 +91,10 @@ PUBLIC = {
 
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
-    "bushel": {"PipelineNotSent", "Report", "StateMismatch", "WorkerDied", "testing"},
+    "bushel": {"Column", "Explanation", "PipelineNotSent", "Report", "StateMismatch", "WorkerDied", "testing"},
     "bushel.experimental": set(),
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
-    "bushel.sources": {"ArrayDataSource", "Columns", "file_fingerprint"},
+    "bushel.sources": {"ArrayDataSource", "Columns", "RaggedDataSource", "file_fingerprint"},
 }
 
 
@@ -133,18 +136,10 @@ def parameters(function):
     ]
 
 
-OUR_PARAMETERS = {"vectorized", "on_error", "skip_limit"}
+OUR_PARAMETERS = {"vectorized", "on_error", "skip_limit", "exact", "temperature", "when_exhausted"}
 OUR_METHODS = {
-    "take",
-    "iterate_on",
-    "with_options",
-    "cache",
-    "flat_map",
-    "limit",
-    "rebatch",
-    "repeat",
-    "window_shuffle",
-    "zip",
+    *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
+    *("column", "where", "sample", "order_by", "pack", "bucket", "explain"),
 }
 # What a Grain program may call and does not find yet.
 NOT_YET = {
