@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, images, indices, lifecycle, packing, records, workers
+    from benchmarks import access, images, indices, jpeg, lifecycle, packing, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -36,7 +36,9 @@ def main() -> None:
         "w6": workers.w6,
         "w2-workers": workers.w2_workers,
         "w1-workers": workers.w1_workers,
+        "w3": jpeg.w3,
         "first-batch": workers.first_batch,
+        "memory": workers.memory,
     }
     options = _options(list(workloads))
     settings = Settings(repetitions=options.repetitions or 7)

@@ -18,9 +18,10 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
+    {"columns"},
     {"dataset"},
     {"operations"},
-    {"columns"},
+    {"performance", "prometheus"},
     {
         "checkpoint",
         "constants",

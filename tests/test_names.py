@@ -12,12 +12,15 @@ import bushel
 
 PUBLIC = {
     "bushel": [
+        "Column",
         "DatasetIterator",
+        "Explanation",
         "IterDataset",
         "MapDataset",
         "MultiprocessingOptions",
         "PipelineNotSent",
         "ReadOptions",
+        "Report",
         "StateMismatch",
         "WorkerDied",
         "__version__",
@@ -31,6 +34,8 @@ PUBLIC = {
         "BestFitPackIterDataset",
         "CacheIterDataset",
         "ConcatThenSplitIterDataset",
+        "DatasetOptions",
+        "ExecutionTrackingMode",
         "FirstFitPackIterDataset",
         "FlatMapIterDataset",
         "FlatMapMapDataset",
@@ -39,13 +44,17 @@ PUBLIC = {
         "LimitIterDataset",
         "MapWithIndexTransform",
         "PackAndBatchOperation",
+        "PerformanceConfig",
         "RebatchIterDataset",
         "RepeatIterDataset",
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
+        "ThreadPrefetchDatasetIterator",
+        "ThreadPrefetchIterDataset",
         "WindowShuffleIterDataset",
         "WindowShuffleMapDataset",
+        "WithOptionsIterDataset",
         "ZipIterDataset",
         "ZipMapDataset",
         "apply_transformations",
@@ -55,6 +64,7 @@ PUBLIC = {
         "get_next_index",
         "index_shuffle",
         "multithread_prefetch",
+        "pick_performance_config",
         "set_next_index",
     ],
     "bushel.transforms": [
@@ -72,6 +82,7 @@ PUBLIC = {
     "bushel.sources": [
         "ArrayDataSource",
         "Columns",
+        "RaggedDataSource",
         "RandomAccessDataSource",
         "RangeDataSource",
         "file_fingerprint",
@@ -80,10 +91,10 @@ PUBLIC = {
 
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
-    "bushel": {"PipelineNotSent", "StateMismatch", "WorkerDied", "testing"},
+    "bushel": {"Column", "Explanation", "PipelineNotSent", "Report", "StateMismatch", "WorkerDied", "testing"},
     "bushel.experimental": set(),
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
-    "bushel.sources": {"ArrayDataSource", "Columns", "file_fingerprint"},
+    "bushel.sources": {"ArrayDataSource", "Columns", "RaggedDataSource", "file_fingerprint"},
 }
 
 
@@ -125,8 +136,11 @@ def parameters(function):
     ]
 
 
-OUR_PARAMETERS = {"vectorized"}
-OUR_METHODS = {"take", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"}
+OUR_PARAMETERS = {"vectorized", "on_error", "skip_limit", "exact", "temperature", "when_exhausted"}
+OUR_METHODS = {
+    *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
+    *("column", "where", "sample", "order_by", "pack", "bucket", "explain"),
+}
 # What a Grain program may call and does not find yet.
 NOT_YET = {
     "MapDataset": set(),
