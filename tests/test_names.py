@@ -22,6 +22,7 @@ PUBLIC = {
         "ReadOptions",
         "Report",
         "StateMismatch",
+        "TooManySkipped",
         "WorkerDied",
         "__version__",
         "experimental",
@@ -91,7 +92,16 @@ PUBLIC = {
 
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
-    "bushel": {"Column", "Explanation", "PipelineNotSent", "Report", "StateMismatch", "WorkerDied", "testing"},
+    "bushel": {
+        "Column",
+        "Explanation",
+        "PipelineNotSent",
+        "Report",
+        "StateMismatch",
+        "TooManySkipped",
+        "WorkerDied",
+        "testing",
+    },
     "bushel.experimental": set(),
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
     "bushel.sources": {"ArrayDataSource", "Columns", "RaggedDataSource", "file_fingerprint"},

@@ -7,7 +7,7 @@
 """
 
 from bushel import experimental, sources, testing, transforms
-from bushel.base.errors import PipelineNotSent, StateMismatch, WorkerDied
+from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset, MapDataset
 from bushel.engine import Report
@@ -28,6 +28,7 @@ __all__ = [
     "ReadOptions",
     "Report",
     "StateMismatch",
+    "TooManySkipped",
     "WorkerDied",
     "__version__",
     "experimental",

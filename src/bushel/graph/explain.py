@@ -12,7 +12,7 @@ from bushel.graph.elementwise import Elementwise
 from bushel.graph.leaves import Source, source_name
 from bushel.graph.node import MapNode, Node
 from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Ahead, Elements, SeedStream, StreamNode
+from bushel.graph.streams import Elements, SeedStream, StreamNode
 from bushel.index import words
 
 
@@ -88,7 +88,11 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
     while not isinstance(node, Elements):
         if isinstance(node, BatchStream):
             batches.append(node)
-        elif not isinstance(node, (SeedStream, Ahead)) and not (isinstance(node, Elementwise) and not node.drops):
+        elif (
+            not node.transparent
+            and not isinstance(node, SeedStream)
+            and (not isinstance(node, Elementwise) or node.drops)
+        ):
             raise ValueError(
                 f"What comes after {node.call()} depends on what was read before, so its next steps cannot be told "
                 "without reading. Use `where` for a filter, and `pack` or `batch` on the MapDataset."
@@ -108,6 +112,10 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
         records = explain(node.parent, words.ranging(elements.start, elements.stop))
         found.append(Explanation(step, tuple(record for element in records for record in element.records)))
     return found
+
+
+def _keeps_all(node: Node) -> bool:
+    return isinstance(node, Elementwise) and not node.drops
 
 
 def _rows(count: int, batches: list[BatchStream]) -> int:
