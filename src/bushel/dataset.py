@@ -824,8 +824,16 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         chosen = options or MultiprocessingOptions(num_workers=None)
         return _IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
-    def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T]:
-        """`mp_prefetch` under Grain's older name."""
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
+        """The same elements, so many of them computed ahead by a thread: `prefetch(2)`.
+
+        With MultiprocessingOptions it is `mp_prefetch` under Grain's older name.
+
+        >>> list(MapDataset.range(3).to_iter_dataset().prefetch(2))
+        [0, 1, 2]
+        """
+        if not isinstance(multiprocessing_options, MultiprocessingOptions):
+            return ThreadPrefetchIterDataset(self, prefetch_buffer_size=multiprocessing_options)
         warnings.warn("Please use `mp_prefetch` instead.", DeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
 
