@@ -79,7 +79,7 @@ class Bins:
         """How many rows hold none. So many sequences, at least, will still find a place."""
         return self._count - self._used
 
-    def place(self, columns: Sequence[Sequence[int]], first: int = 0) -> int:
+    def place(self, columns: Sequence[Sequence[int]] | np.ndarray, first: int = 0) -> int:
         """Places sequences one after the other, and returns the number of the first that fits in no row.
 
         No length may be above its capacity: see `too_long`.
@@ -92,22 +92,22 @@ class Bins:
         if len(columns) == 1 and self._alignments is None:
             self._place_one_feature(columns[0], first)
         else:
-            self._place(np.array(columns, dtype=np.int64), first)
+            self._place(np.asarray(columns, dtype=np.int64), first)
         last = first + len(self._rows) - placed
         for mine, column in zip(self._lengths, columns):
-            mine += column[first:last]
+            mine.extend(column[first:last])
         return last
 
     def _place(self, columns: np.ndarray, first: int) -> None:
-        takes = columns if self._alignments is None else _up_to(columns, self._alignments[:, None])
         for number in range(first, columns.shape[1]):
-            fits = np.all(self._free >= columns[:, number, None], axis=0)
+            needs = columns[:, number]
+            fits = np.all(self._free >= needs[:, None], axis=0)
             row = self._fullest(fits, self._free.sum(axis=0)) if self._best else int(fits.argmax())
             if not fits[row]:
                 return
             self._rows.append(row)
             self._members[row] += 1
-            self._free[:, row] -= takes[:, number]
+            self._free[:, row] -= needs if self._alignments is None else _up_to(needs, self._alignments)
             if self._members[row] == self._most:
                 self._free[:, row] = -1
             self._used = max(self._used, row + 1)
@@ -185,7 +185,7 @@ def fit(
             f"Sequence {wrong} has lengths {lengths[wrong].tolist()} and rows have {np.asarray(capacities).tolist()}. "
             "Truncate it, or make rows longer."
         )
-    columns = lengths.T.tolist()
+    columns = lengths.T.tolist() if lengths.shape[1] == 1 else lengths.T
     parts: list[Placement] = []
     first = row = 0
     while first < len(lengths):
