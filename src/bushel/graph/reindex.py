@@ -322,11 +322,13 @@ class Select(MapNode):
             return self.parts[used[0]].plan(positions)
         plans: dict[int, Plan] = {}
         before = np.zeros((len(used), len(indices) + 1), dtype=np.int64)
+        places = np.empty(len(indices), dtype=np.int64)
         for row, number in enumerate(used):
             here = which == number
             np.cumsum(here, out=before[row, 1:])
+            places[here] = np.arange(before[row, -1])
             plans[number] = self.parts[number].plan(positions[here])
-        return _Selected(which, plans, before)
+        return _Selected(which, plans, before, list(zip(which.tolist(), places.tolist())))
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return np.arange(len(indices)), *self.map(indices, self._lengths)
@@ -366,8 +368,13 @@ class _Selected(Plan):
     plans: dict[int, Plan]
     before: np.ndarray
     """before[row, k]: how many of the first k elements come from the row-th used parent."""
+    places: list[tuple[int, int]]
+    """For each element, its parent and its place in that parent's plan."""
 
     def take(self, low: int, high: int) -> Block:
+        if high - low == 1:  # iteration goes one by one
+            number, place = self.places[low]
+            return self.plans[number].take(place, place + 1)
         found: list[tuple[int, Block]] = []
         for row, (number, plan) in enumerate(self.plans.items()):
             first, last = int(self.before[row, low]), int(self.before[row, high])
