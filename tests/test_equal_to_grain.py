@@ -144,13 +144,28 @@ def check_length_and_access(recipe: Recipe, numbers: list[int]) -> None:
         assert same(our, their), f"ds[{place}] is {our!r}, and {their!r} in Grain"
 
 
+def check_states_of_packers(ours: Any, theirs: Any, our: Run, their: Run) -> None:
+    """States are equal, or the same rest follows from both: at the end of the data Bushel, which reads several
+    sequences at a time, has seen that there is nothing more, and Grain has not."""
+    for number, (mine, its) in enumerate(zip(our.states, their.states, strict=True)):
+        if comparable([mine]) != comparable([its]):
+            for ds, lib, state in ((ours, bushel, its), (theirs, grain, mine)):
+                it = iter(ds)
+                it.set_state(json.loads(state))
+                rest = run(it, lib, len(our.elements) - number)
+                assert_same_elements(rest.elements, our.elements[number:], f"from a state after {number}")
+
+
 def check_iteration(recipe: Recipe, cut: int) -> None:
     ours, theirs = as_stream(recipe, bushel), as_stream(recipe, grain)
     our, their = run(iter(ours), bushel), run(iter(theirs), grain)
     assert_same_elements(our.elements, their.elements, "iteration")
     assert our.stopped == their.stopped
-    assert comparable(our.states) == comparable(their.states)
-    if "flat_map" not in recipe.operations and our.stopped is StopIteration:
+    if "pack" in recipe.operations:
+        check_states_of_packers(ours, theirs, our, their)
+    else:
+        assert comparable(our.states) == comparable(their.states)
+    if not {"flat_map", "pack"} & recipe.operations and our.stopped is StopIteration:
         # In Grain, the state of a flat_map tells how often it was asked past the end.
         assert comparable([our.state_at_the_end]) == comparable([their.state_at_the_end])
     if "interleave" not in recipe.operations:  # in Grain, counted otherwise before a state was set than after
@@ -162,7 +177,8 @@ def check_iteration(recipe: Recipe, cut: int) -> None:
     there.set_state(json.loads(their.states[cut]))
     moved = run(there, bushel, len(our.elements) - cut)
     assert_same_elements(moved.elements, their.elements[cut:], f"from Grain's state after {cut}")
-    assert comparable(moved.states) == comparable(their.states[cut:])
+    if "pack" not in recipe.operations:
+        assert comparable(moved.states) == comparable(their.states[cut:])
 
     if our.stopped not in (None, StopIteration):
         return  # Grain's flat_map may meet the error while it restores

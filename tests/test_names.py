@@ -29,15 +29,29 @@ PUBLIC = {
         "transforms",
     ],
     "bushel.experimental": [
+        "BOSHandling",
+        "BestFitPackIterDataset",
+        "CacheIterDataset",
+        "ConcatThenSplitIterDataset",
+        "FirstFitPackIterDataset",
         "FlatMapIterDataset",
         "FlatMapMapDataset",
         "FlatMapTransform",
+        "InterleaveIterDataset",
+        "LimitIterDataset",
         "MapWithIndexTransform",
+        "PackAndBatchOperation",
+        "RebatchIterDataset",
+        "RepeatIterDataset",
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
+        "WindowShuffleIterDataset",
+        "WindowShuffleMapDataset",
+        "ZipIterDataset",
         "ZipMapDataset",
         "apply_transformations",
+        "assert_equal_output_after_checkpoint",
         "batch_and_pad",
         "get_element_spec",
         "get_next_index",
@@ -110,12 +124,15 @@ def parameters(function):
     return [
         (entry.name, entry.kind, entry.default)
         for entry in inspect.signature(function).parameters.values()
-        if entry.name not in OUR_PARAMETERS
+        if entry.name not in OUR_PARAMETERS and not entry.name.startswith("_")
     ]
 
 
 OUR_PARAMETERS = {"vectorized", "exact", "temperature", "when_exhausted"}
-OUR_METHODS = {"take", "column", "where", "sample", "order_by", "pack", "bucket", "explain"}
+OUR_METHODS = {
+    *("take", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
+    *("column", "where", "sample", "order_by", "pack", "bucket", "explain"),
+}
 # What a Grain program may call and does not find yet.
 NOT_YET = {
     "MapDataset": set(),

@@ -26,6 +26,7 @@ from bushel.graph import (
     elementwise,
     explain,
     leaves,
+    limits,
     mixtures,
     node,
     ordered,
@@ -35,14 +36,18 @@ from bushel.graph import (
     show,
     streams,
 )
+from bushel.graph.cache import Cache
 from bushel.graph.columns import Column
 from bushel.graph.explain import Explanation
 from bushel.graph.node import MapNode, Node
+from bushel.graph.stores import Files, Memory
 from bushel.graph.streams import StreamNode
+from bushel.graph.windows import WindowShuffleStream
 from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.state import identity
+from bushel.state.digest import digest
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -336,6 +341,28 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(_needed_seed(self, seed, "shuffle"))))
 
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T]:
+        """Each window of `window_size` consecutive elements in an order of its own: what is near stays near.
+
+        The last window of an epoch may be smaller; no window reaches into the next epoch.
+
+        >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
+        [2, 3, 0, 1, 5, 4, 6, 7]
+        """
+        return _MapPipeline(reindex.Reindex(self._node, reindex.WindowShuffle(window_size, _window_seed(self, seed))))
+
+    def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
+        """Tuples of an element of this dataset and of those at the same index of others, all of one length.
+
+        >>> list(MapDataset.range(2).zip(MapDataset.source(["a", "b"])))
+        [(0, 'a'), (1, 'b')]
+        """
+        return ZipMapDataset([self, *others])
+
+    def flat_map(self, transform: tf.FlatMap) -> MapDataset[Any]:
+        """The elements that each element becomes, at most `transform.max_fan_out` of them; others are missing."""
+        return FlatMapMapDataset(self, transform)
+
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T]:
         """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
 
@@ -602,15 +629,12 @@ class _IterDatasetMeta(abc.ABCMeta):
                     raise ValueError(f"Datasets by key need weights with the same keys {list(keys)}, got {weights!r}.")
                 weights = [weights[key] for key in keys]
             datasets = [datasets[key] for key in keys]
-        parts = list(datasets)
-        for part in parts:
-            if not isinstance(part, IterDataset):
-                raise TypeError(f"IterDataset.mix takes IterDatasets, got {_kind(part)}.")
+        parts = _stream_nodes(datasets, "mix")
         if not parts:
             raise ValueError("IterDataset.mix needs at least one dataset.")
         checked = checks.weights(weights, len(parts))  # type: ignore[arg-type]
         integers = mix_index.integer_weights(checked or [1.0] * len(parts))
-        return _IterPipeline(ordered.MixStream(tuple(part._node for part in parts), integers, keys))
+        return _IterPipeline(ordered.MixStream(parts, integers, keys))
 
 
 class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
@@ -694,6 +718,81 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         chosen = _random_map_seed(self, seed)
         checked = _checked(transform, tf.RandomMap, "random_map")
         return _IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
+
+    def flat_map(self, transform: tf.FlatMap | Callable[[T], Iterable[S]]) -> IterDataset[S]:
+        """The elements that each element becomes, one after the other.
+
+        >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
+        [1, 2, 2, 3, 3, 3]
+        """
+        return _IterPipeline(ordered.FlatMapStream(self._node, _checked(transform, tf.FlatMap, "flat_map")))
+
+    def limit(self, count: int) -> IterDataset[T]:
+        """The first `count` elements.
+
+        >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
+        [0, 1]
+        """
+        return _IterPipeline(limits.Limit(self._node, count))
+
+    def repeat(self, num_epochs: int | None = None) -> IterDataset[T]:
+        """The same elements `num_epochs` times, or endlessly. All epochs are alike: nothing is shuffled anew.
+
+        >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
+        [0, 1, 0, 1]
+        """
+        return _IterPipeline(limits.RepeatStream(self._node, num_epochs))
+
+    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T]:
+        """Batches of another size, cut from those that come.
+
+        >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
+        [[0, 1, 2], [3, 4, 5]]
+        """
+        return _IterPipeline(limits.Rebatch(self._node, batch_size, bool(drop_remainder)))
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T]:
+        """Each window of `window_size` consecutive elements in an order of its own.
+
+        A shuffle of a MapDataset needs no window and is better; this is for what can only be read in order.
+
+        >>> list(MapDataset.range(8).to_iter_dataset().window_shuffle(4, seed=3))
+        [1, 0, 3, 2, 7, 6, 4, 5]
+        """
+        return _IterPipeline(WindowShuffleStream(self._node, window_size, _window_seed(self, seed)))
+
+    def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
+        """Tuples of an element of this dataset and of those at the same place in others.
+
+        Args:
+          others: read along with this one.
+          strict: False ends with the shortest; otherwise different lengths are an error.
+
+        >>> ds = MapDataset.range(2).to_iter_dataset()
+        >>> list(ds.zip(ds.map(str)))
+        [(0, '0'), (1, '1')]
+        """
+        return _IterPipeline(ordered.ZipStream((self._node, *_stream_nodes(others, "zip")), bool(strict)))
+
+    def cache(self, folder: str | os.PathLike[str] | None = None) -> IterDataset[T]:
+        """The same elements, which are computed once and then kept; for datasets that have an end.
+
+        The first iterator that reads to the end fills the cache, and all later ones read from it. It belongs to this
+        very pipeline: with another function or other data above, it is filled anew. Place it before what should be
+        different in each epoch.
+
+        Args:
+          folder: keeps elements in files there, pickled, for other processes and later runs; None keeps them in
+            memory. Use only folders that you trust: loading a pickle can run code.
+
+        >>> calls = []
+        >>> ds = MapDataset.range(3).to_iter_dataset().map(lambda x: calls.append(x) or x * 10).cache()
+        >>> list(ds), list(ds), len(calls)
+        ([0, 10, 20], [0, 10, 20], 3)
+        """
+        parent = self._node
+        store = Memory() if folder is None else Files(folder)
+        return _IterPipeline(Cache(parent, store, lambda: digest(identity.identity(parent), identity.PYTHON)))
 
     def mp_prefetch(
         self,
@@ -830,6 +929,13 @@ def _map_nodes(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode,
     return tuple(dataset._node for dataset in datasets)
 
 
+def _stream_nodes(datasets: Sequence[Any], what: str) -> tuple[StreamNode, ...]:
+    for dataset in datasets:
+        if not isinstance(dataset, IterDataset):
+            raise TypeError(f"IterDataset.{what} takes IterDatasets, got {_kind(dataset)}.")
+    return tuple(dataset._node for dataset in datasets)
+
+
 def _kind(dataset: Any) -> str:
     """What a user would call it: private classes go by the public one they are."""
     public = next((kind for kind in (MapDataset, IterDataset) if isinstance(dataset, kind)), type(dataset))
@@ -885,6 +991,15 @@ def _chosen(
         return select.chosen(inner, column_of(values, inner), rule)
 
     return _MapPipeline(select.under_endless_repeat(map_node, build))
+
+
+def _window_seed(dataset: _Dataset, seed: int | None) -> int:
+    chosen = node.default_seed((dataset._node,)) if seed is None else seed
+    if chosen is None:
+        raise ValueError(
+            "`window_shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `window_shuffle(n, seed=...)`."
+        )
+    return chosen
 
 
 def _sparse_step(map_node: MapNode) -> str | None:

@@ -14,10 +14,12 @@ from bushel.dataset import (
 )
 from bushel.graph.batch import batch_and_pad
 from bushel.graph.concat_split import BOSHandling
+from bushel.graph.pack_and_batch import PackAndBatchOperation
 from bushel.index.shuffle import index_shuffle
 from bushel.iterator import get_next_index, set_next_index
 from bushel.operations import (
     BestFitPackIterDataset,
+    CacheIterDataset,
     ConcatThenSplitIterDataset,
     FirstFitPackIterDataset,
     InterleaveIterDataset,
@@ -27,11 +29,13 @@ from bushel.operations import (
     WindowShuffleIterDataset,
     WindowShuffleMapDataset,
     ZipIterDataset,
+    assert_equal_output_after_checkpoint,
 )
 
 __all__ = [
     "BOSHandling",
     "BestFitPackIterDataset",
+    "CacheIterDataset",
     "ConcatThenSplitIterDataset",
     "FirstFitPackIterDataset",
     "FlatMapIterDataset",
@@ -40,6 +44,7 @@ __all__ = [
     "InterleaveIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",
+    "PackAndBatchOperation",
     "RebatchIterDataset",
     "RepeatIterDataset",
     "RngPool",
@@ -50,6 +55,7 @@ __all__ = [
     "ZipIterDataset",
     "ZipMapDataset",
     "apply_transformations",
+    "assert_equal_output_after_checkpoint",
     "batch_and_pad",
     "get_element_spec",
     "get_next_index",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,11 @@ class _BatchCursor(Through):
 class FlatMapStream(OneParent):
     """The elements that each element becomes, one after the other."""
 
-    transform: transforms.FlatMap
+    transform: Any
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any], Any]:
+        return transforms.method(self.transform, transforms.FlatMap, "flat_map")
 
     def open(self, opener: Opener) -> Cursor:
         return _FlatMapCursor(opener.open(self.parent), self)
@@ -139,7 +144,7 @@ class _FlatMapCursor(Through):
         if not rows:
             self.ended = True  # a parent is asked past its end just once, as the state would show
             return ()
-        parts = each(lambda row: list(self.node.transform.flat_map(row)), rows, self.where(self.node), also_none=True)
+        parts = each(lambda row: list(self.node.function(row)), rows, self.where(self.node), also_none=True)
         return parts[0]
 
     def mark(self) -> Any:
