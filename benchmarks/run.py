@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, images, indices, jpeg, lifecycle, records, workers
+    from benchmarks import access, columns, images, indices, jpeg, lifecycle, packing, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -28,8 +28,13 @@ def main() -> None:
         "ra": access.ra,
         "index": indices.index,
         "mix": indices.mix,
+        "w4-pack": columns.w4_pack,
+        "mix-3": columns.mix_of_three,
         "import": lifecycle.importing,
         "state": lifecycle.state,
+        "w4": packing.w4,
+        "windows": packing.windows,
+        "interleave": packing.interleave,
         "w6": workers.w6,
         "w2-workers": workers.w2_workers,
         "w1-workers": workers.w1_workers,
