@@ -64,13 +64,16 @@ def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleT
     return x
 
 
-def epoch_table(length: int, seed: Any, xp: ModuleType = np) -> Any:
+def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
     """The whole permutation of [0, length) for a length below 2**16, as an array.
 
     A derived value: kept for a few epochs on the host, never part of a state. It is found by pointer doubling
     over the cipher's domain, so that 10 records take hardly more work than 60,000.
+
+    Under JAX the length may be traced too; the array then has `SMALL` entries, and those past the length mean nothing.
     """
-    if length >= SMALL:
+    fixed = isinstance(length, int)
+    if fixed and length >= SMALL:
         raise ValueError(f"epoch_table serves lengths below {SMALL}, got {length}; use permute.")
     if xp is np:
         return _host_table(length, seed)
@@ -83,7 +86,8 @@ def epoch_table(length: int, seed: Any, xp: ModuleType = np) -> Any:
         landed, absorbing = state
         return absorbing[landed], absorbing[absorbing]
 
-    return lax.while_loop(lambda state: (state[0] >= length).any(), double, (jumps[:length], absorbing))[0]
+    start = jumps[:length] if fixed else xp.where(xp.arange(SMALL) < length, jumps, 0)
+    return lax.while_loop(lambda state: (state[0] >= length).any(), double, (start, absorbing))[0]
 
 
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:

@@ -12,11 +12,10 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.blocks import Columns
-from bushel.jit import words
-from bushel.jit.batches import Batches
 from bushel.jit.nodes import child, node
-from bushel.jit.order import Order, kept_by, mixed_by, order_of, weighted_by
-from bushel.jit.protocol import Address, Indexed, Prepared, Tree
+from bushel.jit.order import kept_by, mixed_by, order_of, weighted_by
+from bushel.jit.protocol import Address, Tree
+from bushel.jit.records import Records, Store
 
 _PACKED_FROM = 32  # bytes of a row; packing shorter ones gains nothing
 
@@ -60,9 +59,7 @@ def _on_cpu(array: Any, device: Any) -> bool:
         return getattr(device, "platform", None) == "cpu"
     if isinstance(array, jax.Array):
         return len(array.devices()) == 1 and next(iter(array.devices())).platform == "cpu"
-    default = jax.config.jax_default_device
-    platform = getattr(default, "platform", default) if default is not None else jax.default_backend()
-    return platform == "cpu"
+    return next(iter(jnp.zeros(()).devices())).platform == "cpu"  # where an array goes that nobody places
 
 
 def columns(data: Tree, *, device: Any = None) -> tuple[Tree, int]:
@@ -80,70 +77,28 @@ def columns(data: Tree, *, device: Any = None) -> tuple[Tree, int]:
     return jax.tree.map(lambda leaf: column(leaf, device=device), data), int(leaves[0].shape[0])
 
 
-def column_specs(stored: Tree) -> Tree:
-    """The spec of one row of a tree of columns."""
-    return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype), stored, is_leaf=is_column)
-
-
 def is_column(value: Any) -> bool:
     """Whether a part of a tree is a column."""
     return isinstance(value, Column)
 
 
 @node
-class Rows(Indexed):
-    """Rows of columns, in an order. What every source over arrays becomes."""
+class Arrays(Store):
+    """Records that are rows of arrays."""
 
     columns: Tree = child()
-    order: Order = child()
 
-    @property
-    def length(self) -> int:
-        return self.order.length
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    def specs(self) -> tuple[Tree, Any]:
-        return column_specs(self.columns), jax.ShapeDtypeStruct((), bool)
-
-    def batched(self, size: int, remainder: str) -> Batches:
-        return Batches(self, size, remainder)
-
-    def span(self, count: int) -> int:
-        return words.epochs_touched(count, self.length)
-
-    def first_epoch(self, epoch: Any, position: Any) -> Any:
-        return epoch
-
-    def tables(self, seed: Any, epoch: Any, span: int) -> Any:
-        return self.order.tables(seed, epoch, span)
-
-    def locate(self, seed: Any, prepared: Prepared, epoch: Any, position: Any) -> Address:
-        return located(self.order, seed, prepared, epoch, position)
-
-    def element(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.elements(address.reshaped(1))
-        return jax.tree.map(lambda leaf: leaf[0], value), mask[0]
-
-    def elements(self, address: Address) -> tuple[Tree, jax.Array]:
-        return (
-            jax.tree.map(lambda column: column.take(address.record), self.columns, is_leaf=is_column),
-            address.valid,
+    def spec(self) -> Tree:
+        return jax.tree.map(
+            lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype), self.columns, is_leaf=is_column
         )
 
+    def take(self, address: Address) -> Tree:
+        return self.rows(address.record)
 
-def located(order: Order, seed: Any, prepared: Prepared, epoch: Any, position: Any) -> Address:
-    """The address of single records in an order."""
-    records = order.records(seed, prepared, epoch, position)
-    return Address(
-        jnp.broadcast_to(seed, records.shape),
-        jnp.broadcast_to(epoch, records.shape),
-        jnp.broadcast_to(position, records.shape),
-        records,
-        jnp.ones(records.shape, bool),
-    )
+    def rows(self, records: jax.Array) -> Tree:
+        """The rows of these records."""
+        return jax.tree.map(lambda column: column.take(records), self.columns, is_leaf=is_column)
 
 
 def ArraySource(
@@ -152,7 +107,7 @@ def ArraySource(
     *,
     where: Any = None,
     weights: Any = None,
-) -> Rows:
+) -> Records:
     """Records that are rows of arrays, in sequence or shuffled.
 
     With `ordering="shuffle"` the order is that of `MapDataset.source(...).seed(s).shuffle()` on the host, in every
@@ -172,13 +127,13 @@ def ArraySource(
     if weights is not None and where is not None:
         raise ValueError("Give where= or weights=, not both: a weight of zero leaves a record out.")
     if where is not None:
-        return Rows(stored, kept_by(ordering, where, length))
+        return Records(Arrays(stored), kept_by(ordering, where, length))
     if weights is not None:
-        return Rows(stored, weighted_by(weights, length))
-    return Rows(stored, order_of(ordering, length))
+        return Records(Arrays(stored), weighted_by(weights, length))
+    return Records(Arrays(stored), order_of(ordering, length))
 
 
-def mix(sources: Sequence[Rows], weights: Sequence[float] | None = None) -> Rows:
+def mix(sources: Sequence[Records], weights: Sequence[float] | None = None) -> Records:
     """Records of several array sources in proportion to `weights`, in the fixed pattern of `MapDataset.mix`.
 
     The arrays are put together once, so that a batch is still one gather per leaf. An epoch ends when the first
@@ -196,7 +151,7 @@ def mix(sources: Sequence[Rows], weights: Sequence[float] | None = None) -> Rows
     20
     """
     sources = list(sources)
-    if not sources or not all(isinstance(source, Rows) for source in sources):
+    if not sources or not all(isinstance(source, Records) and isinstance(source.store, Arrays) for source in sources):
         raise TypeError(f"mix takes array sources, got {[type(source).__name__ for source in sources]}.")
     specs = [source.element_spec() for source in sources]
     for number, spec in enumerate(specs):
@@ -207,15 +162,15 @@ def mix(sources: Sequence[Rows], weights: Sequence[float] | None = None) -> Rows
                 f"Sources of a mixture have elements of one kind, but source 0 has {trees.describe(specs[0])} and "
                 f"source {number} has {trees.describe(spec)}."
             )
-    sizes = [len(jax.tree.leaves(source.columns)[0]) for source in sources]
+    sizes = [len(jax.tree.leaves(source.store.columns)[0]) for source in sources]
     offsets = [sum(sizes[:number]) for number in range(len(sizes))]
     order = mixed_by([source.order for source in sources], offsets, weights)
     whole = jax.tree.map(
         lambda *parts: dataclasses.replace(parts[0], stored=jnp.concatenate([part.stored for part in parts])),
-        *(source.columns for source in sources),
+        *(source.store.columns for source in sources),
         is_leaf=is_column,
     )
-    return Rows(whole, order)
+    return Records(Arrays(whole), order)
 
 
 def dataset_to_jax(dataset: Any, storage_device: Any = "cpu") -> Tree:

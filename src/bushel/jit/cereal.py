@@ -12,10 +12,11 @@ from bushel.jit.arrays import ArraySource as ArraySampleSource
 from bushel.jit.arrays import dataset_to_jax
 from bushel.jit.datasets.images import CIFAR10Dataset, MNISTDataset
 from bushel.jit.gym import GymnaxSource
-from bushel.jit.host import DiskRows, HostCallbackTransform
 from bushel.jit.host import DiskSource as DiskSampleSource
+from bushel.jit.host import HostCallbackTransform
 from bushel.jit.loader import DataLoader, LoaderState
 from bushel.jit.protocol import Source
+from bushel.jit.records import Records
 from bushel.jit.transforms import DevicePutTransform, FlattenImageTransform, MapTransform, NormalizeImageTransform
 
 
@@ -27,7 +28,7 @@ def BatchTransform(*args: Any, drop_last: bool = False, pad_last_batch: bool | N
 
 def MNISTDiskSource(
     split: str = "train", prefetch_size: int = 64, cache_dir: Any = None, ordering: str = "shuffle"
-) -> DiskRows:
+) -> Records:
     """MNIST, read from its files image by image."""
     return MNISTDataset.make_disk_source(
         split=split, cache_dir=cache_dir, ordering=ordering, prefetch_size=prefetch_size

@@ -1,4 +1,4 @@
-"""Environments as sources: a policy plays, and its transitions are the elements. Environments have Gymnax' interface."""
+"""Environments as sources: a policy plays, its transitions are the elements. Environments are those of Gymnax."""
 
 from __future__ import annotations
 

@@ -19,61 +19,27 @@ from jax.experimental import io_callback
 
 from bushel.base import checks, trees
 from bushel.index import seeds, shuffle
-from bushel.jit import words
-from bushel.jit.arrays import located
-from bushel.jit.batches import Batches
-from bushel.jit.nodes import child, node
-from bushel.jit.order import Order, order_of
-from bushel.jit.protocol import Address, Indexed, Prepared, Tree
+from bushel.jit.nodes import node
+from bushel.jit.order import order_of
+from bushel.jit.protocol import Address, Tree, stacked_spec
+from bushel.jit.records import Records, Store
 from bushel.jit.transform import Elementwise
 
 
 @node
-class DiskRows(Indexed):
+class Disk(Store):
     """Records that a Python function reads when they are needed: one callback per batch."""
 
     reader: Any
-    spec: Any
-    order: Order = child()
+    record_spec: Any
 
-    @property
-    def length(self) -> int:
-        return self.order.length
+    def spec(self) -> Tree:
+        return self.record_spec
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return ()
-
-    def specs(self) -> tuple[Tree, Any]:
-        return self.spec, jax.ShapeDtypeStruct((), bool)
-
-    def batched(self, size: int, remainder: str) -> Batches:
-        return Batches(self, size, remainder)
-
-    def span(self, count: int) -> int:
-        return words.epochs_touched(count, self.length)
-
-    def first_epoch(self, epoch: Any, position: Any) -> Any:
-        return epoch
-
-    def tables(self, seed: Any, epoch: Any, span: int) -> Any:
-        return self.order.tables(seed, epoch, span)
-
-    def locate(self, seed: Any, prepared: Prepared, epoch: Any, position: Any) -> Address:
-        return located(self.order, seed, prepared, epoch, position)
-
-    def element(self, address: Address) -> tuple[Tree, jax.Array]:
-        value, mask = self.elements(address.reshaped(1))
-        return jax.tree.map(lambda leaf: leaf[0], value), mask[0]
-
-    def elements(self, address: Address) -> tuple[Tree, jax.Array]:
-        spec = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((len(address.record), *leaf.shape), leaf.dtype), self.spec
-        )
-        value = io_callback(
-            self.reader, spec, address.record, address.valid, address.seed[-1], address.epoch[-1], address.position[-1]
-        )
-        return value, address.valid
+    def take(self, address: Address) -> Tree:
+        spec = stacked_spec(self.record_spec, len(address.record))
+        last = (address.seed[-1], address.epoch[-1], address.position[-1])
+        return io_callback(self.reader, spec, address.record, address.valid, *last)
 
 
 class Reader:
@@ -156,7 +122,7 @@ def DiskSource(
     sample_spec: Tree = None,
     ordering: str = "shuffle",
     prefetch_size: int = 64,
-) -> DiskRows:
+) -> Records:
     """Records that `sample_fn(number)` reads: from disk, a data base, anywhere.
 
     `sample_fn` runs on a thread of its own, one call at a time, and must return NumPy arrays.
@@ -181,7 +147,8 @@ def DiskSource(
     spec = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(tuple(leaf.shape), _dtype(leaf.dtype)), sample_spec)
     if not jax.tree.leaves(spec):
         raise ValueError("A record needs at least one array, got an empty sample_spec.")
-    return DiskRows(Reader(sample_fn, spec, length, ordering == "shuffle", prefetch_size), spec, order)
+    reader = Reader(sample_fn, spec, length, ordering == "shuffle", prefetch_size)
+    return Records(Disk(reader, spec), order)
 
 
 def _spec(array: np.ndarray) -> jax.ShapeDtypeStruct:

@@ -1,4 +1,4 @@
-"""The loader: a pipeline with its arrays, and the ways to run through it. A pytree, so that jit takes it as argument."""
+"""The loader: a pipeline with its arrays, and the ways to run through it. A pytree that jit takes as an argument."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DataLoader:
             order of `.seed(s).shuffle()` on the host.
         """
         if isinstance(self.source, Indexed):
-            return LoaderState(self.source.init_state(key))
+            return _state_at(self, words.seed_of(key), words.word(0), words.word(0))
         return LoaderState(self.source.init_state(words.as_key(key)))
 
     def next_batch(self, state: LoaderState) -> tuple[Tree, LoaderState, jax.Array]:
@@ -110,13 +110,12 @@ class DataLoader:
 
     def state_at(self, step: Any, key: Any = None, *, epoch: Any = 0) -> LoaderState:
         """The state before batch number `step` of `epoch`: to begin, to resume or to skip anywhere."""
-        epoch, position = self._place(step, epoch)
-        return LoaderState(self._indexed("state_at").at(words.seed_of(key), epoch, position))
+        return _state_at(self, words.seed_of(key), *self._place(step, epoch))
 
-    def _place(self, step: Any, epoch: Any) -> tuple[Any, Any]:
+    def _place(self, step: Any, epoch: Any) -> tuple[jax.Array, jax.Array]:
         length = self._indexed("A batch by its number").length
         more, position = divmod(step if isinstance(step, int) else words.word(step), length)
-        return epoch + more, position
+        return words.word(epoch) + words.word(more), words.word(position)
 
     def _indexed(self, what: str) -> Indexed:
         if isinstance(self.source, Indexed):
@@ -179,7 +178,7 @@ class DataLoader:
                 f"This state is at batch {saved['position']} of its epoch; here an epoch has {source.length} batches. "
                 "It belongs to another loader."
             )
-        return LoaderState(source.at(saved["seed"], saved["epoch"], saved["position"]))
+        return _state_at(self, *(words.word(saved[name]) for name in ("seed", "epoch", "position")))
 
 
 class LoaderIterator(Iterator[tuple[Tree, jax.Array]]):
@@ -231,6 +230,12 @@ def _state_of(loader: DataLoader, state: Any) -> LoaderState:
 def _next_batch(loader: DataLoader, state: LoaderState) -> tuple[Tree, LoaderState, jax.Array]:
     value, mask, inner_state = loader.source.next(state.inner_state)
     return value, LoaderState(inner_state), mask
+
+
+@jax.jit
+def _state_at(loader: DataLoader, seed: jax.Array, epoch: jax.Array, position: jax.Array) -> LoaderState:
+    source: Any = loader.source
+    return LoaderState(source.at(seed, epoch, position))
 
 
 @jax.jit

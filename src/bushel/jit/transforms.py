@@ -243,15 +243,13 @@ class TimeSeriesBatchTransform(Elementwise):
             return replaced(value, self.sequence_key, sequence), mask
         mask = jnp.repeat(mask, steps)
         begins = (jnp.arange(size * steps) % steps == 0) & mask
-        packed = replaced(value, self.sequence_key, sequence.reshape(size * steps, -1))
-        return {**packed, self.sequence_start_key: begins}, mask
+        packed = {self.sequence_key: sequence.reshape(size * steps, -1), self.sequence_start_key: begins}
+        return {**value, **packed}, mask
 
 
 def replaced(value: Any, key: str, entry: Any) -> Any:
     """A dict or a named tuple with one entry replaced."""
-    if isinstance(value, tuple) and hasattr(value, "_replace"):
-        return value._replace(**{key: entry})  # type: ignore[attr-defined]
-    return {**value, key: entry}
+    return {**value, key: entry} if isinstance(value, Mapping) else value._replace(**{key: entry})
 
 
 def _leaf(spec: Tree, key: str, what: str) -> Any:

@@ -10,7 +10,8 @@ import numpy as np
 from bushel.jit.datasets import files, formats
 from bushel.jit.datasets.files import Remote
 from bushel.jit.datasets.kinds import EMNIST_SUBSETS, CifarFiles, EmnistFiles, Files, IdxFiles
-from bushel.jit.host import DiskRows, DiskSource
+from bushel.jit.host import DiskSource
+from bushel.jit.records import Records
 
 
 class Example(NamedTuple):
@@ -26,7 +27,7 @@ class Example(NamedTuple):
 
     def __getitem__(self, key: Any) -> Any:
         """An entry by its name or its number."""
-        return getattr(self, key) if isinstance(key, str) and key in self._fields else tuple.__getitem__(self, key)
+        return self._asdict()[key] if isinstance(key, str) else tuple.__getitem__(self, key)
 
     def keys(self) -> tuple[str, ...]:
         """The names of the entries."""
@@ -71,7 +72,7 @@ class ImageDataset:
     @classmethod
     def make_disk_source(
         cls, *, split: str = "train", cache_dir: Any = None, ordering: str = "shuffle", prefetch_size: int = 64
-    ) -> DiskRows:
+    ) -> Records:
         """A source that reads images from disk when they are needed."""
         return _disk_source(cls.files, split, cache_dir, ordering, prefetch_size)
 
@@ -87,7 +88,7 @@ def _paired(images: np.ndarray, labels: np.ndarray, folder: Path) -> None:
         raise formats.Damaged(f"The files in {folder} have {len(images)} images but {len(labels)} labels.")
 
 
-def _disk_source(source: Files, split: str, cache_dir: Any, ordering: str, prefetch_size: int) -> DiskRows:
+def _disk_source(source: Files, split: str, cache_dir: Any, ordering: str, prefetch_size: int) -> Records:
     folder = files.cache_folder(source.folder, cache_dir)
     images, labels = source.map(_checked(split), folder)
     _paired(images, labels, folder)
@@ -153,7 +154,7 @@ class EMNISTDataset(ImageDataset):
         self._load(_emnist(subset), split, cache_dir)
 
     @classmethod
-    def make_disk_source(  # type: ignore[override]
+    def make_disk_source(
         cls,
         *,
         subset: str = "balanced",
@@ -161,7 +162,7 @@ class EMNISTDataset(ImageDataset):
         cache_dir: Any = None,
         ordering: str = "shuffle",
         prefetch_size: int = 64,
-    ) -> DiskRows:
+    ) -> Records:
         """A source that reads images from disk when they are needed."""
         return _disk_source(_emnist(subset), split, cache_dir, ordering, prefetch_size)
 
