@@ -19,10 +19,8 @@ from bushel.jit.datasets.files import Remote
 class Files(abc.ABC):
     """The files of a data set: where they come from, and how they become images and labels."""
 
-    @property
-    @abc.abstractmethod
-    def folder(self) -> str:
-        """The name of their folder in the cache."""
+    folder: str
+    """The name of their folder in the cache."""
 
     @abc.abstractmethod
     def read(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -37,7 +35,7 @@ class Files(abc.ABC):
 class IdxFiles(Files):
     """Four files in IDX format."""
 
-    folder: str  # type: ignore[assignment]
+    folder: str
     url: str
     md5: tuple[str, str, str, str]
     also_in: tuple[Path, ...] = ()
@@ -69,10 +67,7 @@ class EmnistFiles(Files):
     """One subset of EMNIST: IDX files, alone in the folder or inside the archive of all subsets."""
 
     subset: str
-
-    @property
-    def folder(self) -> str:
-        return "emnist"
+    folder: str = "emnist"
 
     def _paths(self, split: str, folder: Path) -> Iterator[Path]:
         for kind in ("images-idx3", "labels-idx1"):
@@ -103,7 +98,7 @@ class EmnistFiles(Files):
 class CifarFiles(Files):
     """CIFAR in its binary form: no pickles. The archive, or the folder that is in it."""
 
-    folder: str  # type: ignore[assignment]
+    folder: str
     remote: Remote
     inside: str
     members: dict[str, tuple[str, ...]]
