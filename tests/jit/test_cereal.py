@@ -192,7 +192,7 @@ def test_transforms_with_the_source_first(data):
     images = cereal.NormalizeImageTransform(batches, image_key="image", dtype=jnp.float32)
     vectors = cereal.FlattenImageTransform(images, image_key="image")
     logged = cereal.HostCallbackTransform(vectors, lambda batch, mask: {**batch, "label": batch["label"] + 1})
-    batch, mask, _ = logged.next(logged.init_state(jax.random.PRNGKey(0)))
+    batch, _, _ = logged.next(logged.init_state(jax.random.PRNGKey(0)))
     assert batch["image"].shape == (4, 784) and batch["image"].dtype == jnp.float32
     assert batch["label"].tolist() == (data["label"][:4] + 1).tolist()
     np.testing.assert_allclose(batch["image"], data["image"][:4].reshape(4, -1) / 255, rtol=1e-6)

@@ -112,7 +112,7 @@ def test_cifar_is_read(kind, archived, tmp_path):
 
 
 def test_a_data_set_becomes_arrays_of_jax(tmp_path):
-    images, labels = write_mnist(tmp_path)["train"]
+    _, labels = write_mnist(tmp_path)["train"]
     stacked = dataset_to_jax(MNISTDataset("train", cache_dir=tmp_path))
     assert isinstance(stacked, Example) and (np.asarray(stacked["label"]) == labels).all()
     assert stacked.image.dtype == np.uint8 and stacked.image.shape == (30, 28, 28, 1)
@@ -208,7 +208,7 @@ def test_a_file_is_downloaded_once_and_whole(server, tmp_path):
 def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     root, url = server
     (root / "data.bin").write_bytes(b"other")
-    with pytest.raises(FileNotFoundError, match="its MD5 is .* but should be 123"):
+    with pytest.raises(FileNotFoundError, match=r"its MD5 is .* but should be 123"):
         files.fetched(Remote("data.bin", url + "data.bin", "123"), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

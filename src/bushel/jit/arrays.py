@@ -88,6 +88,10 @@ class Arrays(Store):
 
     columns: Tree = child()
 
+    @property
+    def groups(self) -> int:
+        return 1
+
     def spec(self) -> Tree:
         return jax.tree.map(
             lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype), self.columns, is_leaf=is_column

@@ -53,6 +53,18 @@ class Batches(Indexed):
         return self.inner.tables(seed, epoch, span)
 
     def locate(self, seed: Any, prepared: Prepared, epoch: Any, position: Any) -> Address:
+        address = self._located(seed, prepared, epoch, position)
+        if self.groups == 1:
+            return address
+        front = jnp.shape(position)
+        return Address(
+            *(
+                jnp.swapaxes(part.reshape(*front, self.size // self.groups, self.groups), -1, -2).reshape(part.shape)
+                for part in address
+            )
+        )
+
+    def _located(self, seed: Any, prepared: Prepared, epoch: Any, position: Any) -> Address:
         own_epoch, start = self._start(epoch, position)
         positions = start[..., None] + jnp.arange(self.size, dtype=jnp.uint32)
         length = self.inner.length
@@ -98,8 +110,21 @@ class Batches(Indexed):
         value = zeroed(value, mask) if self._pads else value
         return jax.tree.map(lambda leaf: leaf.reshape(count, self.size, *leaf.shape[1:]), (value, mask))
 
+    @property
+    def groups(self) -> int:
+        return self.inner.groups
+
     def batched(self, size: int, remainder: str) -> Batches:
-        return Batches(self, size, remainder)
+        if self.groups > 1:
+            raise ValueError("Batches of a sharded source cannot be batched again. Use one BatchTransform.")
+        return batches_of(self, size, remainder)
+
+
+def batches_of(inner: Indexed, size: int, remainder: str) -> Batches:
+    """Batches of an indexed source, once it is clear that its shards can share them."""
+    if size % inner.groups:
+        raise ValueError(f"batch_size must be a multiple of the {inner.groups} shards of the data, got {size}.")
+    return Batches(inner, size, remainder)
 
 
 def zeroed(value: Tree, mask: jax.Array) -> Tree:

@@ -33,6 +33,10 @@ class Disk(Store):
     reader: Any
     record_spec: Any
 
+    @property
+    def groups(self) -> int:
+        return 1
+
     def spec(self) -> Tree:
         return self.record_spec
 

@@ -14,7 +14,12 @@ CHILD = {"child": True}
 """Metadata of a field that holds arrays, or other nodes that may hold some."""
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+def child(**kwargs: Any) -> Any:
+    """A field of a node that holds arrays, or nodes with arrays."""
+    return dataclasses.field(metadata=CHILD, **kwargs)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field, child))
 def node(cls: type[T]) -> type[T]:
     """Makes a class a frozen dataclass and a pytree. Fields with the metadata `CHILD` are children.
 
@@ -38,11 +43,6 @@ def node(cls: type[T]) -> type[T]:
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)
     return cls
-
-
-def child(**kwargs: Any) -> Any:
-    """A field of a node that holds arrays, or nodes with arrays."""
-    return dataclasses.field(metadata=CHILD, **kwargs)
 
 
 class Held:

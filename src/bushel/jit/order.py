@@ -19,6 +19,8 @@ from bushel.jit.protocol import Prepared
 TABLE_BELOW = 1 << 15
 """Below this length an epoch's permutation is looked up: walking the cipher takes too many steps there."""
 
+_WALK_FROM = 1 << 10  # where no table can be kept, walking is the cheaper way from this length on
+
 
 class Order(abc.ABC):
     """A map from (seed, epoch, position) to a record; `epoch` and `position` are words of any one shape."""
@@ -153,6 +155,19 @@ class Mixed(Order):
             records = order.records(seed, part, own_epoch, own_position) + self.offsets[number]
             found = jnp.where(which == number, records, found)
         return found
+
+
+def growing(position: Any, *, length: Any, seed: Any) -> jax.Array:
+    """A permutation of [0, length) for a length that is traced: exact epochs over data that grow.
+
+    It is the one that `.shuffle(seed=...)` has on the host for this length. Past the length anything may come out.
+    """
+    inside = jnp.where(position < length, position, 0)
+    return jax.lax.cond(
+        length < _WALK_FROM,
+        lambda: shuffle.epoch_table(length, seed, jnp)[inside],
+        lambda: shuffle.walk(inside, length=jnp.maximum(length, _WALK_FROM), seed=seed, xp=jnp),
+    )
 
 
 def order_of(ordering: str, length: int) -> Order:

@@ -107,6 +107,11 @@ class Indexed(abc.ABC):
     def shape(self) -> tuple[int, ...]:
         """How records are nested in an element: () for one record, (n,) for a batch of n."""
 
+    @property
+    @abc.abstractmethod
+    def groups(self) -> int:
+        """How many shards take turns in the order of elements; their rows lie together in a batch. 1 for none."""
+
     @abc.abstractmethod
     def specs(self) -> tuple[Tree, Any]:
         """Shapes and dtypes of one element and of its mask."""

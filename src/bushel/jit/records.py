@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bushel.jit import words
-from bushel.jit.batches import Batches
+from bushel.jit.batches import Batches, batches_of
 from bushel.jit.nodes import child, node
 from bushel.jit.order import Order
 from bushel.jit.protocol import Address, Indexed, Prepared, Tree
@@ -17,6 +17,11 @@ from bushel.jit.protocol import Address, Indexed, Prepared, Tree
 
 class Store(abc.ABC):
     """Records by their number."""
+
+    @property
+    @abc.abstractmethod
+    def groups(self) -> int:
+        """How many shards hold the records, if each gives its own part of a batch; 1 for none."""
 
     @abc.abstractmethod
     def spec(self) -> Tree:
@@ -45,8 +50,12 @@ class Records(Indexed):
     def specs(self) -> tuple[Tree, Any]:
         return self.store.spec(), jax.ShapeDtypeStruct((), bool)
 
+    @property
+    def groups(self) -> int:
+        return self.store.groups
+
     def batched(self, size: int, remainder: str) -> Batches:
-        return Batches(self, size, remainder)
+        return batches_of(self, size, remainder)
 
     def span(self, count: int) -> int:
         return words.epochs_touched(count, self.length)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from bushel.base import trees
-from bushel.jit.batches import Batches
+from bushel.jit.batches import Batches, batches_of
 from bushel.jit.nodes import child, node
 from bushel.jit.protocol import Address, Indexed, Prepared, Source, Tree, is_source, sample_keys, specs_of
 from bushel.jit.words import as_key
@@ -87,8 +87,12 @@ class Applied(Indexed):
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), self.shape)) if self._random else None
         return jax.eval_shape(self.transform.apply, value, mask, keys)
 
+    @property
+    def groups(self) -> int:
+        return self.inner.groups
+
     def batched(self, size: int, remainder: str) -> Batches:
-        return Batches(self, size, remainder)
+        return batches_of(self, size, remainder)
 
     def span(self, count: int) -> int:
         return self.inner.span(count)

@@ -27,8 +27,8 @@ class BatchTransform(Transform):
     - `drop_last=True`: they are left out. The host's `.batch(n, drop_remainder=True).repeat()`.
     - neither: the batch is filled up from the next epoch. The host's `.repeat().batch(n)`.
 
-    >>> from bushel.jit import ArraySource
     >>> import numpy as np
+    >>> from bushel.jit import ArraySource
     >>> batches = BatchTransform(2, pad_last_batch=True)(ArraySource(np.arange(3), "sequential"))
     >>> state = batches.init_state()
     >>> for _ in range(2):
@@ -67,6 +67,7 @@ class BatchTransform(Transform):
 class MapTransform(Elementwise):
     """Applies `fn(value, mask)` to each element: to batches after a `BatchTransform`, to records before it.
 
+    >>> import numpy as np
     >>> from bushel.jit import ArraySource
     >>> doubled = MapTransform(lambda value, mask: value * 2)(ArraySource(np.arange(3), "sequential"))
     >>> doubled.next(doubled.init_state())[0].tolist()
@@ -91,6 +92,7 @@ class RandomMapTransform(Elementwise):
     The key belongs to (seed, epoch, record) and to the place of this stage, so a record is changed alike whatever
     the batch size, the step it comes at, or where a run was resumed.
 
+    >>> import numpy as np
     >>> from bushel.jit import ArraySource
     >>> noisy = RandomMapTransform(lambda x, key: x + jax.random.normal(key))(ArraySource(np.zeros(3)))
     >>> noisy.element_spec()
@@ -150,7 +152,7 @@ class NormalizeImageTransform(Elementwise):
     data_key: str | None = None
 
     def check(self, spec: Tree) -> None:
-        _leaf(spec, self.data_key or self.image_key, "NormalizeImageTransform")
+        entry_spec(spec, self.data_key or self.image_key, "NormalizeImageTransform")
 
     def apply(self, value: Tree, mask: jax.Array, keys: jax.Array | None) -> tuple[Tree, jax.Array]:
         key = self.data_key or self.image_key
@@ -166,7 +168,7 @@ class FlattenTransform(Elementwise):
     start_index: int = 1
 
     def check(self, spec: Tree) -> None:
-        leaf = _leaf(spec, self.data_key, "FlattenTransform")
+        leaf = entry_spec(spec, self.data_key, "FlattenTransform")
         if not 0 <= self.start_index < max(len(leaf.shape), 1):
             raise ValueError(
                 f"FlattenTransform: start_index must be an axis of {self.data_key!r}, {trees.describe(leaf)}; "
@@ -186,7 +188,7 @@ class FlattenImageTransform(Elementwise):
     image_key: str = "image"
 
     def check(self, spec: Tree) -> None:
-        _leaf(spec, self.image_key, "FlattenImageTransform")
+        entry_spec(spec, self.image_key, "FlattenImageTransform")
 
     def apply(self, value: Tree, mask: jax.Array, keys: jax.Array | None) -> tuple[Tree, jax.Array]:
         image = value[self.image_key]
@@ -228,7 +230,7 @@ class TimeSeriesBatchTransform(Elementwise):
     def check(self, spec: Tree) -> None:
         if self.mode not in ("batched", "packed"):
             raise ValueError(f"mode is 'batched' or 'packed', got {self.mode!r}.")
-        leaf = _leaf(spec, self.sequence_key, "TimeSeriesBatchTransform")
+        leaf = entry_spec(spec, self.sequence_key, "TimeSeriesBatchTransform")
         if len(leaf.shape) < 2:
             raise ValueError(
                 f"TimeSeriesBatchTransform: {self.sequence_key!r} needs axes for batch and time, "
@@ -252,7 +254,7 @@ def replaced(value: Any, key: str, entry: Any) -> Any:
     return {**value, key: entry} if isinstance(value, Mapping) else value._replace(**{key: entry})
 
 
-def _leaf(spec: Tree, key: str, what: str) -> Any:
+def entry_spec(spec: Tree, key: str, what: str) -> Any:
     """The spec of one entry."""
     names = list(spec._fields) if hasattr(spec, "_fields") else list(spec) if isinstance(spec, Mapping) else None
     if names is None:

@@ -109,7 +109,7 @@ def multiply_divide(x: Any, factor: int, divisor: int, plus: Any = 0) -> tuple[j
     `factor` and `divisor` are Python integers below 2**31, `x` and `plus` words; the quotient must fit a word.
 
     >>> [int(n) for n in multiply_divide(jnp.uint32(4_000_000_000), 1000, 1_999_999_999)]
-    [2000, 1000]
+    [2000, 2000]
     """
     bound = word(divisor)
     whole, part = word(x) // bound, word(x) % bound
