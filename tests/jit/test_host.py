@@ -128,7 +128,9 @@ def test_a_callback_sees_every_batch_and_may_change_it():
 def test_a_callback_runs_in_a_scan_with_large_batches():
     large = np.ones((64, 1_000_000), np.float32)  # 64 MB through the callback
     loader = DataLoader([ArraySource(large), BatchTransform(16), HostCallbackTransform(lambda batch, mask: None)])
-    _, total, _ = loader.scan_epoch(loader.init_state(0), 0.0, lambda total, batch, mask: (total + batch[:, 0].sum(), None))
+    _, total, _ = loader.scan_epoch(
+        loader.init_state(0), 0.0, lambda total, batch, mask: (total + batch[:, 0].sum(), None)
+    )
     assert float(total) == 64
 
 
@@ -269,9 +271,7 @@ def test_a_policy_with_a_state_gets_it_and_keeps_it():
         return count * policy["factor"], {**policy, "count": count}
 
     template = {"factor": jnp.int32(1), "count": jnp.int32(0)}
-    source = GymnaxSource(
-        Counting(), 1.0, policy_step_fn=act, policy_state_template=template, steps_per_epoch=8
-    )
+    source = GymnaxSource(Counting(), 1.0, policy_step_fn=act, policy_state_template=template, steps_per_epoch=8)
     loader = DataLoader([source, BatchTransform(4)])
     with pytest.raises(ValueError, match="The state of the policy is not set"):
         loader.next_batch(loader.init_state(0))
@@ -289,7 +289,7 @@ def test_a_real_environment_of_gymnax_runs():
     env = gymnax.environments.classic_control.cartpole.CartPole()
     source = GymnaxSource(env, env.default_params, lambda obs, _, key: jax.random.randint(key, (), 0, 2))
     loader = DataLoader([source, BatchTransform(64)])
-    batch, state, _ = loader.next_batch(loader.init_state(0))
+    batch, _, _ = loader.next_batch(loader.init_state(0))
     assert batch["state"].shape == (64, 4) and loader.steps_per_epoch == 16
     ended = np.flatnonzero(batch["done"][:-1])
     assert len(ended) and (np.abs(np.asarray(batch["state"])[ended + 1]) <= 0.05).all()

@@ -65,7 +65,7 @@ def test_a_source_of_ones_own_runs_in_a_loader():
         out = list(loader.iterate(loader.init_state(0), steps=3))
         assert [batch.tolist() for batch, _ in out] == expected
         assert out[1][1].all() == ("pad_last_batch" not in arguments)
-    state, total, _ = loader.scan_epoch(loader.init_state(0), 0, lambda total, batch, mask: (total + batch.sum(), None))
+    _, total, _ = loader.scan_epoch(loader.init_state(0), 0, lambda total, batch, mask: (total + batch.sum(), None))
     assert int(total) == 6
     with pytest.raises(TypeError, match="BatchedStream can only go on"):
         loader.batch_at(3)
