@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, images, indices, jpeg, lifecycle, packing, records, workers
+    from benchmarks import access, columns, images, indices, jpeg, lifecycle, packing, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -28,6 +28,8 @@ def main() -> None:
         "ra": access.ra,
         "index": indices.index,
         "mix": indices.mix,
+        "w4-pack": columns.w4_pack,
+        "mix-3": columns.mix_of_three,
         "import": lifecycle.importing,
         "state": lifecycle.state,
         "w4": packing.w4,

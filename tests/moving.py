@@ -36,7 +36,9 @@ def moved(draw, depth=4):
     """A pipeline that moves records and does nothing else to them."""
     if depth == 0 or draw(st.integers(0, 3)) == 0:
         return draw(bases())
-    kind = draw(st.sampled_from(["shuffle", "slice", "list", "repeat", "same", "seed", "map", "concatenate", "mix"]))
+    kind = draw(
+        st.sampled_from(["shuffle", "window", "slice", "list", "repeat", "same", "seed", "map", "concatenate", "mix"])
+    )
     if kind in ("concatenate", "mix"):
         parts = [draw(moved(depth=depth - 2 if depth > 2 else 0)) for _ in range(draw(st.integers(1, 3)))]
         assume(all(0 < len(part) < INFINITE for part in parts))
@@ -45,6 +47,8 @@ def moved(draw, depth=4):
     length = len(ds)
     if kind == "shuffle":
         return ds.shuffle(draw(seeds))
+    if kind == "window":
+        return ds.window_shuffle(draw(st.integers(1, 5)), seed=draw(seeds))
     if kind == "slice":
         low = draw(st.integers(0, length - 1))
         return ds[low : draw(st.integers(low + 1, length)) : draw(st.integers(1, 3))]

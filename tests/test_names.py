@@ -90,6 +90,78 @@ PUBLIC = {
     ],
 }
 
+# Modules that Grain has no counterpart of.
+ALONE = {
+    "bushel.jit": [
+        "ArraySource",
+        "BatchTransform",
+        "BufferTransform",
+        "ChunkLoader",
+        "ColorJitterTransform",
+        "CutMixTransform",
+        "CutoutTransform",
+        "DataLoader",
+        "DevicePutTransform",
+        "DiskSource",
+        "FlattenImageTransform",
+        "FlattenTransform",
+        "GymnaxSource",
+        "HostCallbackTransform",
+        "LoaderState",
+        "MapTransform",
+        "MixupTransform",
+        "NormalizeImageTransform",
+        "PrioritisedBuffer",
+        "RandomCropTransform",
+        "RandomFlipTransform",
+        "RandomMapTransform",
+        "RenameTransform",
+        "ReplayBuffer",
+        "ShardedSource",
+        "Source",
+        "TimeSeriesBatchTransform",
+        "TrajectoryBuffer",
+        "Window",
+        "WindowSource",
+        "cereal",
+        "dataset_to_jax",
+        "datasets",
+        "importance_weights",
+        "masked_mean",
+        "mix",
+        "n_step_return",
+        "set_loader_policy_state",
+        "set_source_policy_state",
+    ],
+    "bushel.jit.cereal": [
+        "ArraySampleSource",
+        "BatchTransform",
+        "CIFAR10Dataset",
+        "DataLoader",
+        "DevicePutTransform",
+        "DiskSampleSource",
+        "FlattenImageTransform",
+        "GymnaxSource",
+        "HostCallbackTransform",
+        "LoaderState",
+        "MNISTDataset",
+        "MNISTDiskSource",
+        "MapTransform",
+        "NormalizeImageTransform",
+        "Source",
+        "dataset_to_jax",
+    ],
+    "bushel.jit.datasets": [
+        "CIFAR100Dataset",
+        "CIFAR10Dataset",
+        "EMNISTDataset",
+        "Example",
+        "FashionMNISTDataset",
+        "KMNISTDataset",
+        "MNISTDataset",
+    ],
+}
+
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
     "bushel": {
@@ -108,17 +180,17 @@ OURS = {
 }
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+@pytest.mark.parametrize("module", [*PUBLIC, *ALONE])
 def test_public_names_are_these(module):
     exported = importlib.import_module(module).__all__
-    assert sorted(exported) == PUBLIC[module]
+    assert sorted(exported) == (PUBLIC | ALONE)[module]
     assert len(set(exported)) == len(exported)
 
 
-@pytest.mark.parametrize("module", PUBLIC)
+@pytest.mark.parametrize("module", [*PUBLIC, *ALONE])
 def test_public_names_are_there_and_are_told(module):
     namespace = importlib.import_module(module)
-    for name in PUBLIC[module]:
+    for name in (PUBLIC | ALONE)[module]:
         value = getattr(namespace, name)
         if inspect.isclass(value) or inspect.isfunction(value) or inspect.ismodule(value):
             assert (value.__doc__ or "").strip(), f"{name} has no docstring"

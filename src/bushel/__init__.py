@@ -6,14 +6,19 @@
 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """
 
-from bushel import experimental, sources, testing, transforms
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset, MapDataset
 from bushel.engine import Report
-from bushel.graph.columns import Column
-from bushel.graph.explain import Explanation
 from bushel.iterator import DatasetIterator
+
+if TYPE_CHECKING:
+    from bushel import experimental, sources, testing, transforms
+    from bushel.graph.columns import Column
+    from bushel.graph.explain import Explanation
 
 __version__ = "0.1.0"
 
@@ -36,3 +41,14 @@ __all__ = [
     "testing",
     "transforms",
 ]
+
+_ELSEWHERE = {"Column": "bushel.graph.columns", "Explanation": "bushel.graph.explain"}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what not every program needs: `import bushel` alone stays quick."""
+    if name in _ELSEWHERE:
+        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
+    if name in __all__:
+        return importlib.import_module(f"bushel.{name}")
+    raise AttributeError(f"module 'bushel' has no attribute {name!r}")

@@ -8,48 +8,43 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
-from bushel import columns
 from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
+from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.engine import Executor
-from bushel.graph import (
-    apply,
-    batch,
-    bucket,
-    custom,
-    elementwise,
-    explain,
-    leaves,
-    limits,
-    mixtures,
-    node,
-    ordered,
-    pack,
-    reindex,
-    select,
-    show,
-    streams,
-)
-from bushel.graph.cache import Cache
-from bushel.graph.columns import Column
-from bushel.graph.explain import Explanation
+from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, show, streams
 from bushel.graph.node import MapNode, Node
 from bushel.graph.options import WithOptions
-from bushel.graph.stores import Files, Memory
 from bushel.graph.streams import StreamNode
-from bushel.graph.windows import WindowShuffleStream
 from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.state import identity
 from bushel.state.digest import digest
+
+if TYPE_CHECKING:
+    from bushel import columns
+    from bushel.graph import bucket, cache, explain, limits, mixtures, pack, select, stores, windows
+    from bushel.graph.columns import Column
+    from bushel.graph.explain import Explanation
+else:
+    columns = Lazy("bushel.columns")
+    bucket = Lazy("bushel.graph.bucket")
+    cache = Lazy("bushel.graph.cache")
+    explain = Lazy("bushel.graph.explain")
+    limits = Lazy("bushel.graph.limits")
+    mixtures = Lazy("bushel.graph.mixtures")
+    pack = Lazy("bushel.graph.pack")
+    select = Lazy("bushel.graph.select")
+    stores = Lazy("bushel.graph.stores")
+    windows = Lazy("bushel.graph.windows")
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -763,7 +758,9 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(8).to_iter_dataset().window_shuffle(4, seed=3))
         [1, 0, 3, 2, 7, 6, 4, 5]
         """
-        return _IterPipeline(WindowShuffleStream(self._node, window_size, _needed_seed(self, seed, "window_shuffle")))
+        return _IterPipeline(
+            windows.WindowShuffleStream(self._node, window_size, _needed_seed(self, seed, "window_shuffle"))
+        )
 
     def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
         """Tuples of an element of this dataset and of those at the same place in others.
@@ -795,8 +792,8 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         ([0, 10, 20], [0, 10, 20], 3)
         """
         parent = self._node
-        store = Memory() if folder is None else Files(folder)
-        return _IterPipeline(Cache(parent, store, lambda: digest(identity.identity(parent), identity.PYTHON)))
+        store = stores.Memory() if folder is None else stores.Files(folder)
+        return _IterPipeline(cache.Cache(parent, store, lambda: digest(identity.identity(parent), identity.PYTHON)))
 
     def mp_prefetch(
         self,

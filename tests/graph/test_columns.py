@@ -163,6 +163,7 @@ def test_columns_calculate():
         a + MapDataset.range(5).map(str).column(int)
     with pytest.raises(ValueError, match=r"less of a column and \(5,\) other values"):
         np.less(a, np.arange(5))
+    assert (np.max(b), np.mean(a), np.quantile(a, 0.5)) == (16, 2, 2)
     assert repr(a) == "Column(5 x int64)"
 
 

@@ -89,7 +89,9 @@ class Column(NDArrayOperatorsMixin):
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__" or options:
+        if method != "__call__":  # the maximum, a sum: of all values
+            return getattr(ufunc, method)(*(v.values if isinstance(v, Column) else v for v in inputs), **options)
+        if options:
             return NotImplemented
         columns = [value for value in inputs if isinstance(value, Column)]
         if any([part.node for part in column.parts] != [part.node for part in self.parts] for column in columns):

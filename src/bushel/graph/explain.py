@@ -88,11 +88,7 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
     while not isinstance(node, Elements):
         if isinstance(node, BatchStream):
             batches.append(node)
-        elif (
-            not node.transparent
-            and not isinstance(node, SeedStream)
-            and (not isinstance(node, Elementwise) or node.drops)
-        ):
+        elif not (node.transparent or isinstance(node, SeedStream) or _keeps_all(node)):
             raise ValueError(
                 f"What comes after {node.call()} depends on what was read before, so its next steps cannot be told "
                 "without reading. Use `where` for a filter, and `pack` or `batch` on the MapDataset."

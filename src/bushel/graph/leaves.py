@@ -16,6 +16,7 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
 from bushel.graph.node import Epochs, MapNode, Origin, Plan
 from bushel.index import words
+from bushel.sources.ragged import RaggedDataSource
 
 
 def source_name(source: Any) -> str:
@@ -97,16 +98,16 @@ class _ManyReads(Plan):
     positions: np.ndarray
     read: Any
 
+    def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
+        source = self.node.source
+        if not isinstance(source, RaggedDataSource) or not source.has(names):
+            return Plan.entries(self, low, high, names)
+        return list(source.entries(self.positions[low:high], names))
+
     def take(self, low: int, high: int) -> Block:
-        return self._read(self.read, low, high)
-
-    def look(self, low: int, high: int) -> Block:
-        return self._read(getattr(self.node.source, "views", self.read), low, high)
-
-    def _read(self, read: Any, low: int, high: int) -> Block:
         positions = self.positions[low:high]
         try:
-            block = read(positions)
+            block = self.read(positions)
         except RowFailed:
             raise
         except Exception as error:

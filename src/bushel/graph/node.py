@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.blocks import Block
+from bushel.base.blocks import Block, rows_of
 from bushel.base.errors import RowFailed, located
 from bushel.index import seeds, words
 
@@ -30,9 +30,13 @@ class Plan(abc.ABC):
         Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
         """
 
-    def look(self, low: int, high: int) -> Block:
-        """The same for one who only looks, and keeps nothing: arrays may belong to the source."""
-        return self.take(low, high)
+    def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
+        """For each name the entries of that name of rows [low, high); for None the rows themselves.
+
+        For one who only looks and keeps nothing: arrays may belong to the source.
+        """
+        rows = rows_of(self.take(low, high))
+        return [rows if name is None else [row[name] for row in rows] for name in names]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,26 +1,28 @@
 """Packed rows by random access: which pieces make up row n is planned once, from lengths alone.
 
-Where pieces go is decided by index/packing.py, and graph/fill.py copies them there. The packers of streams, which see a
-few sequences at a time, are in graph/packing.py and graph/concat_split.py.
+Where pieces go is decided by index/packing.py. The packers of streams, which see a few sequences at a time, are in
+graph/packing.py and graph/concat_split.py; unlike theirs, the pieces of a row here lie end to end, with one gap after
+them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, checks
+from bushel.base import checks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.fill import filled
 from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, told
 from bushel.graph.packing import as_sequence
 from bushel.index import packing, shuffle, words
+from bushel.sources.ragged import Sequences
 
 STRATEGIES = (*packing.STRATEGIES, "concat_split")
 BARE = "tokens"
@@ -145,7 +147,8 @@ class PackedRows(MapNode):
         # A long sequence may fill several rows in turn: it is read once for all of them.
         fresh = np.ones(len(elements), dtype=bool)
         np.not_equal(elements[1:], elements[:-1], out=fresh[1:])
-        return _Packed(self, indices, edges, pieces, np.cumsum(fresh) - 1, self.parent.plan(elements[fresh]))
+        features = [_Feature.of(self, number, edges, pieces) for number in range(len(self.options.capacities))]
+        return _Packed(self, indices, edges, features, np.cumsum(fresh) - 1, self.parent.plan(elements[fresh]))
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         edges, pieces, elements = self._pieces_of(indices)
@@ -183,11 +186,94 @@ class PackedRows(MapNode):
 
 
 @dataclasses.dataclass(slots=True)
+class _Feature:
+    """The rows of a plan in one feature, as runs: the pieces of a row, then its gap, then the next row."""
+
+    name: str
+    length: int
+    lengths: np.ndarray
+    offsets: np.ndarray
+    ends: np.ndarray
+    """How long the sequences are that pieces are of, and where in them pieces begin and end: an entry per piece."""
+    whole: bool
+    """Whether all pieces are whole sequences."""
+    edges: np.ndarray
+    """The runs of row n are [edges[n], edges[n + 1])."""
+    runs: np.ndarray
+    begins: np.ndarray
+    numbers: np.ndarray
+    """How long each run is, minus the cell of its row where it begins, which sequence of the row it is (0: a gap)."""
+
+    @classmethod
+    def of(cls, node: PackedRows, number: int, edges: np.ndarray, pieces: np.ndarray) -> _Feature:
+        name, length = list(node.options.capacities.items())[number]
+        plan, rows = node.pieces, len(edges) - 1
+        sizes, starts = plan.sizes[pieces, number], plan.starts[pieces, number]
+        lengths, offsets = plan.lengths[pieces, number], plan.offsets[pieces, number]
+        places = np.arange(len(pieces)) + np.repeat(np.arange(rows), np.diff(edges))
+        last = edges[1:] - 1
+        gaps = edges[1:] + np.arange(rows)
+        runs = np.empty(len(pieces) + rows, dtype=np.int64)
+        begins, numbers = np.zeros((2, len(runs)), dtype=np.int32)
+        runs[places], runs[gaps] = sizes, length - starts[last] - sizes[last]
+        begins[places], numbers[places] = -starts, plan.segments[pieces]
+        whole = bool((sizes == lengths).all())
+        return cls(
+            name, length, lengths, offsets, offsets + sizes, whole, edges + np.arange(rows + 1), runs, begins, numbers
+        )
+
+    def tokens(self, entries: list[Any], which: np.ndarray, first: int, end: int) -> list[np.ndarray]:
+        """Pieces [first, end), of entries of which there may be fewer: `which` says of which each is."""
+        if isinstance(entries, Sequences):
+            have = entries.lengths
+        else:
+            if set(map(type, entries)) != {np.ndarray}:
+                entries = list(map(as_sequence, entries))
+            have = np.fromiter(map(len, entries), np.int64, len(entries))
+        if len(entries) < end - first:
+            entries, have = [entries[n] for n in which.tolist()], have[which]
+        expected = self.lengths[first:end]
+        if not (have == expected).all():
+            wrong = int((have != expected).argmax())
+            raise _WrongLength(
+                first + wrong,
+                f"{self.name} has {have[wrong]} entries, and rows were planned for {expected[wrong]}. Lengths must be "
+                "those of the very elements that are packed: compute the column on this dataset.",
+            )
+        if self.whole:
+            return entries
+        cuts = zip(entries, self.offsets[first:end].tolist(), self.ends[first:end].tolist(), strict=True)
+        return [sequence[begin:stop] for sequence, begin, stop in cuts]
+
+    def rows(self, tokens: list[np.ndarray], low: int, high: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Rows [low, high) with these pieces, the numbers of their segments, and positions in these."""
+        edges = self.edges[low : high + 1] - self.edges[low]
+        here = slice(self.edges[low], self.edges[high])
+        runs, shape = self.runs[here], (high - low, self.length)
+        gaps = runs[edges[1:] - 1].tolist()
+        like = tokens[0]
+        pad = np.zeros((max(gaps), *like.shape[1:]), like.dtype)
+        parts: list[np.ndarray] = []
+        first = 0
+        for row, (end, gap) in enumerate(zip(edges[1:].tolist(), gaps), start=1):
+            parts += tokens[first : end - row]
+            parts.append(pad[:gap])
+            first = end - row
+        filled = memory.output((*shape, *like.shape[1:]), like.dtype)
+        np.concatenate(parts, out=filled.reshape(-1, *like.shape[1:]), casting="unsafe")
+        positions = np.repeat(self.begins[here], runs).reshape(shape)
+        positions += _counted(self.length)
+        for row, gap in enumerate(gaps):
+            positions[row, self.length - gap :] = 0
+        return filled, np.repeat(self.numbers[here], runs).reshape(shape), positions
+
+
+@dataclasses.dataclass(slots=True)
 class _Packed(Plan):
     node: PackedRows
     indices: np.ndarray
     edges: np.ndarray
-    pieces: np.ndarray
+    features: list[_Feature]
     reads: np.ndarray
     """For each piece, which element of the parent's plan it is of."""
     parent: Plan
@@ -195,23 +281,24 @@ class _Packed(Plan):
     def take(self, low: int, high: int) -> Block:
         first, end = int(self.edges[low]), int(self.edges[high])
         read = int(self.reads[first])
+        bare = isinstance(self.node.options.length, int)
+        names: tuple[str | None, ...] = (None,) if bare else tuple(feature.name for feature in self.features)
         try:
-            rows = blocks.rows_of(self.parent.look(read, int(self.reads[end - 1]) + 1))
+            entries = self.parent.entries(read, int(self.reads[end - 1]) + 1, names)
         except RowFailed as failed:
             piece = int(np.searchsorted(self.reads, read + failed.row))
             raise RowFailed(self._row_of(piece) - low, failed.error) from failed.error
-        which = (self.reads[first:end] - read).tolist()
+        which = self.reads[first:end] - read
         try:
             tokens = [
-                self._tokens(name, n, rows, which, first, end) for n, name in enumerate(self.node.options.capacities)
+                feature.tokens(some, which, first, end) for feature, some in zip(self.features, entries, strict=True)
             ]
         except _WrongLength as wrong:
-            row = self._row_of(first + wrong.piece)
+            row = self._row_of(wrong.piece)
             index = int(self.indices[row])
             where = told(self.node.call(), index, self.node.origins(index))
             raise RowFailed(row - low, located(ValueError(str(wrong)), where)) from None
-        kinds = {tuple((some[n].dtype, some[n].shape[1:]) for some in tokens) for n in range(end - first)}
-        if len(kinds) == 1:
+        if all(map(_one_kind, tokens)):
             return self._columns(tokens, low, high)
         # Sequences of several kinds: a row is like its first one, whatever rows it is made together with.
         made = []
@@ -223,51 +310,28 @@ class _Packed(Plan):
     def _row_of(self, piece: int) -> int:
         return int(np.searchsorted(self.edges, piece, side="right")) - 1
 
-    def _tokens(
-        self, name: str, number: int, rows: list[Any], which: list[int], first: int, end: int
-    ) -> list[np.ndarray]:
-        """The pieces of one feature as arrays, each of a sequence as long as was planned."""
-        bare = isinstance(self.node.options.length, int)
-        sequences = [as_sequence(row if bare else row[name]) for row in rows]
-        plan, pieces = self.node.pieces, self.pieces[first:end]
-        found = [sequences[n] for n in which]
-        expected = plan.lengths[pieces, number]
-        have = np.fromiter(map(len, found), np.int64, len(found))
-        wrong = np.flatnonzero(have != expected)
-        if len(wrong):
-            raise _WrongLength(
-                int(wrong[0]),
-                f"{name} has {have[wrong[0]]} entries, and rows were planned for {expected[wrong[0]]}. Lengths must be "
-                "those of the very elements that are packed: compute the column on this dataset.",
-            )
-        sizes = plan.sizes[pieces, number]
-        if (sizes == expected).all():
-            return found
-        offsets = plan.offsets[pieces, number]
-        cuts = zip(found, offsets.tolist(), (offsets + sizes).tolist(), strict=True)
-        return [sequence[begin:stop] for sequence, begin, stop in cuts]
-
     def _columns(self, tokens: list[list[np.ndarray]], low: int, high: int) -> Columns:
-        edges = self.edges[low : high + 1]
-        pieces, plan = self.pieces[edges[0] : edges[-1]], self.node.pieces
-        rows = np.repeat(np.arange(high - low), np.diff(edges))
         data: dict[str, np.ndarray] = {}
-        layouts = []
-        for number, (name, length) in enumerate(self.node.options.capacities.items()):
-            laid = packing.layout(
-                rows,
-                plan.starts[pieces, number].astype(np.int64),
-                plan.sizes[pieces, number].astype(np.int64),
-                plan.segments[pieces],
-                count=high - low,
-                length=length,
-            )
-            layouts.append(laid)
-            data[name] = filled(laid, tokens[number], tokens[number][0])
-        for name, laid in zip(self.node.options.capacities, layouts, strict=True):
-            data[f"{name}_segment_ids"] = laid.segment_ids()
-            data[f"{name}_positions"] = laid.positions()
-        return Columns(data, high - low)
+        numbered: dict[str, np.ndarray] = {}
+        for feature, some in zip(self.features, tokens, strict=True):
+            name = feature.name
+            data[name], numbered[f"{name}_segment_ids"], numbered[f"{name}_positions"] = feature.rows(some, low, high)
+        return Columns(data | numbered, high - low)
+
+
+@functools.lru_cache(maxsize=4)
+def _counted(count: int) -> np.ndarray:
+    return np.arange(count, dtype=np.int32)
+
+
+def _one_kind(sequences: list[np.ndarray]) -> bool:
+    """Whether sequences have one dtype, and one shape from the second axis on."""
+    if isinstance(sequences, Sequences):
+        return True
+    kinds = set(map(operator.attrgetter("dtype", "ndim"), sequences))
+    if len(kinds) > 1:
+        return False
+    return kinds.pop()[1] == 1 or len({sequence.shape[1:] for sequence in sequences}) == 1
 
 
 class _WrongLength(Exception):

@@ -317,16 +317,16 @@ class Select(MapNode):
     def routed(self, indices: np.ndarray) -> Plan:
         """Plans of the parents, and which of them serves which element."""
         which, positions = self.map(indices, self._lengths)
-        used = np.unique(which).tolist()
+        counts = np.bincount(which)
+        used = np.flatnonzero(counts).tolist()
         if len(used) == 1:
             return self.parts[used[0]].plan(positions)
-        plans: dict[int, Plan] = {}
-        before = np.zeros((len(used), len(indices) + 1), dtype=np.int64)
-        for row, number in enumerate(used):
-            here = which == number
-            np.cumsum(here, out=before[row, 1:])
-            plans[number] = self.parts[number].plan(positions[here])
-        return _Selected(which, plans, before)
+        order = np.argsort(which.astype(np.uint16) if len(counts) < 1 << 16 else which, kind="stable")
+        ends = np.cumsum(counts)
+        places = np.empty(len(indices), dtype=np.int64)
+        places[order] = np.arange(len(indices)) - np.repeat(ends - counts, counts)
+        parted = {number: positions[order[ends[number] - counts[number] : ends[number]]] for number in used}
+        return _Selected(which, places, {number: self.parts[number].plan(some) for number, some in parted.items()})
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return np.arange(len(indices)), *self.map(indices, self._lengths)
@@ -363,30 +363,39 @@ class _SelectedLater(Plan):
 @dataclasses.dataclass(slots=True)
 class _Selected(Plan):
     which: np.ndarray
+    places: np.ndarray
+    """For each element, its place in the plan of its parent."""
     plans: dict[int, Plan]
-    before: np.ndarray
-    """before[row, k]: how many of the first k elements come from the row-th used parent."""
+    singles: tuple[list[int], list[int]] | None = None
+    """The first two as lists, once elements are taken one by one."""
 
     def take(self, low: int, high: int) -> Block:
-        found: list[tuple[int, Block]] = []
-        for row, (number, plan) in enumerate(self.plans.items()):
-            first, last = int(self.before[row, low]), int(self.before[row, high])
-            if first == last:
+        if high - low == 1:
+            if self.singles is None:
+                self.singles = self.which.tolist(), self.places.tolist()
+            which, places = self.singles
+            place = places[low]
+            return self.plans[which[low]].take(place, place + 1)
+        some = self.which[low:high]
+        found: list[tuple[np.ndarray, Block]] = []
+        for number in self.plans:
+            here = np.flatnonzero(some == number)
+            if not len(here):
                 continue
+            first = int(self.places[low + here[0]])
             try:
-                found.append((number, plan.take(first, last)))
+                found.append((here, self.plans[number].take(first, first + len(here))))
             except RowFailed as failed:
-                at = int(np.searchsorted(self.before[row], first + failed.row + 1)) - 1
-                raise RowFailed(at - low, failed.error) from failed.error
+                raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         if len(found) == 1:
             return found[0][1]
-        which = self.which[low:high]
         columns = [block for _, block in found if isinstance(block, Columns)]
         if len(columns) == len(found) and blocks.alike(columns) and all(c.present is None for c in columns):
-            places = [np.flatnonzero(which == number) for number, _ in found]
-            return _scattered(columns, places, high - low)
-        rows = {number: iter(blocks.rows_of(block)) for number, block in found}
-        return [next(rows[number]) for number in which.tolist()]
+            return _scattered(columns, [here for here, _ in found], high - low)
+        rows = [row for _, block in found for row in blocks.rows_of(block)]
+        back = np.empty(len(rows), dtype=np.int64)
+        back[np.concatenate([here for here, _ in found])] = np.arange(len(rows))
+        return [rows[place] for place in back.tolist()]
 
 
 def _scattered(columns: list[Columns], places: list[np.ndarray], length: int) -> Columns:

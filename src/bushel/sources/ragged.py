@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,14 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.sources import memory
+
+
+class Sequences(list[np.ndarray]):
+    """Arrays of one dtype and one shape but for the first axis, with their lengths."""
+
+    def __init__(self, arrays: Iterable[np.ndarray], lengths: np.ndarray):
+        super().__init__(arrays)
+        self.lengths = lengths
 
 
 class RaggedDataSource:
@@ -28,7 +36,6 @@ class RaggedDataSource:
     def __init__(self, values: Any, offsets: Sequence[int] | np.ndarray):
         self._tree = trees.map_leaves(lambda leaf: np.asarray(leaf), values)
         self._leaves, self._rebuild = trees.flatten(self._tree)
-        self._flat = type(self._tree) is dict and all(isinstance(part, np.ndarray) for part in self._tree.values())
         self._offsets = np.asarray(offsets)
         if not self._leaves or any(leaf.ndim == 0 for leaf in self._leaves) or len(set(map(len, self._leaves))) != 1:
             raise ValueError(
@@ -61,16 +68,23 @@ class RaggedDataSource:
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
         """The records at `indices` (each in [0, len)), each with arrays of its own."""
-        return [trees.map_leaves(np.copy, view) for view in self.views(indices)]
+        columns = [self._views(leaf, indices) for leaf in self._leaves]
+        return [self._rebuild([view.copy() for view in views]) for views in zip(*columns, strict=True)]
 
-    def views(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """The same as views of the source's own memory, for those who copy anyway."""
+    def has(self, names: Sequence[str | None]) -> bool:
+        """Whether records are dicts of arrays with these names; None stands for records that are arrays."""
+        tree: Any = {None: self._tree} if isinstance(self._tree, np.ndarray) else self._tree
+        return isinstance(tree, dict) and all(isinstance(tree.get(name), np.ndarray) for name in names)
+
+    def entries(self, indices: np.ndarray, names: Sequence[str | None]) -> list[Sequences]:
+        """For each name, the entries of that name of the records at `indices`, as views of the source's own memory."""
+        return [self._views(self._tree if name is None else self._tree[name], indices) for name in names]
+
+    def _views(self, leaf: np.ndarray, indices: Sequence[int] | np.ndarray) -> Sequences:
         positions = np.asarray(indices, dtype=np.intp)
-        lows, highs = self._offsets[positions].tolist(), self._offsets[positions + 1].tolist()
-        columns = [[leaf[low:high] for low, high in zip(lows, highs)] for leaf in self._leaves]
-        if self._flat:
-            return [dict(zip(self._tree, parts)) for parts in zip(*columns)]
-        return [self._rebuild(parts) for parts in zip(*columns)]
+        lows, highs = self._offsets[positions], self._offsets[positions + 1]
+        cuts = zip(lows.tolist(), highs.tolist(), strict=True)
+        return Sequences([leaf[low:high] for low, high in cuts], highs - lows)
 
     def element_spec(self) -> Any:
         """Shape and dtype of each leaf of a record; the first axis is None."""
