@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from bushel import MapDataset
 from bushel.base.checks import INFINITE
+from bushel.graph.node import Epochs
 
 
 class Records:
@@ -54,6 +55,10 @@ def moved(draw, depth=4):
         return ds[low : draw(st.integers(low + 1, length)) : draw(st.integers(1, 3))]
     if kind == "list":
         return ds.slice(draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=8)))
+    if kind == "where" and ds._node.epochs is not Epochs.DIFFERENT:
+        return ds.where(ds.column(lambda record: True))
+    if kind == "order":
+        return ds.order_by(ds.column(lambda record: record[1] % 3), noise=draw(st.sampled_from([0, 0.5])), seed=4)
     if kind == "repeat":
         return ds.repeat(draw(st.integers(1, 2)))
     if kind == "same":

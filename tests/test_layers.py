@@ -18,7 +18,7 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
-    {"columns"},
+    {"choosing", "columns"},
     {"dataset"},
     {"operations"},
     {"performance", "prometheus"},

@@ -30,11 +30,12 @@ from bushel.state import identity
 from bushel.state.digest import digest
 
 if TYPE_CHECKING:
-    from bushel import columns
+    from bushel import choosing, columns
     from bushel.graph import bucket, cache, explain, limits, mixtures, pack, select, stores, windows
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
 else:
+    choosing = Lazy("bushel.choosing")
     columns = Lazy("bushel.columns")
     bucket = Lazy("bushel.graph.bucket")
     cache = Lazy("bushel.graph.cache")
@@ -433,7 +434,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
         [0, 3]
         """
-        return _chosen(self._node, columns.mask, mask, select.Where())
+        return _chosen(self._node, choosing.mask, mask, select.Where())
 
     def sample(
         self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
@@ -450,7 +451,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         chosen_seed = _needed_seed(self, seed, "sample")
         rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
-        return _chosen(self._node, columns.weights, weights, rule)
+        return _chosen(self._node, choosing.weights, weights, rule)
 
     def order_by(
         self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
@@ -469,7 +470,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         if not 0 <= noise <= 1:
             raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
         rule = select.OrderBy(float(noise), _needed_seed(self, seed, "order_by") if noise else 0)
-        return _chosen(self._node, columns.sortable, values, rule)
+        return _chosen(self._node, choosing.sortable, values, rule)
 
     def pack(
         self,
@@ -503,7 +504,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         options = pack.checked(length, strategy, window, seed, max_sequences)
         return PackedMapDataset(
-            select.under_endless_repeat(self._node, lambda inner: columns.packed(inner, lengths, options))
+            select.under_endless_repeat(self._node, lambda inner: choosing.packed(inner, lengths, options))
         )
 
     def bucket(
@@ -542,7 +543,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         named = None if features is None else tuple(features)
         options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
         return _MapPipeline(
-            select.under_endless_repeat(self._node, lambda inner: columns.bucketed(inner, lengths, options))
+            select.under_endless_repeat(self._node, lambda inner: choosing.bucketed(inner, lengths, options))
         )
 
     def explain(self, index: int) -> Explanation:

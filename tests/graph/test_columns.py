@@ -136,6 +136,22 @@ def test_batches_of_the_same_elements_have_columns():
     assert [b.tolist() for b in ds.shuffle(3).where(sums > 6).order_by(sums)] == [[8, 9], [4, 5, 6, 7]]
 
 
+def test_records_that_come_through_different_maps_have_no_one_value():
+    ds = MapDataset.range(4).shuffle(1)
+    with pytest.raises(ValueError, match=r"come to mix.* in several ways, through different maps"):
+        MapDataset.mix([ds.map(lambda x: x), ds.map(lambda x: -x)]).column(lambda x: x)
+    doubled = ds.map(lambda x: 2 * x)
+    both = MapDataset.mix([doubled, doubled.shuffle(2)])
+    assert np.asarray(both.column(lambda x: x)).tolist() == [0, 2, 4, 6]
+
+
+def test_a_column_after_a_filter_of_shuffled_elements():
+    ds = MapDataset.range(10).shuffle(1)
+    kept = ds.where(ds.column(lambda x: x % 2 == 0))
+    column = kept.column(lambda x: x * x)
+    assert list(kept.order_by(column)) == [0, 2, 4, 6, 8]
+
+
 def test_a_column_of_other_elements_is_refused():
     ds = MapDataset.range(4)
     column = ds.map(lambda x: x + 1).column(lambda x: x)

@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from bushel.base.checks import INFINITE
-from bushel.index.quota import LONGEST_PERIOD, Quotas, whole_numbers
+from bushel.index.quota import LONGEST_PERIOD, Quotas, Stretches, exact_mixture, whole_numbers
 
 
 @st.composite
@@ -106,11 +106,10 @@ def test_weights_become_whole_numbers_of_the_same_proportions(weights):
     try:
         numbers = whole_numbers(weights)
     except ValueError:
-        assert min(weight for weight in weights if weight) / total < 1e-5
+        assert min(weight for weight in weights if weight) / total < 1e-6
         return
-    assert sum(numbers) <= LONGEST_PERIOD + len(weights)
     for weight, number in zip(weights, numbers, strict=True):
-        assert math.isclose(weight / total, number / sum(numbers), abs_tol=2e-5) and bool(weight) == bool(number)
+        assert math.isclose(weight / total, number / sum(numbers), abs_tol=1e-12) and bool(weight) == bool(number)
 
 
 def test_weights_as_they_are_written():
@@ -118,5 +117,43 @@ def test_weights_as_they_are_written():
     assert whole_numbers([1 / 3, 2 / 3]) == (1, 2)
     assert whole_numbers([1_000_003, 77]) == (1_000_003, 77)
     assert whole_numbers([2.0, 0.0]) == (1, 0)
-    with pytest.raises(ValueError, match=r"The weight 1e-07 is less than 1 in 262,144 of the sum of \[1.0, 1e-07\]"):
+    with pytest.raises(ValueError, match=r"The weight 1e-07 is less than 1 in 1,048,576 of the sum of \[1.0, 1e-07\]"):
         whole_numbers([1.0, 1e-7])
+
+
+long_weights = st.lists(st.integers(1, 10**9) | st.just(0), min_size=2, max_size=5).filter(
+    lambda w: sum(w) > LONGEST_PERIOD and min(x for x in w if x) * 2000 > sum(w)
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(weights=long_weights.map(tuple), start=st.integers(0, 10**12))
+@example(weights=(1_000_003, 999_983, 7919), start=10**9)
+def test_weights_of_any_size_keep_their_shares_however_far(weights, start):
+    mixture = exact_mixture([(0, weights)])
+    assert isinstance(mixture, Stretches)
+    for first in (0, start):
+        which, index = mixture.mixed(np.arange(first, first + 6000))
+        ends = np.arange(first + 1, first + 6001)
+        for part, weight in enumerate(weights):
+            here = which == part
+            assert (np.diff(index[here]) == 1).all()
+            if not weight:
+                assert not here.any()
+                continue
+            # How many of the part have come after each position: one more than the index of the last one.
+            given_before = index[here][0]
+            counts = given_before + np.cumsum(here)
+            shares = [Fraction(int(end) * weight, sum(weights)) for end in ends[::97]]
+            assert all(abs(int(have) - share) < 2 for have, share in zip(counts[::97], shares, strict=True))
+
+
+def test_by_size_nothing_is_left_over_however_large():
+    lengths = (3_000_017, 50_021, 1_999)
+    mixture = exact_mixture([(0, lengths)])
+    found = mixture.length(lengths)
+    assert sum(lengths) - 10 < found <= sum(lengths)
+    far = mixture.mixed(np.array([found - 1, found]))
+    assert far[1][1] == lengths[far[0][1]]
+    again = pickle.loads(pickle.dumps(mixture)).mixed(np.arange(0, found, 9973))
+    assert again[1].tolist() == mixture.mixed(np.arange(0, found, 9973))[1].tolist()

@@ -19,7 +19,7 @@ from bushel.base.checks import INFINITE
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
 from bushel.graph.node import Epochs, MapNode
-from bushel.graph.reindex import Reindex, Repeat, Seed, Select
+from bushel.graph.reindex import Reindex, Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory
 
@@ -174,10 +174,27 @@ def computed_on(node: MapNode) -> list[tuple[MapNode, MapNode]]:
     if isinstance(node, Map):
         maps = computed_on(node.parent)
         return [(record, dataclasses.replace(node, parent=made)) for record, made in maps]
-    if isinstance(node, (Reindex, Select)):
-        found = {id(record): (record, made) for parent in node.parents for record, made in computed_on(parent)}
-        return list(found.values())
-    raise ValueError(_why_not(node))
+    if not node.moves:
+        raise ValueError(_why_not(node))
+    found: dict[int, tuple[MapNode, MapNode]] = {}
+    for record, made in (pair for parent in node.parents for pair in computed_on(parent)):
+        known = found.setdefault(id(record), (record, made))[1]
+        if _maps(known, record) != _maps(made, record):
+            raise ValueError(
+                f"Elements of {record.call()} come to {node.call()} in several ways, through different maps, so there "
+                "is no one value for each. Compute a column on each part, and use it before the parts are put together."
+            )
+    return list(found.values())
+
+
+def _maps(made: MapNode, record: MapNode) -> list[Any]:
+    """The maps between a record and what a value is taken of."""
+    found = []
+    while made is not record:
+        assert isinstance(made, Map)
+        found.append(made.transform)
+        made = made.parent
+    return found
 
 
 def _why_not(node: MapNode) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base import checks
 from bushel.graph.node import MapNode
 from bushel.graph.reindex import Select, SelectMap
-from bushel.index.quota import Quotas, Stage, whole_numbers
+from bushel.index.quota import Quotas, Stage, Stretches, exact_mixture, whole_numbers
 
 Weights = Sequence[float] | Sequence[tuple[int, Sequence[float]]] | str
 """A number for each part; or a schedule of such by position; or "size"."""
@@ -26,8 +26,8 @@ class ExactMix(SelectMap):
     restarts: bool
 
     @functools.cached_property
-    def _quotas(self) -> Quotas:
-        return Quotas(self.stages)
+    def _quotas(self) -> Quotas | Stretches:
+        return exact_mixture(self.stages)
 
     def length(self, parent_lengths: tuple[int, ...]) -> int:
         return checks.INFINITE if self.restarts else self._quotas.length(parent_lengths)
@@ -36,9 +36,14 @@ class ExactMix(SelectMap):
         return self._quotas.mixed(indices)
 
     def call(self) -> str:
-        stages = [(start, list(weights)) for start, weights in self.stages]
+        stages = [(start, _shown(weights)) for start, weights in self.stages]
         weights = stages[0][1] if len(stages) == 1 else stages
         return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
+
+
+def _shown(weights: tuple[int, ...]) -> list[float]:
+    """Weights for people: whole numbers if they are short, else shares."""
+    return list(weights) if max(weights) < 10**6 else [float(f"{weight / sum(weights):.4g}") for weight in weights]
 
 
 def is_special(weights: Any) -> bool:

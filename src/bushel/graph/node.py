@@ -157,6 +157,11 @@ class MapNode(Node):
     @property
     def one_to_one(self) -> bool:
         """Whether each element is made of exactly one element of one parent."""
+        return self.moves
+
+    @property
+    def moves(self) -> bool:
+        """Whether its elements are those of its parents, elsewhere."""
         return False
 
     @property

@@ -190,7 +190,7 @@ class Reindex(MapNode):
         return one_each(self.map(indices, self.parent.length))
 
     @property
-    def one_to_one(self) -> bool:
+    def moves(self) -> bool:
         return True
 
     @property
@@ -332,7 +332,7 @@ class Select(MapNode):
         return np.arange(len(indices)), *self.map(indices, self._lengths)
 
     @property
-    def one_to_one(self) -> bool:
+    def moves(self) -> bool:
         return True
 
     @property

@@ -227,7 +227,7 @@ class Chosen(MapNode):
         return one_each(self._positions(indices))
 
     @property
-    def one_to_one(self) -> bool:
+    def moves(self) -> bool:
         return True
 
     @property

@@ -5,7 +5,7 @@ Element j of a part may come once its quota exceeds j - 1, and must have come wh
 must more elements come than it has places, so taking the most urgent first always succeeds.
 
 Urgency is worked out for one period of the weights, and until the pattern of a period comes again; from then on, until
-the weights change, any position is a look-up.
+the weights change, any position is a look-up. Weights with a very long period are mixed in stretches.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from bushel.index import words
 
 LONGEST_PERIOD = 1 << 20
 _ROUNDED_PERIOD = 1 << 17
+_SHORTEST_STRETCH = 1 << 12
 _NEVER = math.inf
 
 Stage = tuple[int, tuple[int, ...]]
@@ -31,9 +32,7 @@ Stage = tuple[int, tuple[int, ...]]
 
 
 def whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
-    """Weights as whole numbers: in the very proportions, if these are of small numbers, else to 1 in 131,072.
-
-    A decimal counts as it is written, 0.1 as one tenth.
+    """Weights as whole numbers in the very same proportions. A decimal counts as it is written, 0.1 as one tenth.
 
     >>> whole_numbers([0.5, 0.3, 0.2]), whole_numbers([1 / 3, 2 / 3])
     ((5, 3, 2), (1, 2))
@@ -47,18 +46,28 @@ def whole_numbers(weights: Sequence[float]) -> tuple[int, ...]:
     scale = math.lcm(*(weight.denominator for weight in exact))
     numbers = [int(weight * scale) for weight in exact]
     divisor = math.gcd(*numbers)
-    numbers = [number // divisor for number in numbers]
-    if sum(numbers) <= LONGEST_PERIOD:
-        return tuple(numbers)
-    total = sum(numbers)
-    rounded = [round(Fraction(number * _ROUNDED_PERIOD, total)) for number in numbers]
-    for weight, number in zip(weights, rounded, strict=True):
-        if weight and not number:
+    for weight, number in zip(weights, numbers, strict=True):
+        if number and number * LONGEST_PERIOD < sum(numbers):
             raise ValueError(
-                f"The weight {weight} is less than 1 in {2 * _ROUNDED_PERIOD:,} of the sum of {list(weights)}: "
+                f"The weight {weight} is less than 1 in {LONGEST_PERIOD:,} of the sum of {list(weights)}: "
                 "too little for exact shares. Leave this dataset out, or mix without `exact`."
             )
-    return tuple(rounded)
+    return tuple(number // divisor for number in numbers)
+
+
+def exact_mixture(stages: Sequence[Stage]) -> Quotas | Stretches:
+    """The mixture of stages of weights, by the rule that suits them."""
+    if len(stages) == 1 and sum(stages[0][1]) > LONGEST_PERIOD:
+        return Stretches(stages[0][1])
+    return Quotas([(start, _rounded(weights)) for start, weights in stages])
+
+
+def _rounded(weights: tuple[int, ...]) -> tuple[int, ...]:
+    """Weights as they are, if their period is short enough for a table, else to 1 in 131,072, and none lost."""
+    total = sum(weights)
+    if total <= LONGEST_PERIOD:
+        return weights
+    return tuple(max(1, round(Fraction(w * _ROUNDED_PERIOD, total))) if w else 0 for w in weights)
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,13 +92,13 @@ class Quotas:
         quotas = _Lines(stages)
         runs = [run for stage in range(len(stages)) for run in quotas.runs(stage)]
         self._starts = np.array([run.start for run in runs])
-        self._tables = [np.array(run.table, dtype=np.int32) for run in runs]
-        self._ends = np.cumsum([len(table) for table in self._tables])
-        self._sizes = np.array([len(table) for table in self._tables])
-        self._which = np.concatenate(self._tables)
+        tables = [np.array(run.table, dtype=np.int32) for run in runs]
+        self._sizes = np.array([len(table) for table in tables])
+        self._ends = np.cumsum(self._sizes)
+        self._which = np.concatenate(tables)
         self._before = np.array([run.before for run in runs])
-        self._per_pass = np.array([np.bincount(table, minlength=quotas.count) for table in self._tables])
-        self._rank = np.concatenate([_ranks(table) for table in self._tables])
+        self._per_pass = np.array([np.bincount(table, minlength=quotas.count) for table in tables])
+        self._rank = np.concatenate([_ranks(table) for table in tables])
 
     def mixed(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Positions of the mixture -> (which part, index in it). Before 0 it is as if the first period went on."""
@@ -116,8 +125,67 @@ class Quotas:
         if not self._per_pass[run, part]:
             return INFINITE
         passes, rank = divmod(index - int(self._before[run, part]), int(self._per_pass[run, part]))
-        place = int(np.flatnonzero(self._tables[run] == part)[rank])
-        return min(INFINITE, int(self._starts[run]) + passes * len(self._tables[run]) + place)
+        end, size = int(self._ends[run]), int(self._sizes[run])
+        place = int(np.flatnonzero(self._which[end - size : end] == part)[rank])
+        return min(INFINITE, int(self._starts[run]) + passes * size + place)
+
+
+class Stretches:
+    """The same for one set of weights with a period too long for a table, cut into stretches.
+
+    Each stretch has a whole number of elements of each part, so that at its end each part is within one element of its
+    share; inside it the mixture is that of these numbers. So each part is within two elements of its share in every
+    prefix, however far. There are few different stretches, and a table is kept for each.
+    """
+
+    def __init__(self, weights: tuple[int, ...]):
+        self._weights, self._total = weights, sum(weights)
+        least = min(weight for weight in weights if weight)
+        # At least one element of each part in a stretch on average, so that none ever has fewer than none.
+        self._size = max(_SHORTEST_STRETCH, 1 << (-(-self._total // least) - 1).bit_length())
+        self._tables: dict[tuple[int, ...], Quotas] = {}
+
+    def mixed(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the mixture -> (which part, index in it)."""
+        stretch, place = words.split(positions, self._size, to=self._size)
+        which, index = np.empty_like(place), np.empty_like(stretch)
+        for number in set(stretch.tolist()):
+            here = np.flatnonzero(stretch == number)
+            which[here], inside = self._table(number).mixed(place[here])
+            index[here] = inside + words.array(self._before(number))[which[here]]
+        return which, index
+
+    def length(self, lengths: Sequence[int]) -> int:
+        """How long the mixture runs before a part would have to give more elements than it has."""
+        return min(
+            (self._position_of(part, length) for part, length in enumerate(lengths) if length < INFINITE),
+            default=INFINITE,
+        )
+
+    def _position_of(self, part: int, index: int) -> int:
+        weight = self._weights[part]
+        if not weight:
+            return INFINITE
+        stretch = max(0, index * self._total // (weight * self._size) - 2)
+        while self._before(stretch + 1)[part] <= index:
+            stretch += 1
+        inside = self._table(stretch)._position_of(part, index - self._before(stretch)[part])
+        return min(INFINITE, stretch * self._size + inside)
+
+    def _before(self, stretch: int) -> tuple[int, ...]:
+        """How many elements of each part come before a stretch: shares, rounded so that their sum is right."""
+        end = stretch * self._size
+        shares = [divmod(end * weight, self._total) for weight in self._weights]
+        missing = end - sum(whole for whole, _ in shares)
+        nearest = sorted(range(len(shares)), key=lambda part: (-shares[part][1], part))[:missing]
+        return tuple(whole + (part in nearest) for part, (whole, _) in enumerate(shares))
+
+    def _table(self, stretch: int) -> Quotas:
+        now, then = self._before(stretch), self._before(stretch + 1)
+        counts = tuple(after - before for before, after in zip(now, then, strict=True))
+        if counts not in self._tables:
+            self._tables[counts] = Quotas([(0, counts)])
+        return self._tables[counts]
 
 
 def _ranks(table: np.ndarray) -> np.ndarray:
