@@ -72,9 +72,8 @@ def test_batches_are_spread_as_the_data_are():
         assert leaf.sharding.is_equivalent_to(SHARDED, leaf.ndim)
 
 
-@pytest.mark.parametrize("length", [4 * 37, 4 * 40_000])
-def test_nothing_goes_between_devices(length):
-    loader = loader_of(length, 16)
+def test_nothing_goes_between_devices():
+    loader = loader_of(4 * 40_000, 16)
     state = loader.init_state(0)
     assert collectives(compiled(_next_batch, loader, state)) == []
     assert collectives(compiled(_scan_epoch, loader, state, 0, lambda carry, batch, mask: (carry, None), 1)) == []
@@ -104,6 +103,15 @@ def test_plain_sources_take_sharded_arrays_too():
     host = host_of(4 * 37, 16, "pad", seed=3, data=data(4 * 37))
     batch, _, mask = loader.next_batch(loader.init_state(3))
     assert same(real(batch["x"], mask), host[0]["x"])
+
+
+def test_data_that_are_bound_to_no_device_go_to_the_default_one_once():
+    first, second = jax.devices()[:2]
+    with jax.default_device(first):
+        rows = jax.numpy.arange(64)
+    with jax.default_device(second):
+        assert ArraySource(rows).store.columns.stored.devices() == {second}
+        assert ArraySource(jax.device_put(rows, first)).store.columns.stored.devices() == {first}
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,15 @@ def taken(source, size, count, seed=0):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["uint8", "int8", "uint16", "float16", "bfloat16", "bool", "int32", "float32", "complex64"]
+    ("dtype", "shape"),
+    [
+        *((dtype, (8, 8)) for dtype in ("uint8", "int8", "uint16", "float16", "bfloat16", "bool", "float32")),
+        ("uint8", (3,)),
+        ("uint8", (34,)),
+        ("int32", ()),
+        ("complex64", (0,)),
+    ],
 )
-@pytest.mark.parametrize("shape", [(), (3,), (8, 8), (0,)])
 def test_rows_come_out_as_they_went_in(dtype, shape):
     values = np.random.default_rng(0).integers(0, 2 if dtype == "bool" else 100, (20, *shape))
     array = np.asarray(jnp.asarray(values).astype(dtype))
@@ -93,7 +99,7 @@ def test_weights_are_shares():
     assert set(drawn.tolist()) == {1, 2, 4}
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([3, 40, 33_000]), min_size=1, max_size=3),
     weights=st.lists(st.sampled_from([1.0, 0.3, 2.5]), min_size=3, max_size=3),
