@@ -38,7 +38,9 @@ def test_there_are_eight_devices():
     assert len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize(("length", "remainder"), [(4 * 37, "pad"), (4 * 37, "wrap"), (4 * 40_000, "pad")])
+@pytest.mark.parametrize(
+    ("length", "remainder"), [(4 * 37, "wrap"), pytest.param(4 * 40_000, "pad", marks=pytest.mark.slow)]
+)
 def test_an_epoch_covers_every_record_once(length, remainder):
     loader = loader_of(length, 16 if length < 1000 else 16_000, remainder)
     state, orders = loader.init_state(3), []
@@ -98,6 +100,7 @@ def test_data_that_are_spread_already_stay_where_they_are():
     assert [shard.data.unsafe_buffer_pointer() for shard in stored.addressable_shards] == pointers
 
 
+@pytest.mark.slow
 def test_plain_sources_take_sharded_arrays_too():
     loader = DataLoader([ArraySource(jax.device_put(data(4 * 37), SHARDED)), BatchTransform(16, pad_last_batch=True)])
     host = host_of(4 * 37, 16, "pad", seed=3, data=data(4 * 37))

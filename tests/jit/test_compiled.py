@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hlo import compiled, large
-from loaders import REMAINDERS, collected
+from loaders import collected
 
 from bushel.jit import ArraySource, BatchTransform, DataLoader, NormalizeImageTransform, RandomMapTransform
 from bushel.jit.loader import _next_batch, _scan_epoch
@@ -35,7 +35,7 @@ def loader_over(remainder="pad"):
     )
 
 
-@pytest.mark.parametrize("remainder", REMAINDERS)
+@pytest.mark.parametrize("remainder", ["pad", "wrap"])
 def test_a_step_makes_nothing_of_the_size_of_the_data(remainder):
     loader = loader_over(remainder)
     assert large(compiled(_next_batch, loader, loader.init_state(0)), LENGTH) == []

@@ -77,6 +77,22 @@ def test_a_source_of_ones_own_runs_in_a_loader():
         loader.batch_at(3)
 
 
+def test_batches_of_batches_are_batches():
+    loader = DataLoader(
+        [ArraySource(np.arange(1, 12), "sequential"), BatchTransform(3, pad_last_batch=True), BatchTransform(3)]
+    )
+    out = list(loader.iterate(loader.init_state(0), steps=3))
+    rows = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 0]]
+    assert [batch.tolist() for batch, _ in out] == [
+        [rows[0], rows[1], rows[2]],
+        [rows[3], rows[0], rows[1]],
+        [rows[2], rows[3], rows[0]],
+    ]
+    assert [mask.tolist() for _, mask in out] == [
+        [[each > 0 for each in row] for row in batch.tolist()] for batch, _ in out
+    ]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Filters, weights, mixtures: arithmetic on indices
 
@@ -178,6 +194,7 @@ def test_shuffled_windows_cover_all_of_them_once():
         (lambda: ArraySource([1, 2]), "A source takes a tree of arrays, got [int, int]."),
         (lambda: ArraySource(np.array(["a"])), "A source takes arrays of numbers"),
         (lambda: ArraySource((np.zeros(3), np.zeros(4))), "one row per record, got (float64[3], float64[4])."),
+        (lambda: ArraySource(np.array([0, 2**40])), "Numbers from 0 to 1099511627776 do not fit int32"),
         (lambda: ArraySource(np.zeros(0)), "A source needs at least one element, got none."),
         (lambda: ArraySource(np.zeros(3), "sorted"), "ordering is 'sequential' or 'shuffle', got 'sorted'."),
         (lambda: ArraySource(np.zeros(3), where=[True]), "one boolean for each of 3 records, got bool[1]."),
