@@ -38,7 +38,9 @@ def test_there_are_eight_devices():
     assert len(jax.devices()) == 8
 
 
-@pytest.mark.parametrize(("length", "remainder"), [(4 * 37, "pad"), (4 * 37, "wrap"), (4 * 40_000, "pad")])
+@pytest.mark.parametrize(
+    ("length", "remainder"), [(4 * 37, "wrap"), pytest.param(4 * 40_000, "pad", marks=pytest.mark.slow)]
+)
 def test_an_epoch_covers_every_record_once(length, remainder):
     loader = loader_of(length, 16 if length < 1000 else 16_000, remainder)
     state, orders = loader.init_state(3), []
@@ -72,9 +74,8 @@ def test_batches_are_spread_as_the_data_are():
         assert leaf.sharding.is_equivalent_to(SHARDED, leaf.ndim)
 
 
-@pytest.mark.parametrize("length", [4 * 37, 4 * 40_000])
-def test_nothing_goes_between_devices(length):
-    loader = loader_of(length, 16)
+def test_nothing_goes_between_devices():
+    loader = loader_of(4 * 40_000, 16)
     state = loader.init_state(0)
     assert collectives(compiled(_next_batch, loader, state)) == []
     assert collectives(compiled(_scan_epoch, loader, state, 0, lambda carry, batch, mask: (carry, None), 1)) == []
@@ -99,11 +100,21 @@ def test_data_that_are_spread_already_stay_where_they_are():
     assert [shard.data.unsafe_buffer_pointer() for shard in stored.addressable_shards] == pointers
 
 
+@pytest.mark.slow
 def test_plain_sources_take_sharded_arrays_too():
     loader = DataLoader([ArraySource(jax.device_put(data(4 * 37), SHARDED)), BatchTransform(16, pad_last_batch=True)])
     host = host_of(4 * 37, 16, "pad", seed=3, data=data(4 * 37))
     batch, _, mask = loader.next_batch(loader.init_state(3))
     assert same(real(batch["x"], mask), host[0]["x"])
+
+
+def test_data_that_are_bound_to_no_device_go_to_the_default_one_once():
+    first, second = jax.devices()[:2]
+    with jax.default_device(first):
+        rows = jax.numpy.arange(64)
+    with jax.default_device(second):
+        assert ArraySource(rows).store.columns.stored.devices() == {second}
+        assert ArraySource(jax.device_put(rows, first)).store.columns.stored.devices() == {first}
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,11 @@ def run(loader, epochs=2):
 
 
 REMAINDERS = [{}, {"drop_last": True}, {"pad_last_batch": True}]
+SLOW = [pytest.param(arguments, marks=pytest.mark.slow) for arguments in REMAINDERS[:2]]
 
 
 @pytest.mark.parametrize("arguments", REMAINDERS)
-@pytest.mark.parametrize("size", [4, 11, 13])
+@pytest.mark.parametrize("size", [4, pytest.param(13, marks=pytest.mark.slow)])
 def test_batches_in_sequence_are_equal(size, arguments):
     if size > 11 and arguments.get("drop_last"):
         with pytest.raises(ValueError):
@@ -61,7 +62,7 @@ def test_batches_in_sequence_are_equal(size, arguments):
     assert same(run(ours), run(theirs))
 
 
-@pytest.mark.parametrize("arguments", REMAINDERS)
+@pytest.mark.parametrize("arguments", [{"pad_last_batch": True}, *SLOW])
 def test_shuffled_batches_have_equal_masks_and_shapes_and_cover_the_same(arguments):
     theirs, ours = both([(TheirBatch(4, **arguments), BatchTransform(4, **arguments))], "shuffle")
     mine, its = run(ours), run(theirs)
@@ -119,7 +120,7 @@ def test_scan_epoch_returns_the_same():
     assert results[0] == results[1] == (55, [4, 4, 3])
 
 
-@pytest.mark.parametrize("sample_size", [1, 3])
+@pytest.mark.parametrize("sample_size", [3])
 def test_buffers_in_sequence_are_equal(sample_size):
     arguments = {"capacity": 5, "prefill": 4, "sample_size": sample_size}
     theirs, ours = both([(TheirBuffer(**arguments), BufferTransform(**arguments))])

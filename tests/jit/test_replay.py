@@ -176,7 +176,7 @@ def test_new_items_get_the_largest_priority_and_old_ones_make_room():
 # Sequences
 
 
-@pytest.mark.parametrize("period", [1, 2])
+@pytest.mark.parametrize("period", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_pieces_are_those_of_flashbax(period):
     buffer = TrajectoryBuffer(actors=2, capacity=8, length=3, period=period)
     theirs = flashbax.make_trajectory_buffer(

@@ -66,7 +66,7 @@ def test_a_map_may_change_structure_and_dtype():
     assert batch.dtype == np.float32 and batch.shape == (5,)
 
 
-@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize("place", [pytest.param("before", marks=pytest.mark.slow), "behind"])
 def test_a_random_change_belongs_to_the_record_and_the_epoch(place):
     def stages():
         noise = RandomMapTransform(lambda each, key: {**each, "image": jax.random.normal(key)})
@@ -95,7 +95,7 @@ def test_padding_is_zero_and_masked_whatever_came_before():
     assert not batch["image"][2:].any() and not batch["label"][2:].any()
 
 
-@pytest.mark.parametrize("place", ["before", "behind"])
+@pytest.mark.parametrize("place", [pytest.param("before", marks=pytest.mark.slow), "behind"])
 def test_flips_are_mirror_images_or_not(place):
     stages = [RandomFlipTransform(), None] if place == "before" else [None, RandomFlipTransform()]
     flipped = [(out == IMAGES[label]).all() for label, out in by_label(batches(*stages)).items()]
@@ -106,7 +106,7 @@ def test_flips_are_mirror_images_or_not(place):
         assert (out == IMAGES[label][:, ::-1]).all()
 
 
-@pytest.mark.parametrize("mode", ["constant", "reflect"])
+@pytest.mark.parametrize("mode", ["constant", pytest.param("reflect", marks=pytest.mark.slow)])
 def test_crops_are_cut_out_of_the_padded_image(mode):
     seen = set()
     for label, out in by_label(batches(None, RandomCropTransform(2, mode=mode))).items():

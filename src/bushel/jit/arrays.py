@@ -30,7 +30,7 @@ class Column:
 
     def take(self, records: jax.Array) -> jax.Array:
         """The rows of these records."""
-        rows = self.stored.at[records].get(mode="promise_in_bounds", wrap_negative_indices=False)
+        rows = jnp.take(self.stored, records, axis=0, mode="clip")
         if rows.dtype == self.dtype:
             return rows
         return jax.lax.bitcast_convert_type(rows, self.dtype).reshape(len(records), *self.shape)
@@ -38,7 +38,8 @@ class Column:
 
 def column(array: Any, *, device: Any = None) -> Column:
     """An array as a column, on `device` or where it is. NumPy's goes to JAX's default device."""
-    array = array if isinstance(array, jax.Array) else np.asarray(array)
+    if not isinstance(array, jax.Array) or _is_elsewhere(array):
+        array = _in_range(np.asarray(array))
     row_bytes = array.dtype.itemsize * int(np.prod(array.shape[1:]))
     small = isinstance(array.dtype, np.dtype) and array.dtype.kind in "iuf" and array.dtype.itemsize < 4
     packable = small and row_bytes % 4 == 0 and row_bytes >= _PACKED_FROM and _on_cpu(array, device)
@@ -52,6 +53,28 @@ def column(array: Any, *, device: Any = None) -> Column:
             )
     stored = jax.device_put(array, device) if device is not None else jnp.asarray(array)
     return Column(stored, shape, dtype)
+
+
+def _in_range(array: np.ndarray) -> np.ndarray:
+    """An array whose whole numbers JAX can hold: without its 64-bit types it would cut them off without a word."""
+    held = jax.dtypes.canonicalize_dtype(array.dtype)
+    if array.dtype.kind in "iu" and held != array.dtype and array.size:
+        limits = np.iinfo(held)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            raise ValueError(
+                f"Numbers from {array.min()} to {array.max()} do not fit {held}, which JAX makes of {array.dtype}. "
+                "Enable jax_enable_x64, or make them smaller."
+            )
+    return array
+
+
+def _is_elsewhere(array: jax.Array) -> bool:
+    """Whether an array lies on another device than JAX's default one and is bound to none.
+
+    A compiled program would move it to the default device in every call. So it goes there once, and now.
+    """
+    bound = getattr(array, "committed", True)
+    return not bound and array.devices() != jnp.zeros(()).devices()
 
 
 def _on_cpu(array: Any, device: Any) -> bool:

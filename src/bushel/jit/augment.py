@@ -41,7 +41,7 @@ class ImageAugmentation(Elementwise):
         return replaced(value, self.image_key, change(image, keys)), mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class RandomFlipTransform(ImageAugmentation):
     """Images mirrored left to right, with a probability."""
 
@@ -55,7 +55,7 @@ class RandomFlipTransform(ImageAugmentation):
         return jnp.where(jax.random.uniform(key) < self.probability, image[:, ::-1], image)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class RandomCropTransform(ImageAugmentation):
     """Images with a border of `padding` pixels, cut to their own size again somewhere in it.
 
@@ -79,7 +79,7 @@ class RandomCropTransform(ImageAugmentation):
         return jax.lax.dynamic_slice(wide, (row, column, *[0] * (image.ndim - 2)), image.shape)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class CutoutTransform(ImageAugmentation):
     """Images with a square of `size` pixels blanked, around any pixel; at the edges it is cut off."""
 
@@ -103,7 +103,7 @@ def _square(shape: tuple[int, ...], key: jax.Array, height: Any, width: Any) -> 
     return inside.reshape(*inside.shape, *(1,) * (len(shape) - 2))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class ColorJitterTransform(ImageAugmentation):
     """Images made brighter or darker, with more or less contrast and colour, each by a factor from 1 - x to 1 + x.
 
@@ -169,7 +169,7 @@ class PairMixture(Elementwise):
         return replaced(replaced(value, self.image_key, image), self.label_key, labels), mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class MixupTransform(PairMixture):
     """Each image faded with another of its batch, by a share from Beta(alpha, alpha)."""
 
@@ -183,7 +183,7 @@ class MixupTransform(PairMixture):
         return share * image + (1 - share) * other, share
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class CutMixTransform(PairMixture):
     """Each image with a box of another of its batch in it; shares are those of the pixels."""
 

@@ -163,7 +163,7 @@ def _dtype(dtype: Any) -> Any:
     return jax.dtypes.canonicalize_dtype(dtype)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class HostCallbackTransform(Elementwise):
     """Calls `fn(value, mask)` on the host for each element, with NumPy arrays: to log, to show, or to change it.
 

@@ -137,7 +137,7 @@ class BufferState(NamedTuple):
     key: jax.Array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class BufferTransform(Transform):
     """Keeps elements as they come and gives out what it holds: one comes in, `sample_size` go out.
 

@@ -17,7 +17,7 @@ from bushel.jit.protocol import Indexed, Source, Tree
 from bushel.jit.transform import Elementwise, Transform, checked_spec
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class BatchTransform(Transform):
     """Several elements as one, with a mask that has one boolean for each of them.
 
@@ -63,7 +63,7 @@ class BatchTransform(Transform):
         return BatchedStream(inner, self.batch_size, remainder)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class MapTransform(Elementwise):
     """Applies `fn(value, mask)` to each element: to batches after a `BatchTransform`, to records before it.
 
@@ -85,7 +85,7 @@ class MapTransform(Elementwise):
         return checked_spec(_as_arrays(made), self.element_spec_override, "MapTransform's function"), mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class RandomMapTransform(Elementwise):
     """Applies `fn(record, key)` to each record, also to those inside a batch.
 
@@ -113,7 +113,7 @@ class RandomMapTransform(Elementwise):
         return _as_arrays(fn(value, keys)), mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class DevicePutTransform(Elementwise):
     """Moves elements to a device: a `jax.Device`, a name such as "cpu" or "gpu:0", or the first of `jax.devices()`."""
 
@@ -141,7 +141,7 @@ def device_named(device: Any) -> Any:
         raise ValueError(f"There is no device {device!r} here; there are {known}.") from None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class NormalizeImageTransform(Elementwise):
     """Images of small integers as floats: `image * scale + offset`, with values from 0 to 1 by default."""
 
@@ -160,7 +160,7 @@ class NormalizeImageTransform(Elementwise):
         return replaced(value, key, image), mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class FlattenTransform(Elementwise):
     """One entry with all axes from `start_index` on made one."""
 
@@ -181,7 +181,7 @@ class FlattenTransform(Elementwise):
         return replaced(value, self.data_key, leaf.reshape(*kept, math.prod(leaf.shape[self.start_index :]))), mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class FlattenImageTransform(Elementwise):
     """Images as vectors, one per record: every axis behind those of the mask made one."""
 
@@ -195,7 +195,7 @@ class FlattenImageTransform(Elementwise):
         return replaced(value, self.image_key, image.reshape(*image.shape[: mask.ndim], -1)), mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class RenameTransform(Elementwise):
     """Entries of a dict under other names."""
 
@@ -216,7 +216,7 @@ class RenameTransform(Elementwise):
         return {self.renames.get(key, key): entry for key, entry in value.items()}, mask
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class TimeSeriesBatchTransform(Elementwise):
     """Batches of sequences as (batch, time, features), or packed as (batch * time, features).
 
