@@ -20,6 +20,7 @@ LAYERS = [
     {"iterator"},
     {"dataset"},
     {"columns"},
+    {"files"},
     {
         "checkpoint",
         "constants",

@@ -34,6 +34,7 @@ PUBLIC = {
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
+        "TFRecordIterDataset",
         "ZipMapDataset",
         "apply_transformations",
         "batch_and_pad",
@@ -57,9 +58,14 @@ PUBLIC = {
     ],
     "bushel.sources": [
         "ArrayDataSource",
+        "ArrayRecordDataSource",
+        "BagzDataSource",
         "Columns",
+        "DamagedFile",
+        "FixedRecords",
         "RandomAccessDataSource",
         "RangeDataSource",
+        "TFRecordDataSource",
         "file_fingerprint",
     ],
 }
@@ -69,7 +75,15 @@ OURS = {
     "bushel": {"PipelineNotSent", "StateMismatch", "WorkerDied", "testing"},
     "bushel.experimental": set(),
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
-    "bushel.sources": {"ArrayDataSource", "Columns", "file_fingerprint"},
+    "bushel.sources": {
+        "ArrayDataSource",
+        "BagzDataSource",
+        "Columns",
+        "DamagedFile",
+        "FixedRecords",
+        "TFRecordDataSource",
+        "file_fingerprint",
+    },
 }
 
 
@@ -111,7 +125,7 @@ def parameters(function):
     ]
 
 
-OUR_PARAMETERS = {"vectorized"}
+OUR_PARAMETERS = {"storage_options", "vectorized", "verify"}
 OUR_METHODS = {"take"}
 # What a Grain program may call and does not find yet.
 NOT_YET = {

@@ -1,7 +1,23 @@
 """Where records come from. A source is anything with a length and `source[i]`; see `RandomAccessDataSource`."""
 
 from bushel.base.blocks import Columns
+from bushel.base.errors import DamagedFile
+from bushel.sources.array_record import ArrayRecordDataSource
+from bushel.sources.bagz import BagzDataSource
+from bushel.sources.fixed import FixedRecords
 from bushel.sources.memory import ArrayDataSource, RangeDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
+from bushel.sources.tfrecord import TFRecordDataSource
 
-__all__ = ["ArrayDataSource", "Columns", "RandomAccessDataSource", "RangeDataSource", "file_fingerprint"]
+__all__ = [
+    "ArrayDataSource",
+    "ArrayRecordDataSource",
+    "BagzDataSource",
+    "Columns",
+    "DamagedFile",
+    "FixedRecords",
+    "RandomAccessDataSource",
+    "RangeDataSource",
+    "TFRecordDataSource",
+    "file_fingerprint",
+]

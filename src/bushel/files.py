@@ -1,0 +1,48 @@
+"""Files that are read in order, as IterDatasets: names and arguments; the work is in `sources/`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from bushel.dataset import _IterPipeline
+from bushel.graph.records import Interleaved, Records
+from bushel.graph.streams import StreamNode
+from bushel.sources import stores
+from bushel.sources.protocol import SequentialSource
+from bushel.sources.stores import Options
+from bushel.sources.tfrecord_stream import TFRecordStream
+
+T = TypeVar("T")
+
+_AT_A_TIME = 16  # as many files as Grain interleaves
+
+
+class TFRecordIterDataset(_IterPipeline[bytes]):
+    """Records of TFRecord files, in order, as bytes. Files may be compressed with gzip or zlib.
+
+    Args:
+      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
+      verify: checks lengths and records against their checksums.
+      storage_options: of the store where the files lie.
+
+    >>> list(TFRecordIterDataset("nothing-*.tfrecord"))
+    Traceback (most recent call last):
+    FileNotFoundError: No file matches 'nothing-*.tfrecord'.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        verify: bool = True,
+        storage_options: Options | None = None,
+    ):
+        paths = stores.find(path, storage_options)
+        super().__init__(_node(paths, "TFRecordIterDataset", lambda p: TFRecordStream(p, verify, storage_options)))
+
+
+def _node(paths: list[str], name: str, source: Callable[[str], SequentialSource]) -> StreamNode:
+    files = tuple(Records(source(path), f"{name}({os.path.basename(path)})") for path in paths)
+    return files[0] if len(files) == 1 else Interleaved(files, _AT_A_TIME)
