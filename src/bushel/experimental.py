@@ -12,7 +12,7 @@ from bushel.dataset import (
     get_element_spec,
     multithread_prefetch,
 )
-from bushel.files import TFRecordIterDataset
+from bushel.files import ParquetIterDataset, TFRecordIterDataset
 from bushel.graph.batch import batch_and_pad
 from bushel.index.shuffle import index_shuffle
 from bushel.iterator import get_next_index, set_next_index
@@ -22,6 +22,7 @@ __all__ = [
     "FlatMapMapDataset",
     "FlatMapTransform",
     "MapWithIndexTransform",
+    "ParquetIterDataset",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 from typing import TypeVar
 
 from bushel.dataset import _IterPipeline
 from bushel.graph.records import Interleaved, Records
 from bushel.graph.streams import StreamNode
 from bushel.sources import stores
+from bushel.sources.parquet import ParquetStream
 from bushel.sources.protocol import SequentialSource
 from bushel.sources.stores import Options
 from bushel.sources.tfrecord_stream import TFRecordStream
-
-T = TypeVar("T")
 
 _AT_A_TIME = 16  # as many files as Grain interleaves
 
@@ -41,6 +41,30 @@ class TFRecordIterDataset(_IterPipeline[bytes]):
     ):
         paths = stores.find(path, storage_options)
         super().__init__(_node(paths, "TFRecordIterDataset", lambda p: TFRecordStream(p, verify, storage_options)))
+
+
+class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
+    """Rows of Parquet files, in order, as dicts of NumPy values.
+
+    Args:
+      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
+      columns: only these; all by default.
+      storage_options: of the store where the files lie.
+      **read_kwargs: arguments of `pyarrow.parquet.ParquetFile`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        storage_options: Options | None = None,
+        **read_kwargs: Any,
+    ):
+        paths = stores.find(path, storage_options)
+        super().__init__(
+            _node(paths, "ParquetIterDataset", lambda p: ParquetStream(p, columns, storage_options, read_kwargs))
+        )
 
 
 def _node(paths: list[str], name: str, source: Callable[[str], SequentialSource]) -> StreamNode:

@@ -1,0 +1,73 @@
+"""Rows of Arrow tables as records: dicts of NumPy values, by whole columns where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks
+from bushel.base.blocks import Block, Columns
+from bushel.sources.needs import package
+
+
+class ArrowRows:
+    """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
+
+    A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
+    column of integers with nulls floats.
+    """
+
+    def __init__(self, table: Any):
+        types = package("pyarrow", "parquet", "Parquet and Arrow files").types
+        self.length = int(table.num_rows)
+        self.nbytes = int(table.nbytes)
+        self._columns: dict[str, Any] = {}
+        self._numbers = True
+        for name, column in zip(table.schema.names, table.columns):
+            if hasattr(column, "combine_chunks"):
+                column = column.combine_chunks()
+            if types.is_primitive(column.type):
+                self._columns[name] = column.to_numpy(zero_copy_only=False)
+                self._numbers &= self._columns[name].dtype != object
+            else:
+                self._columns[name] = column
+                self._numbers = False
+
+    def row(self, place: int) -> dict[str, Any]:
+        """One record."""
+        return {
+            name: column[place] if isinstance(column, np.ndarray) else _objects(column, [place])[0]
+            for name, column in self._columns.items()
+        }
+
+    def take(self, places: np.ndarray) -> Block:
+        """Many records: columns where all values are numbers, else rows."""
+        if self._numbers:
+            return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
+        parts = [
+            column[places] if isinstance(column, np.ndarray) else _objects(column, places)
+            for column in self._columns.values()
+        ]
+        names = tuple(self._columns)
+        return [dict(zip(names, values)) for values in zip(*parts)]
+
+
+def _objects(column: Any, places: Any) -> np.ndarray:
+    return column.take(np.asarray(places)).to_numpy(zero_copy_only=False)
+
+
+def gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowRows]) -> Block:
+    """Records at `places` of a row of parts that end at `ends`; each part is asked for once."""
+    if not len(places):
+        return []
+    numbers = ends.searchsorted(places, "right")
+    within = places - np.concatenate(([0], ends))[numbers]
+    order = np.argsort(numbers, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    found = blocks.joined([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
+    back = np.argsort(order)
+    if isinstance(found, Columns):
+        return Columns({name: column[back] for name, column in found.tree.items()}, len(places))
+    return [found[place] for place in back.tolist()]
