@@ -19,6 +19,7 @@ LAYERS = [
     {"engine"},
     {"iterator"},
     {"dataset"},
+    {"operations"},
     {"columns"},
     {"files"},
     {

@@ -14,19 +14,43 @@ from bushel.dataset import (
 )
 from bushel.files import ParquetIterDataset, TFRecordIterDataset
 from bushel.graph.batch import batch_and_pad
+from bushel.graph.concat_split import BOSHandling
 from bushel.index.shuffle import index_shuffle
 from bushel.iterator import get_next_index, set_next_index
+from bushel.operations import (
+    BestFitPackIterDataset,
+    ConcatThenSplitIterDataset,
+    FirstFitPackIterDataset,
+    InterleaveIterDataset,
+    LimitIterDataset,
+    RebatchIterDataset,
+    RepeatIterDataset,
+    WindowShuffleIterDataset,
+    WindowShuffleMapDataset,
+    ZipIterDataset,
+)
 
 __all__ = [
+    "BOSHandling",
+    "BestFitPackIterDataset",
+    "ConcatThenSplitIterDataset",
+    "FirstFitPackIterDataset",
     "FlatMapIterDataset",
     "FlatMapMapDataset",
     "FlatMapTransform",
+    "InterleaveIterDataset",
+    "LimitIterDataset",
     "MapWithIndexTransform",
     "ParquetIterDataset",
+    "RebatchIterDataset",
+    "RepeatIterDataset",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
     "TFRecordIterDataset",
+    "WindowShuffleIterDataset",
+    "WindowShuffleMapDataset",
+    "ZipIterDataset",
     "ZipMapDataset",
     "apply_transformations",
     "batch_and_pad",

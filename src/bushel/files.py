@@ -8,7 +8,8 @@ from typing import Any
 from typing import TypeVar
 
 from bushel.dataset import _IterPipeline
-from bushel.graph.records import Interleaved, Records
+from bushel.graph.interleave import Interleave
+from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
 from bushel.sources import stores
 from bushel.sources.parquet import ParquetStream
@@ -69,4 +70,4 @@ class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
 
 def _node(paths: list[str], name: str, source: Callable[[str], SequentialSource]) -> StreamNode:
     files = tuple(Records(source(path), f"{name}({os.path.basename(path)})") for path in paths)
-    return files[0] if len(files) == 1 else Interleaved(files, _AT_A_TIME)
+    return files[0] if len(files) == 1 else Interleave(files, _AT_A_TIME)

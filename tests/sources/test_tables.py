@@ -152,8 +152,7 @@ def test_a_state_moves_both_ways(files, at):
         next(ours)
         next(theirs)
     from_grain, from_bushel = iter(ParquetIterDataset(paths)), iter(grains(paths))
-    with pytest.warns(UserWarning):
-        from_grain.set_state(theirs.get_state())
+    from_grain.set_state(theirs.get_state())
     state = ours.get_state()
     from_bushel.set_state(state)
     rest = list(ours)

@@ -443,7 +443,7 @@ def test_a_state_of_grains_workers_is_refused_with_the_reason(check):
 def test_a_state_of_grains_workers_is_refused_further_inside_too():
     it = started(STREAMS["random_map"]())
     state = {"parent": WORKERS, "index_for_rng": 2}
-    assert_refused(it, state, StateMismatch, "needs an entry 'next_index'")
+    assert_refused(it, state, StateMismatch, "written by Grain with worker processes")
 
 
 def test_numbers_of_numpy_are_numbers():

@@ -63,6 +63,11 @@ class Node(abc.ABC):
         return None
 
     @property
+    def seeded_by(self) -> tuple[Node, ...]:
+        """The nodes whose seeds reach the operations after this one."""
+        return self.parents
+
+    @property
     def transparent(self) -> bool:
         """Whether this node says only how its parent runs: it counts neither for seeds nor for identity."""
         return False
@@ -138,7 +143,7 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
         if seed is not None:
             found.append((seed, depth))
         else:
-            queue.extend((parent, depth + 1) for parent in node.parents)
+            queue.extend((parent, depth + 1) for parent in node.seeded_by)
     return seeds.derive(found) if found else None
 
 

@@ -1,4 +1,4 @@
-"""Operations on streams that depend on order: batch, flat_map, mix."""
+"""Operations on streams that depend on order: batch, flat_map, mix, zip."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks, transforms
-from bushel.base.blocks import Block
+from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.apply import call_of, placed
 from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch
@@ -245,3 +245,106 @@ class _MixCursor(Cursor):
                 if key in saved:
                     parent.set_state(saved[key])
         self.index, self.stop = index, stop
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ZipStream(StreamNode):
+    """Tuples of the elements of several streams; with `strict`, streams of different lengths are an error."""
+
+    parts: tuple[StreamNode, ...]
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ValueError("At least one parent must be provided.")
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return self.parts
+
+    @property
+    def joins(self) -> bool:
+        return True
+
+    def open(self, opener: Opener) -> Cursor:
+        return _ZipCursor(tuple(opener.open(part) for part in self.parts), self)
+
+    def element_spec(self) -> Any:
+        return tuple(part.element_spec() for part in self.parts)
+
+    def call(self) -> str:
+        return "zip" if self.strict else "zip(strict=False)"
+
+
+class _ZipCursor(Cursor):
+    def __init__(self, parents: tuple[Cursor, ...], node: ZipStream):
+        self.parents = parents
+        self.node = node
+
+    def pull(self, count: int) -> Block:
+        if count > 1:
+            # All at once, as long as no stream ends among them: near the end they go one by one, as their states tell.
+            before = self.mark()
+            found = [self._exactly(parent, count) for parent in self.parents]
+            if None not in found:
+                return _zipped([block for block in found if block is not None], count)
+            self.rewind(before)
+        return self._one()
+
+    def _exactly(self, parent: Cursor, count: int) -> Block | None:
+        parts: list[Block] = []
+        while count:
+            part = parent.pull(count)
+            if not len(part):
+                return None
+            parts.append(part)
+            count -= len(part)
+        return blocks.joined(parts)
+
+    def _one(self) -> Block:
+        found: list[Block] = []
+        for number, parent in enumerate(self.parents):
+            block = parent.pull(1)
+            if not len(block):
+                if self.node.strict:
+                    self._check_ends(number)
+                return []
+            found.append(block)
+        return _zipped(found, 1)
+
+    def _check_ends(self, number: int) -> None:
+        """Stream `number` has ended before those after it were asked: all of them must have."""
+        if number:
+            raise ValueError(_unequal(number, "shorter"))
+        for other, parent in enumerate(self.parents[1:], 1):
+            if len(parent.pull(1)):
+                raise ValueError(_unequal(other, "longer"))
+
+    def mark(self) -> Any:
+        return [parent.mark() for parent in self.parents]
+
+    def rewind(self, mark: Any) -> None:
+        for parent, parent_mark in zip(self.parents, mark, strict=True):
+            parent.rewind(parent_mark)
+
+    def get_state(self) -> State:
+        return {"parents": [parent.get_state() for parent in self.parents]}
+
+    def set_state(self, state: State) -> None:
+        saved = field(state, "parents", list)
+        if len(saved) != len(self.parents):
+            raise StateMismatch(f"This state is of a zip of {len(saved)} streams; this one has {len(self.parents)}.")
+        for parent, parent_state in zip(self.parents, saved, strict=True):
+            parent.set_state(parent_state)
+
+
+def _unequal(number: int, how: str) -> str:
+    others = "stream 1" if number == 1 else f"streams 1 to {number}"
+    return f"zip: stream {number + 1} is {how} than {others}. Pass strict=False to end with the shortest."
+
+
+def _zipped(found: list[Block], count: int) -> Block:
+    columns = [block.tree for block in found if isinstance(block, Columns) and block.present is None]
+    if len(columns) == len(found):
+        return Columns(tuple(columns), count)
+    return list(zip(*map(blocks.rows_of, found), strict=True))

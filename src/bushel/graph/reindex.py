@@ -52,6 +52,27 @@ class Shuffle(IndexMap):
 
 
 @dataclasses.dataclass(frozen=True)
+class WindowShuffle(IndexMap):
+    """Every window of consecutive elements in an order of its own."""
+
+    window_size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        checks.positive(self.window_size, "window_size")
+        checks.seed(self.seed, below=shuffle.SEED_LIMIT)
+
+    def length(self, parent_length: int) -> int:
+        return parent_length
+
+    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
+        return shuffle.window_shuffle(indices, length=parent_length, window=self.window_size, seed=self.seed)
+
+    def call(self) -> str:
+        return f"window_shuffle({self.window_size}, seed={self.seed})"
+
+
+@dataclasses.dataclass(frozen=True)
 class Slice(IndexMap):
     """Every step-th position from start to stop."""
 

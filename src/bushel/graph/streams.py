@@ -70,6 +70,11 @@ class Cursor(abc.ABC):
 def field(state: Any, name: str, kind: type) -> Any:
     """Entry `name` of a state, checked."""
     if not isinstance(state, Mapping) or name not in state:
+        if isinstance(state, Mapping) and "iterators_in_use_states" in state:
+            raise StateMismatch(
+                "This state was written by Grain with worker processes: it holds one position per worker and "
+                "describes no position in the one sequence that this pipeline gives. Save it in Grain without workers."
+            )
         has = f"has the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"is {state!r}"
         raise StateMismatch(
             f"This iterator's state needs an entry {name!r}; the given one {has}. Was it saved by another pipeline?"

@@ -20,6 +20,7 @@ ROUNDS = 4
 SMALL = 1 << 16
 """Below this length an epoch is tabulated. It is also the cipher's smallest domain."""
 
+SEED_LIMIT = 1 << 32
 _FEW = 12  # so few indices are faster one by one, in Python integers, than as arrays
 _TABLE_BITS = 16  # up to words of so many bits, a round is one look-up in a table that stays in the cache
 _WORD = 0xFFFFFFFF
@@ -43,6 +44,29 @@ def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
         here = epoch == number
         shuffled[here] = permute(position[here], length=length, seed=(seed + number) & _WORD)
     return shuffled + epoch * length
+
+
+def window_shuffle(i: Any, *, length: int, window: int, seed: int) -> np.ndarray:
+    """Positions -> positions shuffled inside windows of `window` consecutive ones; no window reaches past its epoch.
+
+    >>> window_shuffle(np.arange(8), length=8, window=3, seed=1).tolist()
+    [1, 2, 0, 3, 5, 4, 6, 7]
+    """
+    epoch, position = words.split(i, length, to=length)
+    number, offset = np.divmod(position, window)
+    whole = length - length % window
+    sizes = np.where(position < whole, window, length - whole)
+    number = number + epoch * -(-length // window)  # counts on through epochs, and so does the seed
+    if i.size <= _FEW:
+        parts = zip(offset.tolist(), sizes.tolist(), number.tolist())
+        return i - offset + np.array([_shuffle_one(n, size, (seed + k) & _WORD) for n, size, k in parts], np.int64)
+    order = np.argsort(number, kind="stable")
+    edges = np.flatnonzero(np.diff(number[order])) + 1
+    shuffled = np.empty_like(offset)
+    for here in np.split(order, edges):
+        size, here_seed = int(sizes[here[0]]), (seed + int(number[here[0]])) & _WORD
+        shuffled[here] = permute(offset[here], length=size, seed=here_seed)
+    return i - offset + shuffled
 
 
 def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleType = np) -> Any:

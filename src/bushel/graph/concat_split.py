@@ -1,0 +1,293 @@
+"""Sequences of a stream one after the other, cut where a row is full: packing without gaps where there is one feature.
+
+An element with several features is cut in all of them where the first one is full.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, trees
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.graph.fill import filled
+from bushel.graph.packing import as_sequence, checked_lengths
+from bushel.graph.streams import Cursor, OneParent, Opener, State, counted, field
+from bushel.index.packing import layout
+
+logger = logging.getLogger("bushel")
+
+
+class BOSHandling(enum.Enum):
+    """What packing does about tokens that begin a sequence."""
+
+    DO_NOTHING = enum.auto()
+    REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ConcatThenSplit(OneParent):
+    """Rows of fixed length, cut from all sequences one after the other."""
+
+    length_struct: Mapping[str, int]
+    meta_features: tuple[str, ...] = ()
+    split_full_length_features: bool = True
+    bos_handling: BOSHandling = BOSHandling.DO_NOTHING
+    bos_features: tuple[str, ...] = ()
+    bos_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, length in checked_lengths(self.length_struct).items():
+            if trees.children(length) is not None:
+                raise ValueError(f"length_struct of concat-then-split is flat; at {name!r} it has {length!r}.")
+        unused = self.bos_handling is BOSHandling.DO_NOTHING
+        if unused and (self.bos_token_id is not None or self.bos_features):
+            raise ValueError(
+                f"bos_handling is {self.bos_handling}, so bos_token_id and bos_features must not be given; got "
+                f"{self.bos_token_id!r} and {self.bos_features!r}."
+            )
+        if not unused and self.bos_token_id is None:
+            raise ValueError(f"bos_handling {self.bos_handling} needs a bos_token_id.")
+        both = set(self.meta_features) & set(self.bos_features)
+        if both:
+            raise ValueError(f"Features are either meta or get a BOS token; {sorted(both)} are named as both.")
+
+    def open(self, opener: Opener) -> Cursor:
+        return _ConcatCursor(opener.open(self.parent), self)
+
+    def element_spec(self) -> Any:
+        raise NotImplementedError("The shapes of packed elements are not known without reading one.")
+
+    def call(self) -> str:
+        return f"pipe(ConcatThenSplitIterDataset, length_struct={dict(self.length_struct)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Piece:
+    """An element or a part of one. `cut` has first and last-plus-one token of each feature; None for all of it.
+
+    Features in `whole` are never cut: they come with each part.
+    """
+
+    before: State
+    features: dict[str, np.ndarray]
+    whole: frozenset[str]
+    cut: dict[str, tuple[int, int]] | None = None
+
+    def bounds(self, name: str) -> tuple[int, int]:
+        return (0, len(self.features[name])) if self.cut is None or name in self.whole else self.cut[name]
+
+    def size(self, name: str) -> int:
+        low, high = self.bounds(name)
+        return high - low
+
+
+_Row = list[_Piece]
+_WHOLE = (-1, -1)  # in a state: no element has been cut
+
+
+class _ConcatCursor(Cursor):
+    """Its state is that before the first row of the last reading, and how many rows were handed out since."""
+
+    def __init__(self, parent: Cursor, node: ConcatThenSplit):
+        self.parents = (parent,)
+        self.parent = parent
+        self.node = node
+        self.lengths = checked_lengths(node.length_struct)
+        self.cuttable = [name for name in self.lengths if name not in node.meta_features]
+        self.ready: collections.deque[_Row] = collections.deque()
+        self.rest: _Piece | None = None
+        self.ended = False
+        self.before = parent.get_state()
+        self.cut: dict[str, tuple[int, int]] | None = None
+        self.given = 0
+        self.behind = False
+        self.warned = False
+
+    def pull(self, count: int) -> Block:
+        if self.behind:
+            self._catch_up()
+        rows: list[_Row] = []
+        while len(rows) < count and (row := self._next_row()) is not None:
+            rows.append(row)
+        return self._filled(rows) if rows else []
+
+    def _next_row(self) -> _Row | None:
+        if not self.ready:
+            if self.ended:
+                return None
+            self._checkpoint()
+            self._read()
+            if not self.ready:
+                self._checkpoint()
+                return None
+        self.given += 1
+        return self.ready.popleft()
+
+    def _checkpoint(self) -> None:
+        """The state from which the next reading can be done again."""
+        self.before = self.parent.get_state() if self.rest is None else self.rest.before
+        self.cut = None if self.rest is None else self.rest.cut
+        self.given = 0
+
+    def _read(self) -> None:
+        """Reads until a row is full. Rows that elements fill all alone come after it."""
+        row: _Row = []
+        room = dict(self.lengths)
+        while True:
+            piece, self.rest = self.rest or self._element(), None
+            if piece is None:
+                self.ended = True
+                break
+            if piece.cut is None and not self.node.split_full_length_features and self._is_full(piece):
+                self.ready.append([piece])
+                continue
+            self.rest = self._add(piece, row, room)
+            if self.rest is not None:
+                break
+        if row:
+            self.ready.appendleft(row)
+
+    def _element(self) -> _Piece | None:
+        before = self.parent.get_state()
+        rows = blocks.rows_of(self.parent.pull(1))
+        if not rows:
+            return None
+        try:
+            if not isinstance(rows[0], Mapping) or set(rows[0]) != set(self.lengths):
+                raise ValueError(
+                    f"Elements must be dicts with the keys of length_struct {sorted(self.lengths)}, got "
+                    f"{trees.describe(rows[0])}."
+                )
+            element = rows[0]
+            numbers = {name for name in self.lengths if np.ndim(element[name]) == 0}
+            features = {name: as_sequence(element[name]) for name in self.lengths}
+            return _Piece(before, features, frozenset(numbers | set(self.node.meta_features)))
+        except Exception as error:
+            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
+
+    def _is_full(self, piece: _Piece) -> bool:
+        sizes = [(piece.size(name), length) for name, length in self.lengths.items()]
+        return all(size <= length for size, length in sizes) and any(size == length for size, length in sizes)
+
+    def _add(self, piece: _Piece, row: _Row, room: dict[str, int]) -> _Piece | None:
+        """Adds what has room, and returns what is left over."""
+        taken = {name: min(piece.size(name), room[name]) for name in self.lengths}
+        over = [name for name in self.lengths if taken[name] < piece.size(name)]
+        for name in over:
+            if name in piece.whole:
+                self._tell_limited(name, piece.size(name), empty=not row)
+                return piece
+        if over and not any(taken[name] for name in self.cuttable):
+            return piece
+        rest = None
+        if over:
+            bounds = {name: piece.bounds(name) for name in self.cuttable}  # a number counts as gone with its first part
+            rest = dataclasses.replace(piece, cut={n: (low + taken[n], high) for n, (low, high) in bounds.items()})
+            piece = dataclasses.replace(piece, cut={n: (low, low + taken[n]) for n, (low, _) in bounds.items()})
+        row.append(piece)
+        for name in room:
+            room[name] -= taken[name]
+        return rest
+
+    def _tell_limited(self, name: str, size: int, empty: bool) -> None:
+        if empty:
+            error = ValueError(
+                f"Meta feature {name!r} has {size} entries, its rows {self.lengths[name]}, and meta features are never "
+                "cut. Make its rows longer."
+            )
+            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed."))
+        if not self.warned:
+            self.warned = True
+            logger.warning(
+                "Feature %r, which is never cut, ends a row of %s before others fill it. Give it a longer row.",
+                name,
+                self.node.call(),
+            )
+
+    def _filled(self, rows: list[_Row]) -> Block:
+        kinds = {tuple(_kind(row[0].features[name]) for name in self.lengths) for row in rows}
+        if len(kinds) == 1:
+            return self._columns(rows)
+        return [element for row in rows for element in self._columns([row]).rows()]
+
+    def _columns(self, rows: list[_Row]) -> Columns:
+        pieces = [piece for row in rows for piece in row]
+        numbers = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        segments = np.concatenate([np.arange(1, len(row) + 1) for row in rows])
+        firsts = np.cumsum([0] + [len(row) for row in rows])[:-1]
+        data: dict[str, np.ndarray] = {}
+        for name, length in self.lengths.items():
+            sizes = np.array([piece.size(name) for piece in pieces], dtype=np.int64)
+            ends = np.cumsum(sizes)
+            begins = ends - sizes
+            starts = begins - begins[firsts][numbers]
+            laid = layout(numbers, starts, sizes, segments, count=len(rows), length=length)
+            tokens = [piece.features[name][slice(*piece.bounds(name))] for piece in pieces]
+            data[name] = filled(laid, tokens, pieces[0].features[name])
+            if name in self.node.bos_features:
+                held = sizes > 0
+                data[name][numbers[held], starts[held]] = self.node.bos_token_id
+            if name in self.cuttable:
+                data[f"{name}_segment_ids"] = laid.segment_ids()
+                data[f"{name}_positions"] = laid.positions()
+        return Columns(data, len(rows))
+
+    def mark(self) -> Any:
+        here = (self.rest, self.ended, self.before, self.cut, self.given, self.behind)
+        return self.parent.mark(), tuple(self.ready), here
+
+    def rewind(self, mark: Any) -> None:
+        parent, ready, (self.rest, self.ended, self.before, self.cut, self.given, self.behind) = mark
+        self.ready = collections.deque(ready)
+        self.parent.rewind(parent)
+
+    def get_state(self) -> State:
+        cut = self.cut or dict.fromkeys(self.cuttable, _WHOLE)
+        return {
+            "parent_state": self.before,
+            "remainder_slices": {name: list(pair) for name, pair in cut.items()},
+            "elements_from_buffer_after_checkpoint": self.given,
+        }
+
+    def set_state(self, state: State) -> None:
+        given = counted(state, "elements_from_buffer_after_checkpoint")
+        cut = self._cut_of(field(state, "remainder_slices", Mapping))
+        self.parent.set_state(field(state, "parent_state", dict))
+        self.before, self.cut, self.given = self.parent.get_state(), cut, given
+        self.ready, self.rest, self.ended = collections.deque(), None, False
+        self.behind = bool(given or cut)
+
+    def _cut_of(self, saved: Mapping[str, Any]) -> dict[str, tuple[int, int]] | None:
+        try:
+            cut = {name: (int(low), int(high)) for name, (low, high) in saved.items()}
+        except (TypeError, ValueError):
+            cut = {}
+        if set(cut) != set(self.cuttable):
+            raise StateMismatch(
+                f"This state has cuts {dict(saved)!r}; the features that can be cut are {self.cuttable}."
+            )
+        return None if all(pair == _WHOLE for pair in cut.values()) else cut
+
+    def _catch_up(self) -> None:
+        """Reads again what the state stands for; only now, so that setting a state reads nothing."""
+        given, cut, self.behind = self.given, self.cut, False
+        if cut is not None:
+            whole = self._element()
+            if whole is None:
+                raise StateMismatch("This state is in the middle of an element that is not there any more.")
+            self.rest = dataclasses.replace(whole, cut=cut)
+        for _ in range(given):
+            if self._next_row() is None:
+                raise StateMismatch(f"This state is {given} rows further than the data reach.")
+
+
+def _kind(array: np.ndarray) -> tuple[Any, ...]:
+    return array.dtype, array.shape[1:]

@@ -1,0 +1,253 @@
+"""Interleaves: many streams as one, of which a few are open at a time. They are opened through the engine, when their
+turn comes, so that each can be computed ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, checks
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.graph.node import MapNode, Node
+from bushel.graph.streams import Cursor, Elements, Opener, State, StreamNode, counted, field
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Interleave(StreamNode):
+    """One element of each of `cycle_length` streams in turn; where one ends, the next not yet begun takes its place.
+
+    The streams are `parts`, or the elements of a map node, which are datasets then and made only when their turn comes.
+    """
+
+    parts: tuple[StreamNode, ...] | MapNode
+    cycle_length: int
+
+    def __post_init__(self) -> None:
+        checks.positive(self.cycle_length, "cycle_length")
+        if not isinstance(self.parts, MapNode) and not self.parts:
+            raise ValueError("An interleave needs at least one dataset.")
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return (self.parts,) if isinstance(self.parts, MapNode) else self.parts
+
+    @property
+    def seeded_by(self) -> tuple[Node, ...]:
+        return ()  # as in Grain, whose interleave does not look at its datasets before their turn
+
+    @property
+    def joins(self) -> bool:
+        return not isinstance(self.parts, MapNode)
+
+    @property
+    def count(self) -> int:
+        """How many streams there are."""
+        return self.parts.length if isinstance(self.parts, MapNode) else len(self.parts)
+
+    def stream(self, number: int) -> StreamNode | None:
+        """Stream `number`; None where a filter has dropped it."""
+        if not isinstance(self.parts, MapNode):
+            return self.parts[number]
+        dataset = blocks.rows_of(self.parts.take(np.array([number])))[0]
+        return None if dataset is None else as_stream(dataset)
+
+    def open(self, opener: Opener) -> Cursor:
+        return _InterleaveCursor(self, opener)
+
+    def element_spec(self) -> Any:
+        first = self.stream(0)
+        if first is None:
+            raise NotImplementedError("The shapes of an interleave are those of its first dataset, which is missing.")
+        return first.element_spec()
+
+    def call(self) -> str:
+        if self.joins:
+            return f"interleave(cycle_length={self.cycle_length})"
+        return f"pipe(InterleaveIterDataset, cycle_length={self.cycle_length})"
+
+
+def as_stream(dataset: Any) -> StreamNode:
+    """The stream of a dataset, whichever kind it is."""
+    node = getattr(dataset, "_node", None)
+    if isinstance(node, MapNode):
+        return Elements(node)
+    if isinstance(node, StreamNode):
+        return node
+    raise TypeError(f"An interleave takes datasets, got {dataset!r} of type {type(dataset).__name__}.")
+
+
+class _Slot:
+    """A place in the cycle: which stream is there, and how far it was read since it was opened or set."""
+
+    def __init__(self, number: int):
+        self.put(number, None)
+
+    def put(self, number: int, cursor: Cursor | None, opened_at: State | None = None) -> None:
+        """Puts a stream here that has been opened, at a state or at its start."""
+        self.number, self.cursor, self.opened_at = number, cursor, opened_at
+        self.read = 0
+        self.ended_at: State | None = None
+
+    def saved(self) -> tuple[Any, ...]:
+        return self.number, self.cursor, self.opened_at, self.read, self.ended_at
+
+    def bring_back(self, saved: tuple[Any, ...]) -> None:
+        self.number, self.cursor, self.opened_at, self.read, self.ended_at = saved
+
+    def close(self) -> None:
+        if self.cursor is not None:
+            self.cursor.close()
+            self.cursor = None
+
+
+class _InterleaveCursor(Cursor):
+    def __init__(self, node: Interleave, opener: Opener):
+        self._node = node
+        self._opener = opener
+        self._slots = [_Slot(number) for number in range(min(node.cycle_length, node.count))]
+        self._turn = 0
+        self._next = 0
+
+    def pull(self, count: int) -> Block:
+        rows: list[Any] = []
+        while len(rows) < count and self._slots:
+            slot = self._slots[self._turn]
+            if slot.cursor is None and not self._begin_next(slot):
+                if all(other.cursor is None for other in self._slots):
+                    break
+                self._turn = (self._turn + 1) % len(self._slots)
+                continue
+            assert slot.cursor is not None
+            # A stream that is alone needs no turns.
+            block = slot.cursor.pull(count - len(rows) if len(self._slots) == 1 else 1)
+            if len(block):
+                slot.read += len(block)
+                rows.extend(blocks.rows_of(block))
+            else:
+                slot.ended_at = slot.cursor.get_state()
+                slot.close()
+            self._turn = (self._turn + 1) % len(self._slots)
+        return rows
+
+    def _begin_next(self, slot: _Slot) -> bool:
+        """Puts the next stream that is there into a slot; False where there is none left."""
+        while self._next < self._node.count:
+            number = self._next
+            cursor = self._opened(number)
+            self._next += 1
+            if cursor is not None:
+                slot.put(number, cursor)
+                return True
+        return False
+
+    def _opened(self, number: int) -> Cursor | None:
+        try:
+            stream = self._node.stream(number)
+        except RowFailed as failed:
+            raise failed.error from None
+        except Exception as error:
+            raise located(error, f"bushel: {self._node.call()} failed at its dataset {number}.") from None
+        return None if stream is None else self._opener.open(stream)
+
+    def mark(self) -> Any:
+        slots = [(slot.saved(), slot.cursor and slot.cursor.mark()) for slot in self._slots]
+        return slots, self._turn, self._next
+
+    def rewind(self, mark: Any) -> None:
+        slots, self._turn, self._next = mark
+        for slot, (before, cursor_mark) in zip(self._slots, slots, strict=True):
+            now = slot.cursor
+            slot.bring_back(before)
+            if now is not None and now is not slot.cursor:
+                now.close()
+            if slot.cursor is not None and slot.cursor is now:
+                slot.cursor.rewind(cursor_mark)
+            elif slot.cursor is not None:
+                slot.cursor = self._again(slot)  # it has ended since, and was closed
+
+    def _again(self, slot: _Slot) -> Cursor:
+        """The stream of a slot opened anew, and read to where it was."""
+        cursor = self._opened(slot.number)
+        assert cursor is not None
+        if slot.opened_at is not None:
+            cursor.set_state(slot.opened_at)
+        left = slot.read
+        while left and (part := len(cursor.pull(left))):
+            left -= part
+        return cursor
+
+    def get_state(self) -> State:
+        for slot in self._slots:  # as in Grain: a state has all streams of the cycle, begun or not
+            if slot.cursor is None and slot.ended_at is None:
+                self._begin_next(slot)
+        return {
+            "next_index_in_cycle": self._turn,
+            "next_index_in_datasets": self._next,
+            "iterators_in_use_indices": [slot.number for slot in self._slots],
+            "iterators_in_use_states": [
+                slot.ended_at if slot.cursor is None else slot.cursor.get_state() for slot in self._slots
+            ],
+            "exhausted": [int(slot.ended_at is not None) for slot in self._slots],
+            "future_states": {},
+        }
+
+    def set_state(self, state: State) -> None:
+        turn, following = counted(state, "next_index_in_cycle"), counted(state, "next_index_in_datasets")
+        numbers, states = field(state, "iterators_in_use_indices", list), field(state, "iterators_in_use_states", list)
+        ended = field(state, "exhausted", list)
+        length = len(self._slots)
+        if not len(numbers) == len(states) == len(ended) == length or turn >= max(1, length):
+            raise StateMismatch(
+                f"This state is of an interleave of {len(numbers)} streams at a time; this one has {length}. "
+                "Was it saved with another cycle_length, or by Grain with worker processes?"
+            )
+        if following > self._node.count or any(not 0 <= number < self._node.count for number in numbers):
+            raise StateMismatch(f"This state has streams {numbers}; there are {self._node.count} here.")
+        if state.get("future_states"):
+            raise StateMismatch("This state was written by an elastic iterator of Grain's; it cannot be restored here.")
+        for slot, number, saved, gone in zip(self._slots, numbers, states, ended, strict=True):
+            self._set_slot(slot, number, saved, bool(gone))
+        self._turn, self._next = turn, following
+
+    def _set_slot(self, slot: _Slot, number: int, saved: Any, gone: bool) -> None:
+        if gone or saved is None:
+            slot.close()
+            slot.put(number, None)
+            slot.ended_at = saved
+            return
+        if slot.number != number:
+            slot.close()
+        cursor = slot.cursor or self._opened(number)
+        if cursor is None:
+            raise StateMismatch(f"This state has a stream {number}, which a filter drops here.")
+        slot.put(number, cursor, saved)
+        cursor.set_state(saved)
+
+    def get_next_index(self) -> int:
+        if self._node.count != 1:
+            return super().get_next_index()
+        cursor = self._slots[0].cursor
+        return 0 if cursor is None else cursor.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        if self._node.count != 1:
+            super().set_next_index(index)
+        (slot,) = self._slots
+        cursor = slot.cursor or self._opened(0)
+        assert cursor is not None
+        cursor.set_next_index(index)
+        slot.put(0, cursor, cursor.get_state())
+        self._next = 1
+
+    def start_prefetch(self) -> None:
+        for slot in self._slots:
+            if slot.cursor is not None:
+                slot.cursor.start_prefetch()
+
+    def close(self) -> None:
+        for slot in self._slots:
+            slot.close()

@@ -1,0 +1,292 @@
+"""Packing of a stream's sequences into rows, several rows at a time. Where each goes is decided by index/packing.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, checks, trees
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.graph.fill import filled
+from bushel.graph.streams import Cursor, OneParent, Opener, State, counted, field
+from bushel.index.packing import Bins, layout, too_long
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pack(OneParent):
+    """Rows of fixed length made of whole sequences: first fit or best fit, `num_packing_bins` rows at a time.
+
+    When a sequence fits in none of the rows, they are handed out and new ones begun with it.
+    """
+
+    strategy: str
+    length_struct: Mapping[str, Any]
+    num_packing_bins: int
+    seed: int = 0
+    shuffle_bins: bool = True
+    shuffle_bins_group_by_feature: str | None = None
+    meta_features: tuple[str, ...] = ()
+    pack_alignment_struct: Any = None
+    padding_struct: Any = None
+    max_sequences_per_bin: int | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive(self.num_packing_bins, "num_packing_bins")
+        checks.seed(self.seed)
+        if self.max_sequences_per_bin is not None:
+            checks.positive(self.max_sequences_per_bin, "max_sequences_per_bin")
+        features = Features(self)
+        group = self.shuffle_bins_group_by_feature
+        if group is not None and group not in features.struct:
+            raise ValueError(
+                f"shuffle_bins_group_by_feature names {group!r}; the packed features are {list(features.struct)}."
+            )
+
+    def open(self, opener: Opener) -> Cursor:
+        return _PackCursor(opener.open(self.parent), self)
+
+    def element_spec(self) -> Any:
+        raise NotImplementedError("The shapes of packed elements are not known without reading one.")
+
+    def call(self) -> str:
+        name = {"first_fit": "FirstFitPackIterDataset", "best_fit": "BestFitPackIterDataset"}[self.strategy]
+        return f"pipe({name}, length_struct={dict(self.length_struct)}, num_packing_bins={self.num_packing_bins})"
+
+
+class Features:
+    """The sequences of an element: which there are, how long their rows are, and how to take them out of elements."""
+
+    def __init__(self, node: Pack):
+        self.struct = checked_lengths(node.length_struct)
+        self.meta = node.meta_features
+        self.loose = [name for name in self.meta if name not in self.struct]  # kept in lists, as they are
+        self.capacities: list[int] = trees.leaves(self.struct)
+        for name, value in self.struct.items():
+            if name not in self.meta and trees.children(value) is not None:
+                raise ValueError(
+                    f"length_struct has a tree at {name!r}: {value!r}. Trees of sequences get no segment ids; name "
+                    f"{name!r} in meta_features, or flatten it."
+                )
+        alignments = self._like("pack_alignment_struct", node.pack_alignment_struct)
+        self.alignments = alignments and [checks.positive(value, "An alignment") for value in alignments]
+        self.paddings = self._like("padding_struct", node.padding_struct) or [None] * len(self.capacities)
+        places = np.cumsum([0] + [len(trees.leaves(value)) for value in self.struct.values()]).tolist()
+        self.numbered = {n: p for n, p in zip(self.struct, places) if n not in self.meta}  # those with segment ids
+        self._flat = tuple(self.struct) if len(self.capacities) == len(self.struct) else None
+
+    def _like(self, what: str, struct: Any) -> list[Any] | None:
+        if struct is None:
+            return None
+        try:
+            return leaves_up_to(self.struct, struct)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(f"{what} must have the structure of length_struct {self.struct}, got {struct}.") from error
+
+    def taken(self, rows: list[Any]) -> list[list[np.ndarray]]:
+        """For each feature the sequences of all rows; a number is a sequence of one."""
+        if self._flat is not None and all([type(row) is dict for row in rows]):
+            columns = [[row[key] for row in rows] for key in self._flat]
+        else:
+            columns = [list(column) for column in zip(*(leaves_up_to(self.struct, row) for row in rows), strict=True)]
+        return [list(map(as_sequence, column)) for column in columns]
+
+    def built(self, values: list[Any]) -> dict[str, Any]:
+        """The leaves in the structure of length_struct."""
+        return dict(trees.flatten(self.struct)[1](values))
+
+
+def checked_lengths(struct: Any) -> dict[str, Any]:
+    """A length_struct: a mapping whose leaves are positive integers."""
+    if not isinstance(struct, Mapping) or not trees.leaves(struct):
+        raise ValueError(f"length_struct must map the features to the lengths of their rows, got {struct!r}.")
+    return {
+        name: trees.map_leaves(lambda leaf, name=name: checks.positive(leaf, f"length_struct at {name!r}"), value)
+        for name, value in struct.items()
+    }
+
+
+def leaves_up_to(struct: Any, element: Any) -> list[Any]:
+    """What an element has where `struct` has leaves."""
+    if isinstance(struct, Mapping):
+        return [leaf for key, value in struct.items() for leaf in leaves_up_to(value, element[key])]
+    if isinstance(struct, (list, tuple)):
+        return [leaf for place, value in enumerate(struct) for leaf in leaves_up_to(value, element[place])]
+    return [element]
+
+
+def as_sequence(value: Any) -> np.ndarray:
+    """A sequence as an array; a number becomes a sequence of one."""
+    if type(value) is np.ndarray and value.ndim:
+        return value
+    if isinstance(value, int):
+        return np.array([value], np.int64)
+    if np.ndim(value) == 0:
+        return np.asarray(value).reshape(1)
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    raise TypeError(f"A sequence to pack must be an array or a number, got {value!r} of type {type(value).__name__}.")
+
+
+class _PackCursor(Cursor):
+    """Its state is the parent's before the first sequence of the rows now being handed out, and how many are gone."""
+
+    def __init__(self, parent: Cursor, node: Pack):
+        self.parents = (parent,)
+        self.parent = parent
+        self.node = node
+        self.features = Features(node)
+        self.before = parent.get_state()
+        self.after: State | None = None  # the parent's, before the first sequence of the rows that come next
+        self.begun: list[Any] = []  # that first sequence, where it was read already
+        self.group: Block | None = None
+        self.row = 0
+        self.counter = 0
+        self.ended = False
+
+    def pull(self, count: int) -> Block:
+        if self.group is None:
+            self._pack()
+        if self.group is None:
+            return []
+        block = blocks.part_of(self.group, self.row, min(self.row + count, len(self.group)))
+        self.row += len(block)
+        self.counter += len(block)
+        if self.row == len(self.group):
+            assert self.after is not None
+            self.group, self.before, self.after, self.row = None, self.after, None, 0
+        return block
+
+    def _pack(self) -> None:
+        """Reads as many sequences as find a place, and packs them."""
+        node, features = self.node, self.features
+        bins = Bins(
+            features.capacities,
+            node.num_packing_bins,
+            strategy=node.strategy,
+            alignments=features.alignments,
+            most=node.max_sequences_per_bin,
+        )
+        sequences: list[list[np.ndarray]] = [[] for _ in features.capacities]
+        lengths: list[np.ndarray] = []
+        loose: list[list[Any]] = [[] for _ in features.loose]
+        after, rows, self.begun = self.before, self.begun, []
+        while not self.ended:
+            if not rows:
+                after = self.parent.get_state()
+                # So many certainly find a place; with no empty row left, the next one may be the first that does not.
+                rows = blocks.rows_of(self.parent.pull(bins.empty or 1))
+            if not rows:
+                self.ended = True
+                break
+            taken, others, sizes = self._measured(rows)
+            placed = bins.place(sizes)
+            for all_of_it, some in zip(sequences + loose, taken + others, strict=True):
+                all_of_it.extend(some[:placed])
+            lengths.append(sizes[:placed])
+            if placed < len(rows):
+                self.begun = rows[placed:]
+                break
+            rows = []
+        if bins.used:
+            self.after = after
+            self.group = self._filled(bins, sequences, np.concatenate(lengths), loose)
+            if self.row >= len(self.group):
+                raise StateMismatch(
+                    f"This state is at row {self.row} of {len(self.group)} packed ones. "
+                    "Was it saved with other sequences or another number of bins?"
+                )
+
+    def _measured(self, rows: list[Any]) -> tuple[list[list[np.ndarray]], list[list[Any]], np.ndarray]:
+        """The sequences of some elements, their other entries, and how long the sequences are."""
+        try:
+            taken = self.features.taken(rows)
+            others = [[row[name] for row in rows] for name in self.features.loose]
+            sizes = np.array([list(map(len, column)) for column in taken], dtype=np.int64).T
+            wrong = too_long(sizes, self.features.capacities)
+            if wrong is not None:
+                has = self.features.built(sizes[wrong].tolist())
+                raise ValueError(
+                    f"A sequence is longer than its row: lengths {has}, rows of {self.features.struct}. "
+                    "Truncate it before packing, or make rows longer."
+                )
+        except Exception as error:
+            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
+        return taken, others, sizes
+
+    def _filled(
+        self, bins: Bins, sequences: list[list[np.ndarray]], lengths: np.ndarray, loose: list[list[Any]]
+    ) -> Block:
+        node, features, placed = self.node, self.features, bins.placement()
+        rows, order = placed.rows, None
+        if node.shuffle_bins:
+            # Seeded by how many rows came before these.
+            order = np.random.default_rng(node.seed + self.counter - self.row).permuted(range(bins.used))
+            if node.shuffle_bins_group_by_feature is None:
+                rows = np.argsort(order)[rows]  # written in the order in which they are handed out
+        layouts = [
+            layout(rows, placed.starts[:, n], lengths[:, n], placed.segments, count=bins.used, length=capacity)
+            for n, capacity in enumerate(features.capacities)
+        ]
+        try:
+            values = [
+                filled(laid, some, some[0], padding)
+                for laid, some, padding in zip(layouts, sequences, features.paddings, strict=True)
+            ]
+        except ValueError as error:
+            shapes = [sorted({sequence.shape[1:] for sequence in some}) for some in sequences]
+            where = f"bushel: {node.placed()} failed: inner shapes of sequences are {features.built(shapes)}."
+            raise RowFailed(0, located(error, where)) from error
+        data = features.built(values)
+        for name, number in features.numbered.items():
+            data[f"{name}_segment_ids"] = layouts[number].segment_ids()
+            data[f"{name}_positions"] = layouts[number].positions()
+        if order is not None and node.shuffle_bins_group_by_feature is not None:
+            order = _by_group(data[node.shuffle_bins_group_by_feature], order)
+            data = trees.map_leaves(lambda leaf: leaf[order], data)
+            rows = np.argsort(order)[rows]
+        packed = Columns(data, bins.used)
+        return packed if not loose else _with_lists(packed, features.loose, loose, rows)
+
+    def mark(self) -> Any:
+        here = (self.before, self.after, self.begun, self.group, self.row, self.counter, self.ended)
+        return self.parent.mark(), here
+
+    def rewind(self, mark: Any) -> None:
+        parent, (self.before, self.after, self.begun, self.group, self.row, self.counter, self.ended) = mark
+        self.parent.rewind(parent)
+
+    def get_state(self) -> State:
+        return {"parent": self.before, "next_row": self.row, "counter": self.counter}
+
+    def set_state(self, state: State) -> None:
+        row, counter = counted(state, "next_row"), counted(state, "counter")
+        if row > counter:
+            raise StateMismatch(f"This state has given {counter} rows in all, and {row} of those packed last.")
+        self.parent.set_state(field(state, "parent", dict))
+        self.before, self.after, self.begun, self.group = self.parent.get_state(), None, [], None
+        self.row, self.counter, self.ended = row, counter, False
+
+
+def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:
+    """Rows by the mean of the different values other than zero in each, those of one mean as they were shuffled."""
+    means = []
+    for row in values:
+        different = np.unique(row)
+        count = np.count_nonzero(different)
+        means.append(np.sum(different) / count if count else 0.0)
+    return np.lexsort((shuffled, means))
+
+
+def _with_lists(packed: Columns, names: Sequence[str], loose: list[list[Any]], rows: np.ndarray) -> list[Any]:
+    """Packed rows with the entries of their elements in lists."""
+    made = packed.rows()
+    for name, entries in zip(names, loose, strict=True):
+        for row in made:
+            row[name] = []
+        for row, entry in zip(rows.tolist(), entries, strict=True):
+            made[row][name].append(entry)
+    return made

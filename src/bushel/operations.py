@@ -1,0 +1,254 @@
+"""Grain's operations on streams that are classes there: each builds a node of the graph and is the dataset of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+from bushel.dataset import IterDataset, MapDataset, _IterPipeline, _MapPipeline
+from bushel.graph.concat_split import BOSHandling, ConcatThenSplit
+from bushel.graph.interleave import Interleave, as_stream
+from bushel.graph.limits import Limit, Rebatch, RepeatStream
+from bushel.graph.ordered import ZipStream
+from bushel.graph.packing import Pack
+from bushel.graph.reindex import Reindex, WindowShuffle
+from bushel.graph.streams import StreamNode
+from bushel.graph.windows import WindowShuffleStream
+
+T = TypeVar("T")
+
+
+def _stream(parent: Any) -> StreamNode:
+    """The stream that an operation draws from; a MapDataset becomes one."""
+    return as_stream(parent)
+
+
+def _names(names: Collection[str], what: str) -> tuple[str, ...]:
+    if isinstance(names, str):
+        raise TypeError(f"{what} must be a collection of names, got the string {names!r}.")
+    return tuple(names)
+
+
+class _PackDataset(_IterPipeline[Any]):
+    """What both packers share: all but how a row is chosen."""
+
+    _strategy = ""
+
+    def __init__(
+        self,
+        parent: IterDataset[Any],
+        *,
+        length_struct: Any,
+        num_packing_bins: int,
+        seed: int = 0,
+        shuffle_bins: bool = True,
+        shuffle_bins_group_by_feature: str | None = None,
+        meta_features: Sequence[str] = (),
+        pack_alignment_struct: Any = None,
+        padding_struct: Any = None,
+        max_sequences_per_bin: int | None = None,
+    ):
+        super().__init__(
+            Pack(
+                _stream(parent),
+                self._strategy,
+                length_struct,
+                num_packing_bins,
+                seed,
+                bool(shuffle_bins),
+                shuffle_bins_group_by_feature,
+                _names(meta_features, "meta_features"),
+                pack_alignment_struct,
+                padding_struct,
+                max_sequences_per_bin,
+            )
+        )
+
+
+class FirstFitPackIterDataset(_PackDataset):
+    """Sequences packed into rows of fixed length: each goes into the first row of several where it fits.
+
+    When a sequence fits in none of the `num_packing_bins` rows, they are given, and new ones are begun with it.
+    For each feature `x` of `length_struct` there are `x_segment_ids` (1, 2, ... by sequence, 0 for padding) and
+    `x_positions`, too.
+
+    >>> import numpy as np
+    >>> ds = MapDataset.source([{"x": np.full(n, n)} for n in (3, 4, 2, 1)]).to_iter_dataset()
+    >>> packed = FirstFitPackIterDataset(ds, length_struct={"x": 5}, num_packing_bins=2, shuffle_bins=False)
+    >>> [row["x"].tolist() for row in packed]
+    [[3, 3, 3, 2, 2], [4, 4, 4, 4, 1]]
+
+    Args:
+      parent: a dataset of elements with sequences.
+      length_struct: how long the rows of each feature are.
+      num_packing_bins: how many rows are filled at a time; more of them leave fewer gaps.
+      seed: of the order of rows.
+      shuffle_bins: gives the rows that were filled together in a random order.
+      shuffle_bins_group_by_feature: gives them in the order of this feature's mean, and randomly where it is equal.
+      meta_features: get no segment ids and positions; those without a length come as lists of what elements had.
+      pack_alignment_struct: sequences of a feature start at multiples of this.
+      padding_struct: what fills gaps, instead of zeros.
+      max_sequences_per_bin: so many sequences go into a row, at most.
+    """
+
+    _strategy = "first_fit"
+
+
+class BestFitPackIterDataset(_PackDataset):
+    """Sequences packed into rows of fixed length: each goes into the fullest row of several where it fits.
+
+    See FirstFitPackIterDataset for the arguments.
+
+    >>> import numpy as np
+    >>> ds = MapDataset.source([{"x": np.full(n, n)} for n in (3, 4, 1, 2)]).to_iter_dataset()
+    >>> packed = BestFitPackIterDataset(ds, length_struct={"x": 5}, num_packing_bins=2, shuffle_bins=False)
+    >>> [row["x"].tolist() for row in packed]
+    [[3, 3, 3, 2, 2], [4, 4, 4, 4, 1]]
+    """
+
+    _strategy = "best_fit"
+
+
+class ConcatThenSplitIterDataset(_IterPipeline[Any]):
+    """All sequences one after the other, cut into rows of fixed length; the rest of a cut sequence begins the next row.
+
+    With one feature there is no padding but in the last row. With several, a row ends when the first of them is full.
+
+    >>> import numpy as np
+    >>> ds = MapDataset.source([{"x": np.full(n, n)} for n in (3, 4, 2)]).to_iter_dataset()
+    >>> [row["x"].tolist() for row in ConcatThenSplitIterDataset(ds, length_struct={"x": 5})]
+    [[3, 3, 3, 4, 4], [4, 4, 2, 2, 0]]
+
+    Args:
+      parent: a dataset of flat dicts with the keys of `length_struct`.
+      length_struct: how long the rows of each feature are.
+      meta_features: are never cut, come again with each part of a cut element, and get no segment ids.
+      split_full_length_features: False gives elements that fill a row all alone as they are, after the row at hand.
+      bos_handling: whether the first token of each sequence is replaced.
+      bos_features: of which features.
+      bos_token_id: by which token.
+    """
+
+    def __init__(
+        self,
+        parent: IterDataset[Any],
+        *,
+        length_struct: Mapping[str, int],
+        meta_features: Collection[str] = (),
+        split_full_length_features: bool = True,
+        bos_handling: BOSHandling = BOSHandling.DO_NOTHING,
+        bos_features: Collection[str] = (),
+        bos_token_id: int | None = None,
+    ):
+        super().__init__(
+            ConcatThenSplit(
+                _stream(parent),
+                length_struct,
+                _names(meta_features, "meta_features"),
+                bool(split_full_length_features),
+                bos_handling,
+                _names(bos_features, "bos_features"),
+                bos_token_id,
+            )
+        )
+
+
+class LimitIterDataset(_IterPipeline[T]):
+    """The first `count` elements: `ds.limit(count)`.
+
+    >>> list(LimitIterDataset(MapDataset.range(5).to_iter_dataset(), 2))
+    [0, 1]
+    """
+
+    def __init__(self, parent: IterDataset[T], count: int):
+        super().__init__(Limit(_stream(parent), count))
+
+
+class RepeatIterDataset(_IterPipeline[T]):
+    """The same elements `num_epochs` times, or endlessly. All epochs are alike: nothing is shuffled anew.
+
+    >>> list(RepeatIterDataset(MapDataset.range(2).to_iter_dataset(), 2))
+    [0, 1, 0, 1]
+    """
+
+    def __init__(self, parent: IterDataset[T], num_epochs: int | None = None):
+        super().__init__(RepeatStream(_stream(parent), num_epochs))
+
+
+class RebatchIterDataset(_IterPipeline[T]):
+    """Batches of another size: `ds.rebatch(batch_size)`.
+
+    >>> ds = MapDataset.range(6).batch(4).to_iter_dataset()
+    >>> [batch.tolist() for batch in RebatchIterDataset(ds, 3)]
+    [[0, 1, 2], [3, 4, 5]]
+    """
+
+    def __init__(self, parent: IterDataset[T], batch_size: int, drop_remainder: bool = False):
+        super().__init__(Rebatch(_stream(parent), batch_size, bool(drop_remainder)))
+
+
+class WindowShuffleMapDataset(_MapPipeline[T]):
+    """Each window of consecutive elements in an order of its own: `ds.window_shuffle(window_size, seed=seed)`.
+
+    >>> list(WindowShuffleMapDataset(MapDataset.range(6), window_size=3, seed=1))
+    [1, 2, 0, 3, 5, 4]
+    """
+
+    def __init__(self, parent: MapDataset[T], *, window_size: int, seed: int):
+        super().__init__(Reindex(parent._node, WindowShuffle(window_size, seed)))
+
+
+class WindowShuffleIterDataset(_IterPipeline[T]):
+    """Each window of consecutive elements in an order of its own: `ds.window_shuffle(window_size, seed=seed)`.
+
+    >>> list(WindowShuffleIterDataset(MapDataset.range(6).to_iter_dataset(), window_size=3, seed=1))
+    [0, 2, 1, 4, 5, 3]
+    """
+
+    def __init__(self, parent: IterDataset[T], *, window_size: int, seed: int):
+        super().__init__(WindowShuffleStream(_stream(parent), window_size, seed))
+
+
+class ZipIterDataset(_IterPipeline[Any]):
+    """Tuples of the elements of several streams: `ds.zip(other, ...)`.
+
+    >>> a, b = (MapDataset.range(n, n + 2).to_iter_dataset() for n in (0, 10))
+    >>> list(ZipIterDataset([a, b]))
+    [(0, 10), (1, 11)]
+
+    Args:
+      parents: the streams.
+      strict: False ends with the shortest stream; otherwise different lengths are an error.
+    """
+
+    def __init__(self, parents: Sequence[IterDataset[Any]], *, strict: bool = True):
+        super().__init__(ZipStream(tuple(map(_stream, parents)), bool(strict)))
+
+
+class InterleaveIterDataset(_IterPipeline[T]):
+    """One element of each of `cycle_length` datasets in turn; where one ends, the next takes its place.
+
+    >>> a, b, c = (MapDataset.range(n, n + 2) for n in (0, 10, 20))
+    >>> list(InterleaveIterDataset([a, b, c], cycle_length=2))
+    [0, 10, 1, 11, 20, 21]
+
+    Args:
+      datasets: the datasets, or a MapDataset of datasets, which are then made only when their turn comes.
+      cycle_length: how many are read at a time.
+      num_make_iter_threads: accepted for Grain's sake, as the next two; workers (`mp_prefetch`) read ahead here.
+      make_iter_buffer_size: see above.
+      iter_buffer_size: see above.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[IterDataset[T] | MapDataset[T]] | MapDataset[Any],
+        *,
+        cycle_length: int,
+        num_make_iter_threads: int = 1,
+        make_iter_buffer_size: int = 1,
+        iter_buffer_size: int = 1,
+    ):
+        del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
+        parts = datasets._node if isinstance(datasets, MapDataset) else tuple(map(_stream, datasets))
+        super().__init__(Interleave(parts, cycle_length))
