@@ -225,7 +225,7 @@ def test_a_state_of_other_files_is_refused(files):
             it.set_state({**it.get_state(), "row_group": row_group, "index_within_row_group": row})
     several = iter(ParquetIterDataset(str(files / "part-*.parquet")))
     state = several.get_state()
-    with pytest.raises(bushel.StateMismatch, match="reads 2 files at a time"):
+    with pytest.raises(bushel.StateMismatch, match="of an interleave of 2 streams at a time; this one has 3"):
         several.set_state(
             state
             | {key: state[key][:2] for key in ("exhausted", "iterators_in_use_indices", "iterators_in_use_states")}

@@ -55,7 +55,16 @@ class ArrowRows:
 
 
 def _objects(column: Any, places: Any) -> np.ndarray:
-    return column.take(np.asarray(places)).to_numpy(zero_copy_only=False)
+    return values(column.take(np.asarray(places)))
+
+
+def values(column: Any) -> np.ndarray:
+    """A column as an array, as `to_numpy` has it; lists in it are arrays that may be changed."""
+    found = column.to_numpy(zero_copy_only=False)
+    if found.dtype == object and package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
+        for place, value in enumerate(found):
+            found[place] = value.copy() if isinstance(value, np.ndarray) else value
+    return found
 
 
 def gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowRows]) -> Block:

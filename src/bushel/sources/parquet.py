@@ -15,7 +15,7 @@ from bushel.base import checks
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
-from bushel.sources.arrow_rows import ArrowRows, gathered
+from bushel.sources.arrow_rows import ArrowRows, gathered, values
 from bushel.sources.needs import package
 from bushel.sources.stores import Options
 
@@ -203,7 +203,7 @@ class ParquetReader:
             return []
         if self._read != self._group:
             table = group(self._file, self._stream.path, self._group, self._stream.columns)
-            self._columns = {name: column.to_numpy() for name, column in zip(table.schema.names, table.columns)}
+            self._columns = {name: values(column) for name, column in zip(table.schema.names, table.columns)}
             self._read = self._group
         names = tuple(self._columns)
         low, high = self._row, min(self._row + count, self._lengths[self._group])
