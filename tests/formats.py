@@ -5,6 +5,7 @@ from pathlib import Path
 
 import bagz
 import crc32c
+import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from bushel.sources import ArrayRecordDataSource, BagzDataSource, TFRecordDataSource
@@ -69,3 +70,19 @@ def written(folder: Path, name: str, records: list[bytes], stem: str = "records"
 def opened(name: str, paths, **options):
     """The source for format `name`."""
     return FORMATS[name][2](paths, **options)
+
+
+def table(count=53, shift=0):
+    """Columns of every kind: numbers, nulls, text, bytes, lists."""
+    numbers = range(shift, shift + count)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "score": pa.array([number / 7 for number in numbers], pa.float32()),
+            "flag": pa.array([number % 3 == 0 for number in numbers]),
+            "maybe": pa.array([None if number % 5 == 0 else number for number in numbers], pa.int32()),
+            "text": [f"row {number}" for number in numbers],
+            "raw": [b"x" * (number % 9) for number in numbers],
+            "list": pa.array([[number] * (number % 4) for number in numbers], pa.list_(pa.int16())),
+        }
+    )

@@ -5,10 +5,10 @@ import threading
 
 import grain
 import numpy as np
-import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
+from formats import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,21 +19,6 @@ from bushel.sources import ArrowDataSource, Columns, DamagedFile, ParquetDataSou
 from bushel.testing import check_resumes_anywhere, same
 
 COUNT = 53
-
-
-def table(count=COUNT, shift=0):
-    numbers = range(shift, shift + count)
-    return pa.table(
-        {
-            "id": pa.array(numbers, pa.int64()),
-            "score": pa.array([number / 7 for number in numbers], pa.float32()),
-            "flag": pa.array([number % 3 == 0 for number in numbers]),
-            "maybe": pa.array([None if number % 5 == 0 else number for number in numbers], pa.int32()),
-            "text": [f"row {number}" for number in numbers],
-            "raw": [b"x" * (number % 9) for number in numbers],
-            "list": pa.array([[number] * (number % 4) for number in numbers], pa.list_(pa.int16())),
-        }
-    )
 
 
 NUMBERS = ["id", "score", "flag"]
