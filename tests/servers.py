@@ -25,7 +25,7 @@ BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto 
 def s3(folder):
     """An S3 server with an empty bucket; the environment says where it is. Yields a boto3 client.
 
-    GCS's XML interface is the same protocol: with `gs://` the same objects are read without a signature, as public ones.
+    GCS's XML interface is the same protocol: with `gs://` the same objects are read, unsigned, as public ones.
     """
     server = subprocess.Popen([sys.executable, "-c", MOTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None and server.stdin is not None
@@ -33,7 +33,13 @@ def s3(folder):
     account = folder / "account.json"
     account.write_text(
         json.dumps(
-            {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
+            {
+                "gcs_base_url": endpoint,
+                "disable_oauth": True,
+                "client_email": "",
+                "private_key": "",
+                "private_key_id": "",
+            }
         )
     )
     settings = {

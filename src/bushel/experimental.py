@@ -12,7 +12,7 @@ from bushel.dataset import (
     get_element_spec,
     multithread_prefetch,
 )
-from bushel.files import ParquetIterDataset, TFRecordIterDataset
+from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.graph.batch import batch_and_pad
 from bushel.graph.concat_split import BOSHandling
 from bushel.index.shuffle import index_shuffle
@@ -39,6 +39,7 @@ __all__ = [
     "FlatMapMapDataset",
     "FlatMapTransform",
     "InterleaveIterDataset",
+    "IterableIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",
     "ParquetIterDataset",
@@ -48,6 +49,7 @@ __all__ = [
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
     "TFRecordIterDataset",
+    "WebDatasetIterDataset",
     "WindowShuffleIterDataset",
     "WindowShuffleMapDataset",
     "ZipIterDataset",

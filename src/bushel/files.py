@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-from typing import TypeVar
 
 from bushel.dataset import _IterPipeline
 from bushel.graph.interleave import Interleave
 from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
 from bushel.sources import stores
+from bushel.sources.iterables import IterableStream
 from bushel.sources.parquet import ParquetStream
 from bushel.sources.protocol import SequentialSource
 from bushel.sources.stores import Options
 from bushel.sources.tfrecord_stream import TFRecordStream
+from bushel.sources.webdataset import WebDatasetStream
 
 _AT_A_TIME = 16  # as many files as Grain interleaves
 
@@ -66,6 +67,44 @@ class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
         super().__init__(
             _node(paths, "ParquetIterDataset", lambda p: ParquetStream(p, columns, storage_options, read_kwargs))
         )
+
+
+class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
+    """Samples of WebDataset shards (tar files), in order: dicts of bytes by ending, such as "jpg", and `__key__`.
+
+    Args:
+      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
+      storage_options: of the store where the files lie.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        storage_options: Options | None = None,
+    ):
+        paths = stores.find(path, storage_options)
+        super().__init__(_node(paths, "WebDatasetIterDataset", lambda p: WebDatasetStream(p, storage_options)))
+
+
+class IterableIterDataset(_IterPipeline[Any]):
+    """Any iterable as an IterDataset whose iterators can be saved.
+
+    An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes by these;
+    any other by reading again what was read before.
+
+    Args:
+      iterable: something that can be iterated again and again, or a function that returns such a thing.
+
+    >>> ds = IterableIterDataset(lambda: (x * x for x in range(4)))
+    >>> it = iter(ds)
+    >>> next(it), next(it), it.get_state()["elements_read"]
+    (0, 1, 2)
+    """
+
+    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]):
+        source = IterableStream(iterable)
+        super().__init__(Records(source, f"IterableIterDataset({source.fingerprint()})"))
 
 
 def _node(paths: list[str], name: str, source: Callable[[str], SequentialSource]) -> StreamNode:

@@ -1,4 +1,4 @@
-"""Files wherever they lie: local, on S3 and GCS servers on loopback, behind HTTP, in any fsspec store; and bad servers."""
+"""Files wherever they lie: local, on S3 and GCS servers, behind HTTP, in any fsspec store; and bad servers."""
 
 import glob
 import os
@@ -138,7 +138,9 @@ def test_a_copy_on_disk_within_its_limit(store, tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(
     names=st.lists(st.from_regex(r"[ab]{1,2}(/[ab]{1,2}){0,2}", fullmatch=True), max_size=8),
-    pattern=st.from_regex(r"(\*\*/)?[ab*?]{1,3}(/[ab*?]{1,3}){0,2}", fullmatch=True).filter(lambda p: "**" not in p[1:]),
+    pattern=st.from_regex(r"(\*\*/)?[ab*?]{1,3}(/[ab*?]{1,3}){0,2}", fullmatch=True).filter(
+        lambda p: "**" not in p[1:]
+    ),
 )
 def test_patterns_mean_what_they_mean_on_disk(names, pattern, tmp_path_factory):
     import re
@@ -148,7 +150,9 @@ def test_patterns_mean_what_they_mean_on_disk(names, pattern, tmp_path_factory):
         path = folder / f"{name}.x"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
-    expected = {os.path.relpath(p, folder) for p in glob.glob(f"{folder}/{pattern}.x", recursive=True) if os.path.isfile(p)}
+    expected = {
+        os.path.relpath(p, folder) for p in glob.glob(f"{folder}/{pattern}.x", recursive=True) if os.path.isfile(p)
+    }
     fits = re.compile(stores.translated(f"{pattern}.x"))
     assert {f"{name}.x" for name in names if fits.fullmatch(f"{name}.x")} == expected
 

@@ -26,9 +26,7 @@ class ArrowDataSource:
       storage_options: of the store where the files lie. Remote files are read whole into memory.
     """
 
-    def __init__(
-        self, paths: Any, columns: Sequence[str] | None = None, *, storage_options: Options | None = None
-    ):
+    def __init__(self, paths: Any, columns: Sequence[str] | None = None, *, storage_options: Options | None = None):
         self._options = dict(storage_options or {})
         self._columns = None if columns is None else list(columns)
         self._paths = stores.find(paths, self._options)

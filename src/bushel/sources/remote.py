@@ -240,3 +240,8 @@ def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
     for buffer in buffers:
         yield view[low : low + len(buffer)]
         low += len(buffer)
+
+
+def folder(url: str, options: Options | None) -> Any:
+    """An obstore store for everything below a URL, for libraries that take one."""
+    return _store(url.rstrip("/"), _frozen(dict(options or {})))
