@@ -11,11 +11,13 @@ from bushel.sources.checksums import check_checksums, write_checksums
 from bushel.sources.example import decode_example, encode_example
 from bushel.sources.fixed import FixedRecords
 from bushel.sources.folders import FileDataSource
+from bushel.sources.lance import LanceDataSource
 from bushel.sources.lines import LineDataSource
 from bushel.sources.media import decode_audio, decode_image
 from bushel.sources.memory import ArrayDataSource, RangeDataSource
 from bushel.sources.parquet import ParquetDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
+from bushel.sources.tfds import TFDSDataSource
 from bushel.sources.tfrecord import TFRecordDataSource
 
 __all__ = [
@@ -28,10 +30,12 @@ __all__ = [
     "FileDataSource",
     "FixedRecords",
     "HDF5DataSource",
+    "LanceDataSource",
     "LineDataSource",
     "ParquetDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
+    "TFDSDataSource",
     "TFRecordDataSource",
     "ZarrDataSource",
     "check_checksums",

@@ -72,20 +72,23 @@ class StatefulReader:
 
     def __init__(self, iterable: Any):
         self._first = iterable
-        self._start: dict[str, Any] | None = None
         self._begin(None)
 
     def _begin(self, state: Any) -> None:
         self._iterable = copy.deepcopy(self._first)  # its state is inside: two readers must not share it
+        self._set = state  # until something is read, it may not show in the iterable's own state
         if state is not None:
-            self._iterable.load_state_dict(state)
+            self._iterable.load_state_dict(copy.deepcopy(state))
         self._iterator = iter(self._iterable)
 
     def read(self, count: int) -> list[Any]:
-        return list(itertools.islice(self._iterator, count))
+        rows = list(itertools.islice(self._iterator, count))
+        if rows:
+            self._set = None
+        return rows
 
     def get_state(self) -> dict[str, Any]:
-        return {"state_dict": copy.deepcopy(self._iterable.state_dict())}
+        return {"state_dict": copy.deepcopy(self._iterable.state_dict() if self._set is None else self._set)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._begin(copy.deepcopy(state["state_dict"]))
