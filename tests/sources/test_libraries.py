@@ -76,7 +76,9 @@ def test_webdataset_reads_the_same(tmp_path):
     path = str(tmp_path / "shard.tar")
     with webdataset.TarWriter(path) as sink:
         for number in range(30):
-            sink.write({"__key__": f"sample/{number:03d}", "txt": f"row {number}", "cls": number, "npy": np.arange(number)})
+            sink.write(
+                {"__key__": f"sample/{number:03d}", "txt": f"row {number}", "cls": number, "npy": np.arange(number)}
+            )
     theirs = list(webdataset.WebDataset(path, shardshuffle=False))
     ours = list(WebDatasetIterDataset(path))
     assert [{key: row[key] for key in row if key not in ("__url__", "__local_path__")} for row in theirs] == ours

@@ -117,6 +117,6 @@ def test_sequences_in_sequences():
 
 def test_a_kind_of_feature_that_is_not_known():
     spec = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
-    with pytest.raises(ValueError, match="x: features of the kind Audio are not decoded here. Pass decode=False"):
+    with pytest.raises(ValueError, match=r"x: features of the kind Audio are not decoded here. Pass decode=False"):
         feature(spec, "x")
     assert decode_example(b"") == {}

@@ -53,7 +53,9 @@ class TFDSDataSource:
         self._records = _FORMATS[kind](paths, storage_options=storage_options)
         stated = sum(int(length) for length in splits[split].get("shardLengths", ()))
         if stated != len(self._records):
-            raise ValueError(f"{text}: the split {split!r} should have {stated} examples; there are {len(self._records)}.")
+            raise ValueError(
+                f"{text}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
+            )
         self._feature = feature(_json(f"{text}/features.json", storage_options), self._name) if decode else None
 
     def __len__(self) -> int:
@@ -218,10 +220,12 @@ def feature(spec: dict[str, Any], name: str) -> Feature:
         if kind in spec:
             return _tensor(spec[kind])
     if "image" in spec and spec["image"].get("dtype", "uint8") == "uint8":
-        channels = _shape(spec["image"])[-1:]
-        return _Image({(1,): "L", (3,): "RGB", (4,): "RGBA"}.get(channels))
+        channels = [*_shape(spec["image"]), -1][2] if _shape(spec["image"]) else -1
+        return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(channels))
     what = spec.get("pythonClassName", "?").rpartition(".")[2]
-    raise ValueError(f"{name}: features of the kind {what} are not decoded here. Pass decode=False and decode them yourself.")
+    raise ValueError(
+        f"{name}: features of the kind {what} are not decoded here. Pass decode=False and decode them yourself."
+    )
 
 
 def _tensor(spec: dict[str, Any]) -> Feature:
