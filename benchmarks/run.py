@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, images, indices, lifecycle, records, workers
+    from benchmarks import access, files, images, indices, lifecycle, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -34,6 +34,11 @@ def main() -> None:
         "w2-workers": workers.w2_workers,
         "w1-workers": workers.w1_workers,
         "first-batch": workers.first_batch,
+        "array-record": files.array_record_single,
+        "array-record-batches": files.array_record_batches,
+        "tfrecord": files.tfrecord_in_order,
+        "blocks": files.block_reads,
+        "remote": files.remote,
     }
     options = _options(list(workloads))
     settings = Settings(repetitions=options.repetitions or 7)

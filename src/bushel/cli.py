@@ -32,7 +32,7 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "convert",
         help="record files of one format into another",
         description="Converts between ArrayRecord, TFRecord, Bagz and Parquet; the names say which. Text files are "
-        "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is their only column.",
+        "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column.",
     )
     parser.add_argument("source", nargs="+", help="files, patterns or URLs")
     parser.add_argument("target", help="the file to make, for example train.array_record")

@@ -22,9 +22,19 @@ _BLOCK_HEADER = 24
 _HEADER = 40
 _FIELDS = struct.Struct("<QQQQQ")  # hash of the header, size of data, hash of data, type and number of records, decoded
 _SIZES = struct.Struct("<8xQ8xQQ")
+_BEGINNING = np.dtype(
+    {
+        "names": ["size", "kind", "decoded", "compression"],
+        "formats": ["<u8", "<u8", "<u8", "u1"],
+        "offsets": [8, 24, 32, 40],
+        "itemsize": _HEADER + 1,
+    }
+)
 _SIMPLE, _TRANSPOSED = 0x72, 0x74
+_ALONE = _SIMPLE | 1 << 8  # a chunk of one record
 _MAGIC = 0x71930E704FDAE05E
 _SIGNATURE = bytes.fromhex("83af70d10d884a3f")
+_LONGER = np.array([1 << 7 * count for count in range(1, 9)])  # from these sizes on a size takes one byte more
 _DECODERS: dict[int, Callable[[Any, int], bytes]] = {
     0x7A: codecs.unzstd,
     0x62: codecs.unbrotli,
@@ -76,6 +86,8 @@ class _ArrayRecordFile(RecordReader):
         self.count = int(counts.sum())
         self._counts = counts
         self._single = bool((counts == 1).all())
+        # One setting holds for a whole file; each chunk is asked again when it is read.
+        self._plain = self._single and self.count > 0 and file.read(int(self._offsets[0]) + _HEADER, 1) == b"\0"
         self._firsts = np.cumsum(counts) - counts
         # Enough for the whole chunk unless compression made it larger; chunks may be padded to a whole block.
         bound = _HEADER + 64 + 11 * counts + self._decoded + (self._decoded >> 6)
@@ -94,6 +106,8 @@ class _ArrayRecordFile(RecordReader):
         return self._only(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
+        if self._plain and not self._verify:
+            return self._plain_records(positions)
         if self._single:
             data = self._chunks(positions)
             return [self._only(chunk, part) for chunk, part in zip(positions.tolist(), data)]
@@ -116,6 +130,46 @@ class _ArrayRecordFile(RecordReader):
                 return copied_into(self.read_many(positions), rows, size, self._file.name)
             self._header(chunk, scratch, prefix + size)
 
+    def _plain_records(self, chunks: np.ndarray) -> list[bytes]:
+        """Records that are alone in their chunks and not compressed: where each byte lies is known beforehand."""
+        starts, sizes = self._offsets[chunks], self._decoded[chunks]
+        prefixes = _HEADER + 3 + _LONGER.searchsorted(sizes, "right")
+        lengths = prefixes + sizes
+        room = -starts % _BLOCK
+        crossing = np.flatnonzero(room < lengths)
+        ends = starts + np.minimum(lengths, np.where(room == 0, 0, room))
+        firsts = self._file.read_many(starts.tolist(), (ends - starts).tolist())
+        found = [data[prefix:] for data, prefix in zip(firsts, prefixes.tolist())]
+        for place in crossing.tolist():  # rare for small records, few pieces for large ones
+            found[place] = self._crossing(starts.item(place), prefixes.item(place), sizes.item(place), firsts, place)
+        heads = b"".join([data[: _HEADER + 1] for data in firsts])
+        if len(heads) == len(firsts) * (_HEADER + 1):
+            fields = np.frombuffer(heads, _BEGINNING)
+            right = (fields["kind"] == _ALONE) & (fields["compression"] == 0) & (fields["decoded"] == sizes)
+            right &= fields["size"] == lengths - _HEADER
+            doubtful = np.flatnonzero(~right)
+        else:  # a block begins inside of a header
+            doubtful = np.arange(len(firsts))
+        for place in doubtful.tolist():
+            found[place] = self._only(chunks.item(place), self._chunks(chunks[place : place + 1])[0])
+        return found
+
+    def _crossing(self, start: int, prefix: int, size: int, firsts: list[bytes], place: int) -> bytes:
+        """A record that goes over the end of a block: the pieces between block headers, joined."""
+        first = firsts[place]
+        left, block = prefix + size - len(first), start + len(first)
+        begins: list[int] = []
+        lengths: list[int] = []
+        while left > 0:
+            lengths.append(min(left, _BLOCK - _BLOCK_HEADER))
+            begins.append(block + _BLOCK_HEADER)
+            left -= lengths[-1]
+            block += _BLOCK
+        pieces = self._file.read_many(begins, lengths)
+        if len(first) >= prefix:
+            return b"".join((memoryview(first)[prefix:], *pieces))
+        return b"".join((first, *pieces))[prefix:]
+
     def _chunks(self, chunks: np.ndarray) -> list[bytes]:
         """Whole chunks, headers first, without the block headers between."""
         starts, lengths = self._offsets[chunks], self._lengths[chunks]
@@ -133,10 +187,16 @@ class _ArrayRecordFile(RecordReader):
         size = self._header(chunk, data, len(data))
         if size < 0:
             return self._parts(chunk, self._whole(chunk))[0]
+        decoded = self._decoded.item(chunk)
         if data[_HEADER] == 0:
             end = _HEADER + size
-            return data[end - self._decoded.item(chunk) : end]
-        return self._parts(chunk, data)[0]
+            return data[end - decoded : end]
+        try:
+            return _alone(memoryview(data)[_HEADER : _HEADER + size], decoded)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
 
     def _header(self, chunk: int, data: bytes | bytearray, length: int) -> int:
         """The size of a chunk's data; -1 where not all of it was read. Its header must say what the footer says."""
@@ -236,15 +296,31 @@ def _around_headers(start: int, views: list[memoryview]) -> list[Any]:
     return found
 
 
+def _alone(data: memoryview, decoded: int) -> bytes:
+    """The only record of a compressed chunk: its size is known, so the list of sizes need not be decoded."""
+    length, place = varints.one(data, 1)
+    size, place = varints.one(data, place + length)
+    if size != decoded:
+        raise ValueError(f"{size} bytes where {decoded} were announced")
+    record = _decoder(data[0])(data[place:], size)
+    if len(record) != decoded:
+        raise ValueError(f"{len(record)} bytes came out where {decoded} were announced")
+    return record
+
+
+def _decoder(kind: int) -> Callable[[Any, int], bytes]:
+    if kind not in _DECODERS:
+        raise ValueError(f"compression {kind:#x} is not known")
+    return _DECODERS[kind]
+
+
 def _unpacked(data: memoryview, decoded: int) -> tuple[bytes | memoryview, np.ndarray]:
     """The values of a simple chunk, and where each record of it ends."""
     kind = data[0]
     length, place = varints.one(data, 1)
     sizes, values = data[place : place + length], data[place + length :]
     if kind:
-        decoder = _DECODERS.get(kind)
-        if decoder is None:
-            raise ValueError(f"compression {kind:#x} is not known")
+        decoder = _decoder(kind)
         size, place = varints.one(sizes, 0)
         sizes = memoryview(decoder(sizes[place:], size))
         size, place = varints.one(values, 0)

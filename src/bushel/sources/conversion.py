@@ -214,8 +214,8 @@ def _verify(part: _Part, digest: int) -> None:
             found = _digest(found, record)
     if len(again) != part.high - part.low or found != digest:
         raise DamagedFile(
-            f"{part.path}: what was written is not what was read back: {len(again)} records, {part.high - part.low} were "
-            "written. Is the disk full, or failing?"
+            f"{part.path}: what was written is not what was read back: {part.high - part.low} records, then "
+            f"{len(again)}. Is the disk full, or failing?"
         )
 
 
