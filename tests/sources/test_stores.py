@@ -288,6 +288,12 @@ def test_a_path_with_signs_of_a_pattern_is_a_path_first(tmp_path):
     assert stores.find(f"file://{path}") == [str(path)]
 
 
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path, "bag", [b"x"], "mine")
+    assert list(BagzDataSource("~/mine.bag")) == list(BagzDataSource("~/m*.bag")) == [b"x"]
+
+
 def test_a_missing_package_names_the_way_to_get_it():
     from bushel.sources.needs import package
 

@@ -51,7 +51,7 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     >>> ArrayDataSource(load_arrays(path))[1]
     array([2, 3])
     """
-    text = os.fspath(path).removeprefix("file://")
+    text = stores.local(path)
     kind = text.rpartition(".")[2]
     if kind not in _READERS:
         raise ValueError(f"{text}: an array file ends in .npy, .npz or .safetensors.")

@@ -23,7 +23,7 @@ class _ArrayStore(abc.ABC):
     """Named arrays of one length in a store. Opened where it is used: a pickle holds the path."""
 
     def __init__(self, path: Path, names: Sequence[str] | None, storage_options: Options | None):
-        self._path = os.fspath(path)
+        self._path = stores.local(path)
         self._options = dict(storage_options or {})
         self._names = None if names is None else list(names)
         self._forget()

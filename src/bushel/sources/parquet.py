@@ -25,7 +25,7 @@ _FILES_PER_THREAD = 8
 def opened(path: str, options: Options | None, settings: dict[str, Any]) -> Any:
     """A `pyarrow.parquet.ParquetFile`. Pages with checksums are checked against them."""
     parquet = package("pyarrow.parquet", "parquet", "Parquet files")
-    place = stores.open_stream(path, options) if stores.is_url(path) else path.removeprefix("file://")
+    place = stores.open_stream(path, options) if stores.is_url(path) else path
     if place == path and os.path.isdir(path):
         raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.parquet.")
     try:

@@ -63,6 +63,11 @@ def is_url(path: Path) -> bool:
     return found is not None and found.group(1) != "file"
 
 
+def local(path: Path) -> str:
+    """A path as text, without `file://` and with the home folder for `~`; URLs as they are."""
+    return os.path.expanduser(os.fspath(path).removeprefix("file://"))
+
+
 def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[str]:
     """The files that paths and patterns name, those of a pattern sorted. A pattern that names none is an error.
 
@@ -76,7 +81,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
-        text = os.fspath(path).removeprefix("file://")
+        text = local(path)
         if not _WILD.search(text) or (not is_url(text) and os.path.exists(text)):
             found.append(text)
             continue
@@ -117,7 +122,7 @@ def open_file(path: Path, options: Options | None = None) -> File:
       path: a path, or a URL such as "s3://bucket/key", "gs://...", "az://...", "https://...", or of any fsspec store.
       options: of the store: its own settings, "timeout_s", "retries", and "cache_dir" with "cache_bytes".
     """
-    text = os.fspath(path).removeprefix("file://")
+    text = local(path)
     if not is_url(text):
         return LocalFile(text)
     from bushel.sources import remote
@@ -127,7 +132,7 @@ def open_file(path: Path, options: Options | None = None) -> File:
 
 def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase:
     """A file as an object with `read` and `seek`, for libraries that want one."""
-    text = os.fspath(path).removeprefix("file://")
+    text = local(path)
     return io.BufferedReader(Readable(open_file(text, options)), 1 << 20) if is_url(text) else open(text, "rb")
 
 

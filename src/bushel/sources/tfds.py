@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import json
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,7 +38,7 @@ class TFDSDataSource:
     """
 
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
-        text = os.fspath(folder).rstrip("/")
+        text = stores.local(folder).rstrip("/")
         info = _json(f"{text}/dataset_info.json", storage_options)
         splits = {entry["name"]: entry for entry in info.get("splits", ())}
         if split not in splits:
