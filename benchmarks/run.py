@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, files, images, indices, lifecycle, records, workers
+    from benchmarks import access, files, images, indices, jpeg, lifecycle, packing, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -30,10 +30,15 @@ def main() -> None:
         "mix": indices.mix,
         "import": lifecycle.importing,
         "state": lifecycle.state,
+        "w4": packing.w4,
+        "windows": packing.windows,
+        "interleave": packing.interleave,
         "w6": workers.w6,
         "w2-workers": workers.w2_workers,
         "w1-workers": workers.w1_workers,
+        "w3": jpeg.w3,
         "first-batch": workers.first_batch,
+        "memory": workers.memory,
         "array-record": files.array_record_single,
         "array-record-batches": files.array_record_batches,
         "tfrecord": files.tfrecord_in_order,

@@ -92,6 +92,15 @@ def with_index(i: int, x: Any) -> Any:
     return (i, x)
 
 
+def as_tokens(x: Any) -> Any:
+    weight = weigh(x)
+    return {"t": np.arange(weight % 9 + 1, dtype=np.int32) + weight % 50, "n": np.full(weight % 4, weight / 7)}
+
+
+TOKEN_ROWS = {"t": 11, "n": 7}
+"""Rows that `as_tokens` is packed into."""
+
+
 def two_of_three(x: Any) -> bool:
     return weigh(x) % 3 != 1
 
@@ -331,6 +340,10 @@ def _start(start: Leaf | Join, lib: ModuleType, threads: int, buffer: int) -> An
             keys, weights = start.args["keys"], start.args["weights"]
             by_key = None if weights is None else dict(zip(keys, weights, strict=True))
             return lib.IterDataset.mix(dict(zip(keys, parts, strict=True)), by_key)
+        case "zip_streams":
+            return lib.experimental.ZipIterDataset(parts, **start.args)
+        case "interleave":
+            return lib.experimental.InterleaveIterDataset(parts, **start.args)
     raise AssertionError(start.how)
 
 
@@ -346,6 +359,18 @@ def _step(built: Any, step: Step, lib: ModuleType, threads: int, buffer: int) ->
             if isinstance(built, lib.MapDataset) and not args["apply"]:
                 return lib.experimental.FlatMapMapDataset(built, transform)
             return built.apply(transform)
+        case "limit":
+            return lib.experimental.LimitIterDataset(built, **args)
+        case "repeat" if isinstance(built, lib.IterDataset):
+            return lib.experimental.RepeatIterDataset(built, **args)
+        case "rebatch":
+            return lib.experimental.RebatchIterDataset(built, **args)
+        case "window_shuffle":
+            kind = "WindowShuffleMapDataset" if isinstance(built, lib.MapDataset) else "WindowShuffleIterDataset"
+            return getattr(lib.experimental, kind)(built, **args)
+        case "pack":
+            packer = getattr(lib.experimental, args.pop("packer"))
+            return packer(built.map(as_tokens), length_struct=TOKEN_ROWS, **args)
         case "batch":
             if args.pop("pad", False):
                 size = args["batch_size"]

@@ -1,8 +1,9 @@
 """Random numbers and random pipelines for Hypothesis. What a pipeline is, and how it is built: recipes.py.
 
 Only valid pipelines are drawn. What the two libraries do differently on purpose is left out, under the names
-`grain_shuffles_rightly`, `can_be_stacked`, `grain_counts_rightly`, `grain_reaches_far` and
-`grain_knows_later_epochs`; tests/test_equal_to_grain.py has tests of the differences themselves.
+`grain_shuffles_rightly`, `can_be_stacked`, `grain_counts_rightly`, `grain_reaches_far`,
+`grain_knows_later_epochs`, `grain_windows_rightly` and `grain_repeats_rightly`; tests/test_equal_to_grain.py and the
+tests of graph/ have tests of the differences themselves.
 """
 
 from __future__ import annotations
@@ -57,6 +58,16 @@ def grain_reaches_far(facts: Facts) -> bool:
 def grain_knows_later_epochs(facts: Facts) -> bool:
     """The same for slices of an endless data set: their second epoch lies past 2**63."""
     return not facts.one_epoch
+
+
+def grain_windows_rightly(facts: Facts, window: int) -> bool:
+    """Grain's window shuffle reaches past the end of an epoch, and its seeds end at 2**32."""
+    return facts.length % window == 0 and not facts.endless
+
+
+def grain_repeats_rightly(recipe: Recipe) -> bool:
+    """In its second epoch, Grain's interleave says in its state that its streams have ended."""
+    return "interleave" not in recipe.operations
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -218,6 +229,7 @@ def _map_steps(facts: Facts, *, keep_length: bool, within: str | None, plain: bo
     steps = [_seed, _map, _map, _map_with_index, _random_map]
     if grain_shuffles_rightly(facts.length) and grain_reaches_far(facts):
         steps += [_shuffle, _shuffle]
+        steps.append(_window_shuffle)
     if not plain:
         steps += [_filter, _none_for_thirds]
     if keep_length:
@@ -248,6 +260,16 @@ def _shuffle(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
     if recipe.facts.seeded and draw(st.booleans()):
         return recipe.then("shuffle", {})
     return recipe.then("shuffle", {}, seed=draw(seeds()))
+
+
+def _window_shuffle(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    window, seed = draw(st.sampled_from([4, 10, 25, 1000])), draw(st.integers(0, 1 << 31))
+    if recipe.facts.stream:
+        return recipe.then("window_shuffle", {}, window_size=window, seed=seed)
+    if not grain_windows_rightly(recipe.facts, window):
+        return recipe
+    # Its negative indices, as those of a random map, are refused by Grain.
+    return recipe.then("window_shuffle", {"random": True}, window_size=window, seed=seed)
 
 
 def _slice(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
@@ -316,27 +338,40 @@ def _batch(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
 
 
 @st.composite
+def stream_joins(draw: st.DrawFn, depth: int, kind: Any = None) -> Recipe:
+    """A mixture, an interleave or a zip of streams."""
+    how = draw(st.sampled_from(["mix_streams", "mix_streams_by_key", "interleave", "zip_streams"]))
+    alike = draw(st.integers(0, 6)) > 0
+    if alike:
+        kind = kind or draw(st.sampled_from(["range", "ints", "dicts", *(("arrays", one) for one in LAYOUTS)]))
+    count = draw(st.integers(1, 3))
+    parts = [draw(stream_recipes(depth=depth - 1, kind=kind, plain=alike)) for _ in range(count)]
+    facts = Facts(
+        length=max(part.facts.length for part in parts) * count,
+        # Grain's interleave does not look at the seeds of its parts.
+        seeded=how != "interleave" and any(part.facts.seeded for part in parts),
+        nones=any(part.facts.nones for part in parts),
+        unlike=(not alike and how != "zip_streams") or any(part.facts.unlike for part in parts),
+        stream=True,
+    )
+    args: dict[str, Any]
+    match how:
+        case "interleave":
+            args = {"cycle_length": draw(st.integers(1, 4))}
+        case "zip_streams":
+            args = {"strict": draw(st.booleans())}
+        case _:
+            args = {"weights": draw(st.none() | weights_of(count))}
+    if how == "mix_streams_by_key":
+        args["keys"] = tuple(draw(st.permutations(["a", "b", "c"]))[:count])
+    return Recipe(Join(how, tuple(parts), args), (), facts)
+
+
+@st.composite
 def stream_recipes(draw: st.DrawFn, depth: int = 1, kind: Any = None, plain: bool = False) -> Recipe:
-    """A random IterDataset: a MapDataset turned into a stream, or a mixture of streams, and steps after it."""
+    """A random IterDataset: a MapDataset turned into a stream, or several streams joined, and steps after it."""
     if depth > 0 and draw(st.integers(0, 2)) == 0:
-        alike = draw(st.integers(0, 6)) > 0
-        if alike:
-            kind = kind or draw(st.sampled_from(["range", "ints", "dicts", *(("arrays", one) for one in LAYOUTS)]))
-        parts = draw(st.lists(stream_recipes(depth=depth - 1, kind=kind, plain=alike), min_size=1, max_size=3))
-        facts = Facts(
-            length=max(part.facts.length for part in parts),
-            seeded=any(part.facts.seeded for part in parts),
-            nones=any(part.facts.nones for part in parts),
-            unlike=not alike or any(part.facts.unlike for part in parts),
-            stream=True,
-        )
-        weights = draw(st.none() | weights_of(len(parts)))
-        if draw(st.booleans()):
-            keys = draw(st.permutations(["a", "b", "c"]))[: len(parts)]
-            start = Join("mix_streams_by_key", tuple(parts), {"keys": tuple(keys), "weights": weights})
-        else:
-            start = Join("mix_streams", tuple(parts), {"weights": weights})
-        recipe = Recipe(start, (), facts)
+        recipe = draw(stream_joins(depth, kind))
     else:
         recipe = draw(map_recipes(depth=1, kind=kind, plain=plain, max_steps=4))
         allow_nones = draw(st.booleans())
@@ -348,19 +383,45 @@ def stream_recipes(draw: st.DrawFn, depth: int = 1, kind: Any = None, plain: boo
         }
         recipe = recipe.then("to_iter_dataset", facts, allow_nones=allow_nones)
     for _ in range(draw(st.integers(0, 4))):
-        recipe = draw(st.sampled_from(_stream_steps(recipe.facts, plain)))(draw, recipe, plain)
+        recipe = draw(st.sampled_from(_stream_steps(recipe, plain)))(draw, recipe, plain)
     return recipe
 
 
-def _stream_steps(facts: Facts, plain: bool) -> list[Any]:
-    steps = [_seed, _map, _map_with_index, _random_map]
+def _stream_steps(recipe: Recipe, plain: bool) -> list[Any]:
+    facts = recipe.facts
+    steps = [_seed, _map, _map_with_index, _random_map, _limit]
     if not facts.long:
-        steps += [_stream_filter, _stream_flat_map]
+        steps += [_stream_filter, _stream_flat_map, _window_shuffle]
+        if grain_repeats_rightly(recipe):
+            steps.append(_stream_repeat)
         if not plain:
             steps.append(_none_for_thirds)
     if not plain and can_be_stacked(facts):
-        steps += [_batch, _batch]
+        steps += [_batch, _batch, _rebatch]
+        if not facts.long:
+            steps.append(_pack)
     return steps
+
+
+def _limit(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    count = draw(st.integers(1, 50))
+    return recipe.then("limit", {"length": min(count, recipe.facts.length)}, count=count)
+
+
+def _stream_repeat(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    epochs = draw(st.integers(1, 3))
+    return recipe.then("repeat", {"length": recipe.facts.length * epochs}, num_epochs=epochs)
+
+
+def _rebatch(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    # The remainder is dropped: Grain's, restored after the last batch, gives an empty one besides.
+    return _batch(draw, recipe, plain).then("rebatch", {}, batch_size=draw(st.integers(1, 7)), drop_remainder=True)
+
+
+def _pack(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    packer = draw(st.sampled_from(["FirstFitPackIterDataset", "BestFitPackIterDataset"]))
+    args = {"num_packing_bins": draw(st.integers(1, 4)), "seed": draw(st.integers(0, 99))}
+    return recipe.then("pack", {}, packer=packer, **args, shuffle_bins=draw(st.booleans()))
 
 
 def _stream_filter(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:

@@ -532,7 +532,8 @@ def test_a_filter_that_drops_nearly_all_is_warned_of(caplog):
     assert list(MapDataset.range(3000).to_iter_dataset().filter(lambda x: x == 5)) == [5]
     assert [record.getMessage() for record in caplog.records] == [
         "filter(<lambda>) dropped 99.90 % of the last 1000 elements. Please check the filter; if it is meant, "
-        "filtering the data once before training is cheaper."
+        "filtering the data once before training is cheaper. This is said from 90 % on: see "
+        "DatasetOptions(filter_warn_threshold_ratio=...), None for never."
     ]
     caplog.clear()
     assert list(MapDataset.range(3000).filter(lambda x: x == 5)) == [5]

@@ -5,7 +5,19 @@ import os
 import subprocess
 import sys
 
-HEAVY = {"absl", "grain", "jax", "jaxlib", "orbax", "pandas", "pyarrow", "ray", "tensorflow", "torch"}
+HEAVY = {
+    "absl",
+    "grain",
+    "jax",
+    "jaxlib",
+    "orbax",
+    "pandas",
+    "prometheus_client",
+    "pyarrow",
+    "ray",
+    "tensorflow",
+    "torch",
+}
 LIMIT_CPU_S = 0.3
 
 CHILD = """

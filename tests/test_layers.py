@@ -18,10 +18,10 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
+    {"columns"},
     {"dataset"},
     {"operations"},
-    {"columns"},
-    {"files"},
+    {"files", "performance", "prometheus"},
     {
         "checkpoint",
         "constants",

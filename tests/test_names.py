@@ -12,13 +12,17 @@ import bushel
 
 PUBLIC = {
     "bushel": [
+        "Column",
         "DatasetIterator",
+        "Explanation",
         "IterDataset",
         "MapDataset",
         "MultiprocessingOptions",
         "PipelineNotSent",
         "ReadOptions",
+        "Report",
         "StateMismatch",
+        "TooManySkipped",
         "WorkerDied",
         "__version__",
         "experimental",
@@ -29,7 +33,10 @@ PUBLIC = {
     "bushel.experimental": [
         "BOSHandling",
         "BestFitPackIterDataset",
+        "CacheIterDataset",
         "ConcatThenSplitIterDataset",
+        "DatasetOptions",
+        "ExecutionTrackingMode",
         "FirstFitPackIterDataset",
         "FlatMapIterDataset",
         "FlatMapMapDataset",
@@ -38,24 +45,31 @@ PUBLIC = {
         "IterableIterDataset",
         "LimitIterDataset",
         "MapWithIndexTransform",
+        "PackAndBatchOperation",
         "ParquetIterDataset",
+        "PerformanceConfig",
         "RebatchIterDataset",
         "RepeatIterDataset",
         "RngPool",
         "ShapeDtypeStruct",
         "ShapeDtypeStructProtocol",
         "TFRecordIterDataset",
+        "ThreadPrefetchDatasetIterator",
+        "ThreadPrefetchIterDataset",
         "WebDatasetIterDataset",
         "WindowShuffleIterDataset",
         "WindowShuffleMapDataset",
+        "WithOptionsIterDataset",
         "ZipIterDataset",
         "ZipMapDataset",
         "apply_transformations",
+        "assert_equal_output_after_checkpoint",
         "batch_and_pad",
         "get_element_spec",
         "get_next_index",
         "index_shuffle",
         "multithread_prefetch",
+        "pick_performance_config",
         "set_next_index",
     ],
     "bushel.transforms": [
@@ -83,6 +97,7 @@ PUBLIC = {
         "LanceDataSource",
         "LineDataSource",
         "ParquetDataSource",
+        "RaggedDataSource",
         "RandomAccessDataSource",
         "RangeDataSource",
         "TFDSDataSource",
@@ -102,7 +117,16 @@ PUBLIC = {
 
 # Names that Grain does not have; every other public name is one of Grain's.
 OURS = {
-    "bushel": {"PipelineNotSent", "StateMismatch", "WorkerDied", "testing"},
+    "bushel": {
+        "Column",
+        "Explanation",
+        "PipelineNotSent",
+        "Report",
+        "StateMismatch",
+        "TooManySkipped",
+        "WorkerDied",
+        "testing",
+    },
     "bushel.experimental": {"IterableIterDataset", "WebDatasetIterDataset"},
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
     "bushel.sources": {
@@ -117,6 +141,7 @@ OURS = {
         "LanceDataSource",
         "LineDataSource",
         "ParquetDataSource",
+        "RaggedDataSource",
         "TFDSDataSource",
         "TFRecordDataSource",
         "ZarrDataSource",
@@ -167,12 +192,25 @@ def parameters(function):
     return [
         (entry.name, entry.kind, entry.default)
         for entry in inspect.signature(function).parameters.values()
-        if entry.name not in OUR_PARAMETERS
+        if entry.name not in OUR_PARAMETERS and not entry.name.startswith("_")
     ]
 
 
-OUR_PARAMETERS = {"columns", "storage_options", "vectorized", "verify"}
-OUR_METHODS = {"take"}
+OUR_PARAMETERS = {
+    "columns",
+    "storage_options",
+    "verify",
+    "vectorized",
+    "on_error",
+    "skip_limit",
+    "exact",
+    "temperature",
+    "when_exhausted",
+}
+OUR_METHODS = {
+    *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
+    *("column", "where", "sample", "order_by", "pack", "bucket", "explain"),
+}
 # What a Grain program may call and does not find yet.
 NOT_YET = {
     "MapDataset": set(),

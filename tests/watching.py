@@ -52,7 +52,7 @@ def alive(pids: Iterable[int]) -> set[int]:
 def zygote() -> int | None:
     """The process that forks workers for this one, if there is one."""
     for pid, parent in parents().items():
-        if parent == os.getpid() and b"zygote" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if parent == os.getpid() and b"zygote.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return pid
     return None
 
@@ -72,6 +72,16 @@ def named_memory(pids: Iterable[int]) -> set[str]:
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 texts.append(os.readlink(f"/proc/{pid}/fd/{number}"))
     return {text[text.index("/dev/shm/") :] for text in texts if "/dev/shm/" in text}
+
+
+def memory_of(pids: Iterable[int]) -> int:
+    """Bytes that processes have in memory, what they share counted once."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total
 
 
 def descriptors() -> int:

@@ -7,21 +7,28 @@
 """
 
 from bushel import experimental, sources, testing, transforms
-from bushel.base.errors import PipelineNotSent, StateMismatch, WorkerDied
+from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset, MapDataset
+from bushel.engine import Report
+from bushel.graph.columns import Column
+from bushel.graph.explain import Explanation
 from bushel.iterator import DatasetIterator
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Column",
     "DatasetIterator",
+    "Explanation",
     "IterDataset",
     "MapDataset",
     "MultiprocessingOptions",
     "PipelineNotSent",
     "ReadOptions",
+    "Report",
     "StateMismatch",
+    "TooManySkipped",
     "WorkerDied",
     "__version__",
     "experimental",

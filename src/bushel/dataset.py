@@ -8,22 +8,48 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
+from bushel import columns
 from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
-from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, show, streams
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.engine import Executor
+from bushel.graph import (
+    apply,
+    batch,
+    bucket,
+    custom,
+    elementwise,
+    explain,
+    leaves,
+    limits,
+    mixtures,
+    node,
+    ordered,
+    pack,
+    reindex,
+    select,
+    show,
+    streams,
+)
+from bushel.graph.cache import Cache
+from bushel.graph.columns import Column
+from bushel.graph.explain import Explanation
 from bushel.graph.node import MapNode, Node
+from bushel.graph.options import WithOptions
+from bushel.graph.stores import Files, Memory
 from bushel.graph.streams import StreamNode
+from bushel.graph.windows import WindowShuffleStream
 from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.state import identity
+from bushel.state.digest import digest
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -87,22 +113,46 @@ class _MapDatasetMeta(abc.ABCMeta):
             raise ValueError("step of a range must not be zero.")
         return _MapPipeline(leaves.Range(first, last, step))
 
-    def mix(cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None) -> MapDataset[T]:
+    def mix(
+        cls,
+        datasets: Sequence[MapDataset[T]],
+        weights: mixtures.Weights | None = None,
+        *,
+        exact: bool = False,
+        temperature: float | None = None,
+        when_exhausted: Literal["stop", "restart"] = "stop",
+    ) -> MapDataset[T]:
         """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
 
-        Shuffle the datasets before mixing, and repeat them if the mixture should be endless.
+        Shuffle the datasets before mixing, and repeat them if the mixture should be endless. Plain weights follow
+        Grain's rule, which rounds them. With any other argument, with a schedule or with "size", shares are exact: in
+        every prefix each dataset is within one element of its share.
+
+        Args:
+          datasets: what to mix.
+          weights: a number for each dataset; or a schedule, `[(0, weights), (100_000, other weights)]`, by position in
+            the mixture; or "size", in proportion to lengths. Exact weights may be zero.
+          exact: keeps shares exact in every prefix.
+          temperature: with "size", weights are lengths to the power of 1 / temperature: above 1 flattens them.
+          when_exhausted: "stop" ends the mixture when a dataset would run out; "restart" goes on with its next epoch,
+            shuffled anew where it shuffles, without end.
 
         >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
         [0, 7, 1, 8, 2, 9]
+        >>> parts = [MapDataset.range(4), MapDataset.range(10, 12)]
+        >>> list(MapDataset.mix(parts, [(0, [1, 0]), (2, [1, 1])], when_exhausted="restart")[:8])
+        [0, 1, 2, 10, 3, 11, 0, 10]
         """
         nodes = _map_nodes(datasets, "mix")
+        if exact or temperature is not None or when_exhausted != "stop" or mixtures.is_special(weights):
+            return _MapPipeline(mixtures.exact(nodes, weights, temperature, when_exhausted))
         for number, part in enumerate(nodes):
             if part.length == 0:
                 raise ValueError(
                     f"All datasets must have positive length for mixing, but the dataset at index {number} "
                     f"({part.call()}) has length 0."
                 )
-        checked = checks.weights(weights, len(nodes))
+        checked = checks.weights(weights, len(nodes))  # type: ignore[arg-type]
         integers = (1,) * len(nodes) if checked is None else mix_index.integer_weights(checked)
         return _MapPipeline(reindex.Select(nodes, reindex.Mix(integers)))
 
@@ -291,13 +341,31 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).shuffle(seed=42))
         [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
         """
-        chosen = node.default_seed((self._node,)) if seed is None else seed
-        if chosen is None:
-            raise ValueError(
-                "`shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `shuffle(seed=...)`."
-            )
-        chosen = checks.seed(chosen, below=_SEED_LIMIT)
-        return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(chosen)))
+        return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(_needed_seed(self, seed, "shuffle"))))
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T]:
+        """Each window of `window_size` consecutive elements in an order of its own: what is near stays near.
+
+        The last window of an epoch may be smaller; no window reaches into the next epoch.
+
+        >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
+        [2, 3, 0, 1, 5, 4, 6, 7]
+        """
+        return _MapPipeline(
+            reindex.Reindex(self._node, reindex.WindowShuffle(window_size, _needed_seed(self, seed, "window_shuffle")))
+        )
+
+    def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
+        """Tuples of an element of this dataset and of those at the same index of others, all of one length.
+
+        >>> list(MapDataset.range(2).zip(MapDataset.source(["a", "b"])))
+        [(0, 'a'), (1, 'b')]
+        """
+        return ZipMapDataset([self, *others])
+
+    def flat_map(self, transform: tf.FlatMap) -> MapDataset[Any]:
+        """The elements that each element becomes, at most `transform.max_fan_out` of them; others are missing."""
+        return FlatMapMapDataset(self, transform)
 
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T]:
         """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
@@ -329,6 +397,173 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         if self._node.length >= checks.INFINITE:
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
         return _MapPipeline(reindex.Reindex(self._node, reindex.Repeat(num_epochs, bool(reseed_each_epoch))))
+
+    def column(
+        self,
+        function: Callable[[T], Any],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        options: MultiprocessingOptions | None = None,
+        vectorized: bool = False,
+    ) -> Column:
+        """One small value for each record: computed once, over all of them, for `where`, `pack`, `sample` and others.
+
+        A column belongs to records, not to positions. It is computed on the nearest dataset above that is the same in
+        every epoch, and follows its records through shuffles, slices, mixtures and maps.
+
+        Args:
+          function: gives a number, a small array of one shape, or a flat dict of them.
+          cache: a folder to save it in, under the identity of the pipeline and the function. An interrupted
+            computation goes on where it was. Source data that change where a fingerprint does not look are not
+            noticed: remove the files then.
+          options: worker processes; by default one per core if it takes longer than a moment. The values are the
+            same for any number of them.
+          vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
+
+        >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
+        >>> lengths = words.column(len)
+        >>> sorted(words.where(lengths > 3))
+        ['banana', 'kiwi']
+        """
+        checked = _checked(function, tf.Map, "column")
+        return columns.column(self._node, checked, cache=cache, options=options, vectorized=vectorized)
+
+    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T]:
+        """Only the elements whose `mask` is true, densely: no gaps, an exact length, random access.
+
+        Unlike `filter` it may be followed by everything: batches, shuffles, shards, mixtures with exact shares. Before
+        a shuffle it costs nothing per epoch; after one, each epoch's kept positions are worked out once.
+
+        >>> ds = MapDataset.range(6)
+        >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
+        [0, 3]
+        """
+        return _chosen(self._node, columns.mask, mask, select.Where())
+
+    def sample(
+        self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
+    ) -> MapDataset[T]:
+        """Elements in proportion to `weights`, in an order that is a function of the index.
+
+        With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with a share
+        of s of all weights comes floor(s * n) or ceil(s * n) times in every epoch of n. Without, each element with a
+        weight above zero comes once per epoch, and heavy ones come early.
+
+        >>> ds = MapDataset.range(4)
+        >>> sorted(ds.sample([1, 0, 2, 1], seed=0))
+        [0, 2, 2, 3]
+        """
+        chosen_seed = _needed_seed(self, seed, "sample")
+        rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
+        return _chosen(self._node, columns.weights, weights, rule)
+
+    def order_by(
+        self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
+    ) -> MapDataset[T]:
+        """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
+
+        Args:
+          values: a column, or one number per element.
+          noise: from 0, sorted, to 1, shuffled: how much of an element's place is chance, drawn anew in every epoch.
+          seed: for the noise; by default it follows from `ds.seed(...)` above and the place here.
+
+        >>> ds = MapDataset.source(["banana", "fig", "kiwi"])
+        >>> list(ds.order_by(ds.column(len)))
+        ['fig', 'kiwi', 'banana']
+        """
+        if not 0 <= noise <= 1:
+            raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
+        rule = select.OrderBy(float(noise), _needed_seed(self, seed, "order_by") if noise else 0)
+        return _chosen(self._node, columns.sortable, values, rule)
+
+    def pack(
+        self,
+        lengths: Column | np.ndarray | Sequence[int] | Mapping[str, Any],
+        length: int | Mapping[str, int],
+        *,
+        strategy: Literal["first_fit", "best_fit", "concat_split"] = "first_fit",
+        window: int = 64,
+        seed: int | None = None,
+        max_sequences: int | None = None,
+    ) -> PackedMapDataset:
+        """Rows of fixed length made of several sequences, by random access: the plan is made once, from lengths.
+
+        A row is a dict. For each feature it has the sequences, zeros after them, and as Grain's packers give them
+        `{feature}_segment_ids`, which count sequences from 1, and `{feature}_positions`, which count within each.
+        Shuffle the rows, not what is packed: a shuffled dataset has another number of rows in every epoch.
+
+        Args:
+          lengths: how long each sequence is; for several features, a column with fields or a dict of columns.
+          length: how long a row is. A number, where elements are sequences themselves (the feature is then called
+            "tokens"); else for each feature that is packed. Other features are left out.
+          strategy: "first_fit" and "best_fit" keep sequences whole, "concat_split" cuts them where a row is full.
+          window: so many rows are filled at the same time: more of them leave less room, and take longer to plan.
+          seed: packs the elements in a shuffled order, the same for all epochs; without it, as they come.
+          max_sequences: so many sequences go into one row, at most; not with "concat_split".
+
+        >>> ds = MapDataset.source([np.array([1, 2, 3]), np.array([4, 5]), np.array([6])])
+        >>> packed = ds.pack(ds.column(len), 4)
+        >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
+        ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
+        """
+        options = pack.checked(length, strategy, window, seed, max_sequences)
+        return PackedMapDataset(
+            select.under_endless_repeat(self._node, lambda inner: columns.packed(inner, lengths, options))
+        )
+
+    def bucket(
+        self,
+        lengths: Column | np.ndarray | Sequence[int],
+        boundaries: Sequence[int],
+        batch_sizes: int | Sequence[int],
+        *,
+        seed: int | None = None,
+        drop_remainder: bool = False,
+        features: Sequence[str] | None = None,
+        padding: Any = 0,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> MapDataset[Any]:
+        """Batches of elements of like lengths, filled up to the boundary of their bucket: one shape per bucket.
+
+        The batches of all buckets come in an order that is shuffled anew in every epoch. Which elements share a batch
+        follows from the order of the dataset: shuffle it before.
+
+        Args:
+          lengths: a column, or one whole number per element.
+          boundaries: the largest length of each bucket.
+          batch_sizes: how many elements make a batch: one number, or one per bucket.
+          seed: for the order of batches; by default it follows from `ds.seed(...)` above and the place here.
+          drop_remainder: leaves out a last batch of a bucket that would be smaller.
+          features: what is filled up to the boundary; by default all arrays.
+          padding: what they are filled up with.
+          batch_fn: makes a batch of a list of elements, instead of filling up and stacking.
+
+        >>> ds = MapDataset.source([np.ones(n, int) for n in (1, 4, 2, 3)])
+        >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
+        [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
+        """
+        bounds, sizes = bucket.checked_sizes(boundaries, batch_sizes)
+        chosen = _needed_seed(self, seed, "bucket")
+        named = None if features is None else tuple(features)
+        options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
+        return _MapPipeline(
+            select.under_endless_repeat(self._node, lambda inner: columns.bucketed(inner, lengths, options))
+        )
+
+    def explain(self, index: int) -> Explanation:
+        """Of which source records element `index` is made, of which component and epoch. Nothing is read.
+
+        `iterator.explain(steps)` tells the same of an iterator's next elements.
+
+        >>> ds = MapDataset.mix([MapDataset.range(5), MapDataset.source(["a", "b"])]).batch(3)
+        >>> print(ds.explain(1))
+        element 1 is made of
+          record 1 of list of 2, epoch 0, component 1
+        """
+        position = checks.integer(index, "index")
+        if self._node.length == 0:
+            raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
+        return explain.explain(self._node, words.array([position]))[0]
 
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
         """The same elements in order, as a stream.
@@ -398,15 +633,12 @@ class _IterDatasetMeta(abc.ABCMeta):
                     raise ValueError(f"Datasets by key need weights with the same keys {list(keys)}, got {weights!r}.")
                 weights = [weights[key] for key in keys]
             datasets = [datasets[key] for key in keys]
-        parts = list(datasets)
-        for part in parts:
-            if not isinstance(part, IterDataset):
-                raise TypeError(f"IterDataset.mix takes IterDatasets, got {_kind(part)}.")
+        parts = _stream_nodes(datasets, "mix")
         if not parts:
             raise ValueError("IterDataset.mix needs at least one dataset.")
         checked = checks.weights(weights, len(parts))  # type: ignore[arg-type]
         integers = mix_index.integer_weights(checked or [1.0] * len(parts))
-        return _IterPipeline(ordered.MixStream(tuple(part._node for part in parts), integers, keys))
+        return _IterPipeline(ordered.MixStream(parts, integers, keys))
 
 
 class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
@@ -491,6 +723,81 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         checked = _checked(transform, tf.RandomMap, "random_map")
         return _IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
 
+    def flat_map(self, transform: tf.FlatMap | Callable[[T], Iterable[S]]) -> IterDataset[S]:
+        """The elements that each element becomes, one after the other.
+
+        >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
+        [1, 2, 2, 3, 3, 3]
+        """
+        return _IterPipeline(ordered.FlatMapStream(self._node, _checked(transform, tf.FlatMap, "flat_map")))
+
+    def limit(self, count: int) -> IterDataset[T]:
+        """The first `count` elements.
+
+        >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
+        [0, 1]
+        """
+        return _IterPipeline(limits.Limit(self._node, count))
+
+    def repeat(self, num_epochs: int | None = None) -> IterDataset[T]:
+        """The same elements `num_epochs` times, or endlessly. All epochs are alike: nothing is shuffled anew.
+
+        >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
+        [0, 1, 0, 1]
+        """
+        return _IterPipeline(limits.RepeatStream(self._node, num_epochs))
+
+    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T]:
+        """Batches of another size, cut from those that come.
+
+        >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
+        [[0, 1, 2], [3, 4, 5]]
+        """
+        return _IterPipeline(limits.Rebatch(self._node, batch_size, bool(drop_remainder)))
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T]:
+        """Each window of `window_size` consecutive elements in an order of its own.
+
+        A shuffle of a MapDataset needs no window and is better; this is for what can only be read in order.
+
+        >>> list(MapDataset.range(8).to_iter_dataset().window_shuffle(4, seed=3))
+        [1, 0, 3, 2, 7, 6, 4, 5]
+        """
+        return _IterPipeline(WindowShuffleStream(self._node, window_size, _needed_seed(self, seed, "window_shuffle")))
+
+    def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
+        """Tuples of an element of this dataset and of those at the same place in others.
+
+        Args:
+          others: read along with this one.
+          strict: False ends with the shortest; otherwise different lengths are an error.
+
+        >>> ds = MapDataset.range(2).to_iter_dataset()
+        >>> list(ds.zip(ds.map(str)))
+        [(0, '0'), (1, '1')]
+        """
+        return _IterPipeline(ordered.ZipStream((self._node, *_stream_nodes(others, "zip")), bool(strict)))
+
+    def cache(self, folder: str | os.PathLike[str] | None = None) -> IterDataset[T]:
+        """The same elements, which are computed once and then kept; for datasets that have an end.
+
+        The first iterator that reads to the end fills the cache, and all later ones read from it. It belongs to this
+        very pipeline: with another function or other data above, it is filled anew. Place it before what should be
+        different in each epoch.
+
+        Args:
+          folder: keeps elements in files there, pickled, for other processes and later runs; None keeps them in
+            memory. Use only folders that you trust: loading a pickle can run code.
+
+        >>> calls = []
+        >>> ds = MapDataset.range(3).to_iter_dataset().map(lambda x: calls.append(x) or x * 10).cache()
+        >>> list(ds), list(ds), len(calls)
+        ([0, 10, 20], [0, 10, 20], 3)
+        """
+        parent = self._node
+        store = Memory() if folder is None else Files(folder)
+        return _IterPipeline(Cache(parent, store, lambda: digest(identity.identity(parent), identity.PYTHON)))
+
     def mp_prefetch(
         self,
         options: MultiprocessingOptions | None = None,
@@ -503,8 +810,9 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         need no `if __name__ == "__main__"`, see no accelerator, and may die: what they had is computed again.
 
         Args:
-          options: how many workers, within which bounds; by default one per core.
-          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins.
+          options: how many workers, within which bounds; by default as many as bring something, up to one per core.
+          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins; the
+            count is the largest there may be.
           sequential_slice: accepted for Grain's sake; it changes nothing.
 
         >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
@@ -513,7 +821,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         [0, 1, 4, 9]
         """
         del sequential_slice
-        chosen = options or MultiprocessingOptions(num_workers=os.cpu_count() or 1)
+        chosen = options or MultiprocessingOptions(num_workers=None)
         return _IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T]:
@@ -524,6 +832,19 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
     def seed(self, seed: int) -> IterDataset[T]:
         """Seeds the operations that follow: each derives its own seed from this one and its place."""
         return _IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
+
+    def iterate_on(self, executor: Executor) -> DatasetIterator[T]:
+        """An iterator whose blocks are computed by an executor of your own: see `bushel.engine.Executor`."""
+        return PipelineIterator(self._node, executor=executor)
+
+    def with_options(self, **options: Any) -> IterDataset[T]:
+        """The same stream with options, which hold for the whole pipeline: see `bushel.experimental.DatasetOptions`.
+
+        >>> ds = MapDataset.range(5).map(lambda x: 6 // (x - 2)).to_iter_dataset()
+        >>> list(ds.with_options(on_error="skip", skip_limit=1))
+        [-3, -6, 6, 3]
+        """
+        return WithOptionsIterDataset(self, DatasetOptions(**options))
 
 
 class _IterPipeline(IterDataset[T]):
@@ -541,12 +862,24 @@ class _IterPipeline(IterDataset[T]):
     def _parents(self) -> tuple[Any, ...]:
         return self.parents
 
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> PipelineIterator[T]:
         return PipelineIterator(self._node)
 
     @property
     def _element_spec(self) -> Any:
         return self._node.element_spec()
+
+
+class PackedMapDataset(_MapPipeline[dict[str, np.ndarray]]):
+    """Packed rows, as `ds.pack(...)` gives them."""
+
+    @property
+    def efficiency(self) -> dict[str, float]:
+        """Which part of all cells of the rows holds a token, for each feature."""
+        rows = self._node
+        while not isinstance(rows, pack.PackedRows):  # repeated without end
+            (rows,) = rows.parents
+        return rows.efficiency
 
 
 class ZipMapDataset(_MapPipeline[T]):
@@ -580,6 +913,42 @@ class FlatMapIterDataset(_IterPipeline[T]):
         super().__init__(ordered.FlatMapStream(parent._node, _flat_map(transform)))
 
 
+class ThreadPrefetchIterDataset(_IterPipeline[T]):
+    """The same elements, pulled ahead by one thread: for any stream, a user's own as well.
+
+    Args:
+      parent: the stream.
+      prefetch_buffer_size: how many elements may be held ready; 0 pulls none ahead.
+
+    >>> ds = MapDataset.range(4).to_iter_dataset()
+    >>> list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, parent: IterDataset[T], *, prefetch_buffer_size: int):
+        size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
+        super().__init__(streams.Pulled(parent._node, size))
+
+
+class WithOptionsIterDataset(_IterPipeline[T]):
+    """The same stream with options, which hold for the whole pipeline: for what comes before and what comes after.
+
+    Given several times, they are merged: the last choice of each option holds.
+
+    >>> ds = MapDataset.range(10).to_iter_dataset().filter(lambda x: x > 7)
+    >>> list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.99)))
+    [8, 9]
+    """
+
+    def __init__(self, parent: IterDataset[T], options: DatasetOptions):
+        if not isinstance(parent, IterDataset):
+            raise TypeError(f"WithOptionsIterDataset takes an IterDataset, got {_kind(parent)}.")
+        if not isinstance(options, DatasetOptions):
+            raise TypeError(f"WithOptionsIterDataset takes DatasetOptions, got {options!r}.")
+        super().__init__(WithOptions(parent._node, options))
+        self.options = options
+
+
 def multithread_prefetch(
     ds: IterDataset[T], num_threads: int, buffer_size: int, sequential_slice: bool = False
 ) -> IterDataset[T]:
@@ -611,6 +980,13 @@ def _map_nodes(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode,
     for dataset in datasets:
         if not isinstance(dataset, MapDataset):
             raise TypeError(f"{what} takes MapDatasets, got {_kind(dataset)}.")
+    return tuple(dataset._node for dataset in datasets)
+
+
+def _stream_nodes(datasets: Sequence[Any], what: str) -> tuple[StreamNode, ...]:
+    for dataset in datasets:
+        if not isinstance(dataset, IterDataset):
+            raise TypeError(f"IterDataset.{what} takes IterDatasets, got {_kind(dataset)}.")
     return tuple(dataset._node for dataset in datasets)
 
 
@@ -653,6 +1029,22 @@ def _random_map_seed(dataset: _Dataset, seed: int | None) -> int:
             "transformations or pass it directly with `ds.random_map(transform, seed=seed)`."
         )
     return checks.seed(chosen)
+
+
+def _needed_seed(dataset: _Dataset, seed: int | None, what: str) -> int:
+    chosen = node.default_seed((dataset._node,)) if seed is None else seed
+    if chosen is None:
+        raise ValueError(f"`{what}` requires a seed. Please provide it with `ds.seed(seed)` or `{what}(seed=...)`.")
+    return checks.seed(chosen, below=_SEED_LIMIT)
+
+
+def _chosen(
+    map_node: MapNode, column_of: Callable[[Any, MapNode], Column], values: Any, rule: select.Rule
+) -> MapDataset[Any]:
+    def build(inner: MapNode) -> MapNode:
+        return select.chosen(inner, column_of(values, inner), rule)
+
+    return _MapPipeline(select.under_endless_repeat(map_node, build))
 
 
 def _sparse_step(map_node: MapNode) -> str | None:

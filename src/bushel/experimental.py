@@ -1,5 +1,6 @@
 """What Grain keeps under `grain.experimental`, under the same names."""
 
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode
 from bushel.base.rng import RngPool
 from bushel.base.specs import ShapeDtypeStruct, ShapeDtypeStructProtocol
 from bushel.base.transforms import FlatMap as FlatMapTransform
@@ -7,6 +8,8 @@ from bushel.base.transforms import MapWithIndex as MapWithIndexTransform
 from bushel.dataset import (
     FlatMapIterDataset,
     FlatMapMapDataset,
+    ThreadPrefetchIterDataset,
+    WithOptionsIterDataset,
     ZipMapDataset,
     apply_transformations,
     get_element_spec,
@@ -15,10 +18,12 @@ from bushel.dataset import (
 from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.graph.batch import batch_and_pad
 from bushel.graph.concat_split import BOSHandling
+from bushel.graph.pack_and_batch import PackAndBatchOperation
 from bushel.index.shuffle import index_shuffle
-from bushel.iterator import get_next_index, set_next_index
+from bushel.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
 from bushel.operations import (
     BestFitPackIterDataset,
+    CacheIterDataset,
     ConcatThenSplitIterDataset,
     FirstFitPackIterDataset,
     InterleaveIterDataset,
@@ -28,12 +33,17 @@ from bushel.operations import (
     WindowShuffleIterDataset,
     WindowShuffleMapDataset,
     ZipIterDataset,
+    assert_equal_output_after_checkpoint,
 )
+from bushel.performance import PerformanceConfig, pick_performance_config
 
 __all__ = [
     "BOSHandling",
     "BestFitPackIterDataset",
+    "CacheIterDataset",
     "ConcatThenSplitIterDataset",
+    "DatasetOptions",
+    "ExecutionTrackingMode",
     "FirstFitPackIterDataset",
     "FlatMapIterDataset",
     "FlatMapMapDataset",
@@ -42,23 +52,30 @@ __all__ = [
     "IterableIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",
+    "PackAndBatchOperation",
     "ParquetIterDataset",
+    "PerformanceConfig",
     "RebatchIterDataset",
     "RepeatIterDataset",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
     "TFRecordIterDataset",
+    "ThreadPrefetchDatasetIterator",
+    "ThreadPrefetchIterDataset",
     "WebDatasetIterDataset",
     "WindowShuffleIterDataset",
     "WindowShuffleMapDataset",
+    "WithOptionsIterDataset",
     "ZipIterDataset",
     "ZipMapDataset",
     "apply_transformations",
+    "assert_equal_output_after_checkpoint",
     "batch_and_pad",
     "get_element_spec",
     "get_next_index",
     "index_shuffle",
     "multithread_prefetch",
+    "pick_performance_config",
     "set_next_index",
 ]

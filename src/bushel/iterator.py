@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import threading
 from collections.abc import Iterator, Sequence
 from types import TracebackType
@@ -11,7 +12,9 @@ from typing import Any, Generic, Self, TypeVar
 from bushel.base import blocks, checks
 from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
-from bushel.engine import Executor, open_stream
+from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
+from bushel.graph.custom import IteratorCursor
+from bushel.graph.explain import Explanation, explain_next
 from bushel.graph.streams import Cursor, State, StreamNode
 from bushel.state import envelope, identity
 
@@ -60,6 +63,10 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     def set_state(self, state: State) -> None:
         """Goes to a position that `get_state` returned."""
 
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        """Of which source records the next elements are made, without reading any; see `MapDataset.explain`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot tell what comes next without reading.")
+
     def start_prefetch(self) -> None:
         """Starts working ahead, where the pipeline does so, before the first element is asked for."""
         for parent in self._parents:
@@ -101,7 +108,8 @@ class PipelineIterator(DatasetIterator[T]):
         super().__init__()
         self._node = node
         self._lock = threading.RLock()
-        self._cursor: Cursor = open_stream(node, read_options, executor)
+        self._observer = Observer()
+        self._cursor: Cursor = open_stream(node, read_options, executor, self._observer)
         # Taken at the start: a function may close over something that changes while it runs.
         self._identity = identity.identity(node)
 
@@ -150,12 +158,37 @@ class PipelineIterator(DatasetIterator[T]):
             self._assert_not_closed()
             self._cursor.start_prefetch()
 
+    @property
+    def skipped(self) -> int:
+        """How many elements failed and were left out so far, with `DatasetOptions(on_error="skip")`."""
+        return 0 if self._observer.skips is None else self._observer.skips.count
+
+    def report(self) -> Report:
+        """Where the time goes: what each stage takes, who waits for whom, and what to try. Print it.
+
+        Stages are timed where the pipeline's options ask for it; otherwise the report knows the workers alone.
+
+        >>> import bushel
+        >>> from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
+        >>> timed = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
+        >>> ds = bushel.MapDataset.range(100).map(str).to_iter_dataset().batch(10)
+        >>> it = iter(WithOptionsIterDataset(ds, timed))
+        >>> _ = list(it)
+        >>> [(stage.call, stage.elements) for stage in it.report().stages]
+        [('range(100)', 100), ('map(str)', 100), ('to_iter_dataset()', 100), ('batch(10)', 10)]
+        """
+        return self._observer.report()
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
             cursor = self.__dict__.get("_cursor")
             if cursor is not None:
                 cursor.close()
+
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        with self._lock:
+            return explain_next(self._node, self._cursor.get_next_index, checks.positive(steps, "steps"))
 
     def _get_next_index(self) -> int:
         with self._lock:
@@ -167,6 +200,55 @@ class PipelineIterator(DatasetIterator[T]):
 
     def __repr__(self) -> str:
         return f"<iterator of {self._node.call()} at {self._cursor.get_state()}>"
+
+
+class ThreadPrefetchDatasetIterator(DatasetIterator[T]):
+    """Pulls another iterator ahead in a thread; any iterator with `get_state` and `set_state` will do.
+
+    >>> import bushel
+    >>> parent = iter(bushel.MapDataset.range(4))
+    >>> list(ThreadPrefetchDatasetIterator(parent, prefetch_buffer_size=2))
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, parent: Iterator[T], prefetch_buffer_size: int):
+        super().__init__([parent] if isinstance(parent, DatasetIterator) else [])
+        size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
+        cursor = IteratorCursor(parent)
+        self._cursor = ThreadedCursor(cursor, size) if size else cursor
+        self._lock = threading.RLock()
+
+    def __next__(self) -> T:
+        with self._lock:
+            self._assert_not_closed()
+            block = self._cursor.pull(1)
+            if not len(block):
+                raise StopIteration
+            return blocks.rows_of(block)[0]
+
+    def get_state(self) -> State:
+        with self._lock:
+            return copy.deepcopy(self._cursor.get_state())
+
+    def set_state(self, state: State) -> None:
+        with self._lock:
+            self._cursor.set_state(state)
+
+    def start_prefetch(self) -> None:
+        self._cursor.start_prefetch()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            cursor = self.__dict__.get("_cursor")
+            if cursor is not None:
+                cursor.close()
+
+    def _get_next_index(self) -> int:
+        return self._cursor.get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        self._cursor.set_next_index(index)
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

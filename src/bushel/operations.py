@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from bushel.base import trees
 from bushel.dataset import IterDataset, MapDataset, _IterPipeline, _MapPipeline
 from bushel.graph.concat_split import BOSHandling, ConcatThenSplit
-from bushel.graph.interleave import Interleave, as_stream
+from bushel.graph.interleave import Interleave
 from bushel.graph.limits import Limit, Rebatch, RepeatStream
 from bushel.graph.ordered import ZipStream
 from bushel.graph.packing import Pack
@@ -20,7 +23,15 @@ T = TypeVar("T")
 
 def _stream(parent: Any) -> StreamNode:
     """The stream that an operation draws from; a MapDataset becomes one."""
-    return as_stream(parent)
+    return _as_iter_dataset(parent)._node
+
+
+def _as_iter_dataset(dataset: Any) -> IterDataset[Any]:
+    if isinstance(dataset, MapDataset):
+        return dataset.to_iter_dataset()
+    if not isinstance(dataset, IterDataset):
+        raise TypeError(f"An operation on streams takes an IterDataset, got {dataset!r}.")
+    return dataset
 
 
 def _names(names: Collection[str], what: str) -> tuple[str, ...]:
@@ -187,6 +198,13 @@ class RebatchIterDataset(_IterPipeline[T]):
         super().__init__(Rebatch(_stream(parent), batch_size, bool(drop_remainder)))
 
 
+class CacheIterDataset(_IterPipeline[T]):
+    """The same elements, computed once and then kept in memory, for all its iterators: `ds.cache()`."""
+
+    def __init__(self, parent: IterDataset[T]):
+        super().__init__(_as_iter_dataset(parent).cache()._node)
+
+
 class WindowShuffleMapDataset(_MapPipeline[T]):
     """Each window of consecutive elements in an order of its own: `ds.window_shuffle(window_size, seed=seed)`.
 
@@ -252,3 +270,29 @@ class InterleaveIterDataset(_IterPipeline[T]):
         del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
         parts = datasets._node if isinstance(datasets, MapDataset) else tuple(map(_stream, datasets))
         super().__init__(Interleave(parts, cycle_length))
+
+
+def assert_equal_output_after_checkpoint(ds: Any) -> None:
+    """Checks that iterators of `ds` go on unchanged from each of its states, and that states are of one form.
+
+    It reads all of `ds` once for each element: limit it. `bushel.testing.check_resumes_anywhere` tells more.
+
+    >>> assert_equal_output_after_checkpoint(MapDataset.range(9).batch(2).to_iter_dataset())
+    """
+    states: list[Any] = []
+    expected: list[Any] = []
+    iterator = iter(ds)
+    while True:
+        states.append(iterator.get_state())
+        form, first = trees.map_leaves(type, states[-1]), trees.map_leaves(type, states[0])
+        np.testing.assert_equal(form, first, f"After {len(expected)} elements, the state is of another form.")
+        try:
+            expected.append(next(iterator))
+        except StopIteration:
+            break
+    assert expected, "The dataset has no elements, so nothing was checked."
+    for taken, state in enumerate(states[:-1]):
+        iterator = iter(ds)
+        iterator.set_state(state)
+        np.testing.assert_equal(iterator.get_state(), state, f"set_state changed the state after {taken} elements.")
+        np.testing.assert_equal(list(iterator), expected[taken:], f"Restored after {taken} elements, others follow.")

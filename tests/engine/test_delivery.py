@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -19,11 +20,12 @@ from hypothesis import strategies as st
 from recipes import Facts, Leaf, Recipe, as_stream
 
 import bushel
+from bushel.engine import opener, stages
 from bushel.engine.delivery import BLOCK_S, BlockCursor, Sizer
 from bushel.engine.processes import Processes
-from bushel.engine.program import Program, Result, run
-from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket
-from bushel.experimental import get_next_index, set_next_index
+from bushel.engine.program import Program, Result
+from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket, run_task
+from bushel.experimental import DatasetOptions, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
@@ -42,7 +44,8 @@ class Careful(Stepped):
 class _CarefulTask(Task):
     def run(self) -> Result:
         announced: list[tuple[int, int]] = []
-        result = run(self.program, self.low, self.high, self.count_before, lambda *at: announced.append(at))
+        announce = lambda *at: announced.append(at)  # noqa: E731
+        result = run_task(self.program, self.low, self.high, self.count_before, announce, self.given)
         assert all(self.low <= low < high <= self.high for low, high in announced)
         return result
 
@@ -62,6 +65,23 @@ EXECUTORS = {
     "2 processes, no room": lambda: Processes(2, budget_bytes=1),
 }
 names = st.sampled_from([INLINE, *EXECUTORS])
+
+PLACINGS = {
+    "as measured": {},
+    "rows go out": {(stages, "SHIP_S"): -1.0, (stages, "_TRIED_ROWS"): 1},
+    "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
+}
+places = st.sampled_from(list(PLACINGS))
+
+
+@contextlib.contextmanager
+def placing(place: str) -> Iterator[None]:
+    """Decides what of a pipeline goes to workers, which is otherwise a matter of measured time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), value in PLACINGS[place].items():
+            patch.setattr(module, name, value)
+        yield
+
 
 laws = settings(
     max_examples=50,
@@ -124,17 +144,19 @@ def check_same_stream(recipe: Recipe, warm: dict[str, Executor | None], most: in
 
 
 @laws
-@given(recipe=strategies.recipes())
-def test_elements_and_states_are_the_same_on_every_executor(warm, recipe):
-    check_same_stream(recipe, warm)
+@given(recipe=strategies.recipes(), place=places)
+def test_elements_and_states_are_the_same_on_every_executor(warm, recipe, place):
+    with placing(place):
+        check_same_stream(recipe, warm)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @many
-@given(recipe=strategies.recipes())
-def test_many_pipelines_are_the_same_on_every_executor(warm, recipe):
-    check_same_stream(recipe, warm, most=60)
+@given(recipe=strategies.recipes(), place=places)
+def test_many_pipelines_are_the_same_on_every_executor(warm, recipe, place):
+    with placing(place):
+        check_same_stream(recipe, warm, most=60)
 
 
 def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, cut: int, most: int = 25) -> None:
@@ -152,31 +174,35 @@ def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, 
 
 
 @laws
-@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25))
-def test_a_state_of_one_executor_goes_on_with_any_other(warm, recipe, one, other, cut):
-    check_goes_on(recipe, warm[one], warm[other], cut)
+@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25), place=places)
+def test_a_state_of_one_executor_goes_on_with_any_other(warm, recipe, one, other, cut, place):
+    with placing(place):
+        check_goes_on(recipe, warm[one], warm[other], cut)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @many
-@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60))
-def test_many_states_of_one_executor_go_on_with_any_other(warm, recipe, one, other, cut):
-    check_goes_on(recipe, warm[one], warm[other], cut, most=60)
+@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60), place=places)
+def test_many_states_of_one_executor_go_on_with_any_other(warm, recipe, one, other, cut, place):
+    with placing(place):
+        check_goes_on(recipe, warm[one], warm[other], cut, most=60)
 
 
 @laws
-@given(recipe=strategies.recipes(), name=names, places=st.lists(st.integers(0, 25), min_size=1, max_size=4))
-def test_going_back_and_forth_reads_the_same_again(warm, recipe, name, places):
+@given(
+    recipe=strategies.recipes(), name=names, jumps=st.lists(st.integers(0, 25), min_size=1, max_size=4), place=places
+)
+def test_going_back_and_forth_reads_the_same_again(warm, recipe, name, jumps, place):
     with opened(recipe, None) as it:
         elements, states, _ = told(it, 25)
-    with opened(recipe, warm[name]) as it:
-        for place in places:  # each time, blocks of another place are under way
-            place %= len(elements) + 1
-            it.set_state(json.loads(states[place]))
-            assert state_of(it) == states[place]
-            found = list(itertools.islice(it, min(7, len(elements) - place)))
-            assert same(found, elements[place : place + 7])
+    with placing(place), opened(recipe, warm[name]) as it:
+        for jump in jumps:  # each time, blocks of another place are under way
+            jump %= len(elements) + 1
+            it.set_state(json.loads(states[jump]))
+            assert state_of(it) == states[jump]
+            found = list(itertools.islice(it, min(7, len(elements) - jump)))
+            assert same(found, elements[jump : jump + 7])
 
 
 @laws
@@ -436,7 +462,7 @@ def program_of(length: int, *steps: Any) -> Program:
 )
 def test_blocks_cover_the_positions_once_and_in_bounds(length, ahead, most, parallelism, pulls):
     executor = Noting(length, parallelism)
-    cursor = BlockCursor(program_of(length), executor, ahead=ahead, most=most)
+    cursor = BlockCursor(program_of(length), executor, DatasetOptions(), ahead=ahead, most=most)
     found: list[int] = []
     for count in itertools.chain(pulls, itertools.repeat(7)):
         block = list(cursor.pull(count))
@@ -483,7 +509,7 @@ def test_blocks_grow_where_elements_are_small_and_shrink_where_they_are_not():
 
 def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():
     executor = Noting()
-    cursor = BlockCursor(program_of(1000), executor, ahead=4)
+    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=4)
     assert list(cursor.pull(1)) == [0]
     assert executor.open == 4
     cursor.set_state({"next_index": 500})
@@ -495,7 +521,7 @@ def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():
 
 def test_nothing_runs_before_it_is_asked_for():
     executor = Noting()
-    cursor = BlockCursor(program_of(1000), executor, ahead=4)
+    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=4)
     assert not executor.submitted
     cursor.start_prefetch()
     assert len(executor.submitted) == 4

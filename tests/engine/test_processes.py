@@ -485,10 +485,10 @@ def test_a_pool_that_cannot_start_leaves_nothing(monkeypatch):
     before, open_before = workers(), descriptors()
     start, started = STARTER.start, []
 
-    def fail_the_third_time() -> Any:
+    def fail_the_third_time(**how: Any) -> Any:
         if len(started) == 2:
             raise OSError("too many of them")
-        started.append(start())
+        started.append(start(**how))
         return started[-1]
 
     monkeypatch.setattr(STARTER, "start", fail_the_third_time)

@@ -130,7 +130,7 @@ def test_a_tree_of_meta_features_is_grains():
 
 
 def test_a_tree_that_is_no_meta_feature_is_refused_at_once():
-    with pytest.raises(ValueError, match="length_struct has a tree at 'm'.*meta_features"):
+    with pytest.raises(ValueError, match=r"length_struct has a tree at 'm'.*meta_features"):
         nested(bushel)
     with pytest.raises(ValueError):
         list(nested(grain))
@@ -380,3 +380,40 @@ def test_contradictions_about_bos_are_refused_as_in_grain(arguments):
             lib.experimental.ConcatThenSplitIterDataset(
                 stream(lib, [{"a": np.arange(3)}]), length_struct={"a": 4}, **more
             )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The operation of a DataLoader
+
+
+@quick
+@given(
+    problem=problems(empty=False), size=st.integers(1, 4), most=st.none() | st.integers(1, 3), as_tuple=st.booleans()
+)
+def test_packed_batches_of_records_are_grains(problem, size, most, as_tuple):
+    records, capacities = problem
+    records = [{name: np.atleast_1d(value) for name, value in record.items()} for record in records]
+    names = sorted(capacities)
+    lengths = tuple(capacities[name] for name in names) if as_tuple else capacities
+
+    def found(lib):
+        data = [tuple(record[name] for name in names) if as_tuple else record for record in records]
+        read = (grain.Record(grain.RecordMetadata(n, record_key=n), one) for n, one in enumerate(data))
+        operation = lib.experimental.PackAndBatchOperation(lengths, size, most)
+        return [(batch.metadata.index, batch.metadata.record_key, batch.data) for batch in operation(read)]
+
+    with pytest.warns(DeprecationWarning):
+        ours = found(bushel)
+    assert same(ours, found(grain))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_packed_batches_of_no_records_are_none():
+    assert list(bushel.experimental.PackAndBatchOperation({"a": 3}, 2)(iter([]))) == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_record_that_is_too_long_is_named():
+    read = iter([grain.Record(grain.RecordMetadata(0), {"a": np.arange(9)})])
+    with pytest.raises(ValueError, match=r"lengths \[9\], rows of \{'a': 3\}"):
+        list(bushel.experimental.PackAndBatchOperation({"a": 3}, 2)(read))

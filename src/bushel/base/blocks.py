@@ -89,11 +89,16 @@ def dense(block: Block) -> Block:
     return [row for row in block if row is not None]
 
 
+def presence(block: Block) -> np.ndarray:
+    """One bool per element: whether it is there."""
+    if isinstance(block, Columns):
+        return np.ones(block.length, dtype=bool) if block.present is None else block.present
+    return np.array([row is not None for row in block], dtype=bool)
+
+
 def place_of(block: Block, row: int) -> int:
     """Where row `row` of `dense(block)` stands in `block`."""
-    if isinstance(block, Columns):
-        return row if block.present is None else int(np.flatnonzero(block.present)[row])
-    return [place for place, element in enumerate(block) if element is not None][row]
+    return int(np.flatnonzero(presence(block))[row])
 
 
 def as_columns(block: Block) -> Columns | None:

@@ -15,7 +15,9 @@ class StoppedByUser(RuntimeError):
 
 
 class WorkerDied(RuntimeError):
-    """Worker processes died again and again over the same elements."""
+    """Worker processes died again and again over the same elements, those at positions [low, high) of `at`."""
+
+    at: tuple[int, int] | None = None
 
 
 class PipelineNotSent(TypeError):
@@ -37,6 +39,15 @@ class RowFailed(Exception):
         super().__init__(row, error)
         self.row = row
         self.error = error
+
+
+class TooManySkipped(RuntimeError):
+    """More elements failed than `skip_limit` allows."""
+
+
+def in_words(error: Exception) -> str:
+    """An error as text: its type, its message and its notes."""
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
 def located(error: Exception, where: str) -> Exception:

@@ -1,9 +1,12 @@
-"""Options of reading. What they mean is decided by the engine; they never change the output."""
+"""Options of running. What they mean is decided by the engine; they never change the output."""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import logging
+import numbers
+from typing import Any, Literal
 
 from bushel.base import checks
 
@@ -48,7 +51,8 @@ class MultiprocessingOptions:
     """How many worker processes compute ahead, and within which bounds. The output is the same for all of them.
 
     Args:
-      num_workers: worker processes; 0 computes in the process that asks.
+      num_workers: worker processes; 0 computes in the process that asks. None leaves the number to Bushel: it starts
+        with one, and measures while it runs how many bring something, up to one per core.
       per_worker_buffer_size: how many blocks beyond the two at hand each worker may have under way.
       enable_profiling: accepted for Grain's sake; it changes nothing.
       budget_bytes: bounds the shared memory for results, 1 GiB by default. When arrays that you keep fill it,
@@ -56,17 +60,97 @@ class MultiprocessingOptions:
       timeout_s: an element that takes longer is given up with an error that names it; by default there is no limit.
     """
 
-    num_workers: int = 0
+    num_workers: int | None = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
     budget_bytes: int | None = None
     timeout_s: float | None = None
 
     def __post_init__(self) -> None:
-        if checks.integer(self.num_workers, "num_workers") < 0:
+        if self.num_workers is not None and checks.integer(self.num_workers, "num_workers") < 0:
             raise ValueError(f"num_workers must be non-negative, got {self.num_workers}")
         checks.positive(self.per_worker_buffer_size, "per_worker_buffer_size")
         if self.budget_bytes is not None:
             checks.positive(self.budget_bytes, "budget_bytes")
         if self.timeout_s is not None and not self.timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
+
+
+class ExecutionTrackingMode(enum.Enum):
+    """Whether stages are timed: see `bushel.experimental.WithOptionsIterDataset` and `iterator.report()`."""
+
+    DISABLED = enum.auto()
+    STAGE_TIMING = enum.auto()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Default:
+    """A value that nobody has chosen: it gives way to one that somebody has."""
+
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class DatasetOptions:
+    """Options of a whole pipeline, given to it by `WithOptionsIterDataset`.
+
+    Args:
+      filter_warn_threshold_ratio: a filter that drops this share of 1,000 elements, or more, is warned of. None or 0:
+        never.
+      filter_raise_threshold_ratio: the same, with a ValueError.
+      execution_tracking_mode: STAGE_TIMING times every stage, for `iterator.report()`.
+      on_error: "skip" leaves out elements that fail, and counts them in `iterator.skipped` and in its state; a batch
+        made in a MapDataset is left out whole. "raise" raises, and `next` tries again.
+      skip_limit: how many may be skipped before the next one raises; None for any number.
+      min_shm_size: accepted for Grain's sake; it changes nothing. Arrays below 4 KiB never need shared memory.
+
+    >>> DatasetOptions(filter_raise_threshold_ratio=0.99)
+    DatasetOptions(filter_raise_threshold_ratio=0.99)
+    """
+
+    filter_warn_threshold_ratio: float | None = _Default(0.9)  # type: ignore[assignment]
+    filter_raise_threshold_ratio: float | None = _Default(None)  # type: ignore[assignment]
+    execution_tracking_mode: ExecutionTrackingMode = _Default(ExecutionTrackingMode.DISABLED)  # type: ignore[assignment]
+    min_shm_size: int = _Default(0)  # type: ignore[assignment]
+    on_error: Literal["raise", "skip"] = _Default("raise")  # type: ignore[assignment]
+    skip_limit: int | None = _Default(None)  # type: ignore[assignment]
+    _chosen: frozenset[str] = dataclasses.field(default=frozenset(), init=False)
+    """Names of the options that were given."""
+
+    def __post_init__(self) -> None:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
+        chosen = {name for name, value in given.items() if not isinstance(value, _Default)}
+        object.__setattr__(self, "_chosen", frozenset(chosen))
+        for name in given.keys() - chosen:
+            object.__setattr__(self, name, given[name].value)
+        for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
+            ratio = getattr(self, name)
+            if ratio is not None and not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= 1):
+                raise ValueError(f"{name} is a share of elements, from 0 to 1, or None for no check; got {ratio!r}.")
+        if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
+            raise TypeError(
+                "execution_tracking_mode must be one of bushel.experimental.ExecutionTrackingMode, "
+                f"got {self.execution_tracking_mode!r}."
+            )
+        if self.on_error not in ("raise", "skip"):
+            raise ValueError(f'on_error must be "raise" or "skip", got {self.on_error!r}.')
+        if self.skip_limit is not None:
+            checks.not_negative(self.skip_limit, "skip_limit")
+        if checks.integer(self.min_shm_size, "min_shm_size") < 0:
+            raise ValueError(f"min_shm_size must be non-negative, got {self.min_shm_size}.")
+
+    def merge(self, other: DatasetOptions | None) -> DatasetOptions:
+        """These options, and those of `other` where nothing was chosen here.
+
+        >>> DatasetOptions(min_shm_size=1).merge(DatasetOptions(min_shm_size=2, filter_warn_threshold_ratio=None))
+        DatasetOptions(filter_warn_threshold_ratio=None, min_shm_size=1)
+        """
+        return self if other is None else DatasetOptions(**(other._given() | self._given()))
+
+    def _given(self) -> dict[str, Any]:
+        return {
+            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in self._chosen
+        }
+
+    def __repr__(self) -> str:
+        return f"DatasetOptions({', '.join(f'{name}={value}' for name, value in self._given().items())})"

@@ -12,12 +12,14 @@ import numpy as np
 
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
+from bushel.base.errors import WorkerDied, in_words
+from bushel.base.options import DatasetOptions
 from bushel.engine.program import Program, Result, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
 from bushel.graph.elementwise import FilterWatch
 from bushel.graph.node import Origin
 from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Cursor, State, counted, field
+from bushel.graph.streams import Cursor, Skips, State, counted, field
 
 BLOCK_S = 10e-3
 """A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
@@ -35,10 +37,11 @@ class Sizer:
     def positions(self) -> int:
         return self._units * self._unit
 
-    def learn(self, positions: int, seconds: float, size_bytes: int) -> None:
+    def learn(self, positions: int, seconds: float, size_bytes: int | None) -> None:
+        """Learns from a block. Without a size, where it came back empty, blocks do not grow."""
         units = max(1, positions // self._unit)
         by_time = BLOCK_S * units / max(seconds, 1e-9)
-        by_bytes = self._block_bytes * units / max(size_bytes, 1)
+        by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
         wanted = int(min(by_time, by_bytes, 8 * self._units))  # grow by steps: the first block is no fair sample
         self._units = max(1, min(wanted, self._most))
 
@@ -48,19 +51,31 @@ class BlockCursor(Cursor):
 
     Args:
       program: what to run.
+      options: those of the whole pipeline.
       ahead: how many blocks may be under way or waiting to be handed over.
       most: how many positions may be, at most.
+      skips: counts the elements that failed and were left out.
     """
 
-    def __init__(self, program: Program, executor: Executor, *, ahead: int, most: int = 1 << 20):
+    def __init__(
+        self,
+        program: Program,
+        executor: Executor,
+        options: DatasetOptions,
+        *,
+        ahead: int,
+        most: int = 1 << 20,
+        skips: Skips | None = None,
+    ):
         self._program = program
         self._executor = executor
         self._ahead = ahead
         self._most = max(most, program.unit)
-        self._length = program.node.length
+        self._length = program.length
         most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
         self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
-        self._watch = FilterWatch(program.node.call())
+        self._watches = [FilterWatch(what, options) for what in program.droppers]
+        self._skips = skips
         self._position = 0
         self._counts = [0] * len(program.counting)
         self._tickets: collections.deque[Ticket] = collections.deque()
@@ -79,13 +94,26 @@ class BlockCursor(Cursor):
                 self._row = high
                 self._position, *self._counts = result.marks[high - 1].tolist()
                 self._last = (low, high)
+                self._count_skipped(result, self._position)
                 return blocks.part_of(result.rows, low, high)
             if result is not None and result.failure is not None:
+                self._count_skipped(result, self._length)
+                if self._steps_over(result.failure):
+                    continue
                 self._restart()
                 raise result.failure
+            if result is not None:
+                self._count_skipped(result, self._length)
             if not self._next_block():
                 self._position, self._counts = self._length, list(self._after)
                 return []
+
+    def _count_skipped(self, result: Result, before: int) -> None:
+        """Counts what was left out before a position."""
+        while result.skipped and result.skipped[0][0] < before:
+            position, error = result.skipped.pop(0)
+            assert self._skips is not None
+            self._skips.add(f"element {position}", error)
 
     def _next_block(self) -> bool:
         self._result = None
@@ -95,21 +123,50 @@ class BlockCursor(Cursor):
         ticket = self._tickets[0]
         try:
             result, seconds = self._executor.wait(ticket)
-        except BaseException:
+        except BaseException as error:
+            if self._steps_over(error):
+                return self._next_block()
             if not self._closed:
                 self._restart()
             raise
         if self._closed:
             raise ValueError("This iterator was closed while its next element was being computed.")
         self._tickets.popleft()
-        self._result, self._row = result, 0
+        self._result, self._row = self._watched(ticket.task.low, result), 0
         if result.failure is None:
             self._after = result.after
         expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
-        self._watch.count(expected, min(expected, len(result.rows)))
-        self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size_of(result.rows))
+        # A worker makes what a filter drops later, too: bytes are counted as if all of them had stayed.
+        size = size_of(result.rows) * expected // len(result.rows) if len(result.rows) else None
+        self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size)
         self._fill()
         return True
+
+    def _steps_over(self, error: BaseException) -> bool:
+        """Leaves out an element that kills workers, if elements that fail are left out."""
+        if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
+            return False
+        low, high = error.at
+        self._skips.add(f"element {low}", in_words(error))
+        self._position = high
+        self._restart()
+        return True
+
+    def _watched(self, low: int, result: Result) -> Result:
+        """The result, cut short before the first element at which a filter had dropped too many."""
+        found: list[tuple[int, ValueError]] = []
+        for number, (watch, stays) in enumerate(zip(self._watches, result.stays)):
+            judged = watch.judge(stays)
+            if judged is not None:
+                place, error = judged
+                for before in reversed(result.stays[:number]):
+                    place = place if isinstance(before, int) else int(np.flatnonzero(before)[place])
+                found.append((low + place, error))
+        if not found:
+            return result
+        position, error = min(found, key=lambda at: at[0])
+        good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
+        return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error)
 
     def _fill(self) -> None:
         while len(self._tickets) < self._ahead and self._next < self._length:
@@ -121,10 +178,18 @@ class BlockCursor(Cursor):
             )
             if high < self._length:
                 high -= (high - self._next) % self._program.unit
-            task = Task(self._program, self._next, high, self._number, self._counts_at(self._next), self._ledger)
+            given, high = self._given(self._next, high)
+            if high == self._next:
+                break
+            counts = self._counts_at(self._next)
+            task = Task(self._program, self._next, high, self._number, counts, self._ledger, given)
             self._tickets.append(self._executor.submit(task))
             self._next = high
             self._number += 1
+
+    def _given(self, low: int, high: int) -> tuple[Block | None, int]:
+        """The rows that a task brings along, and where they end."""
+        return None, high
 
     def _counts_at(self, position: int) -> list[int] | None:
         """How many elements each counting step has seen at `position`, where that is arithmetic."""
@@ -150,10 +215,10 @@ class BlockCursor(Cursor):
         if self._result is None or self._program.unit > 1:
             return None
         position = int(self._result.marks[self._last[0] + row, 0]) - 1
-        return position, self._program.node.origins(position)
+        return position, self._program.origins(position)
 
     def get_state(self) -> State:
-        return state_of(self._program, self._position, self._counts)
+        return state_of(self._program, self._state_of_rows(), self._counts)
 
     def set_state(self, state: State) -> None:
         counts = []
@@ -161,7 +226,13 @@ class BlockCursor(Cursor):
             assert step.count_key is not None
             counts.append(counted(state, step.count_key))
             state = field(state, "parent", dict)
-        self._seek(field(state, "next_index", int), counts[::-1])
+        self._set_state_of_rows(state, counts[::-1])
+
+    def _state_of_rows(self) -> State:
+        return {"next_index": self._position}
+
+    def _set_state_of_rows(self, state: State, counts: list[int]) -> None:
+        self._seek(field(state, "next_index", int), counts)
 
     def get_next_index(self) -> int:
         index: int | None = self._position

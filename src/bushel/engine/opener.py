@@ -2,74 +2,178 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
+import itertools
 import os
+from typing import Any, cast
 
 import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed
-from bushel.base.options import ReadOptions
+from bushel.base.errors import RowFailed, in_words
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
 from bushel.engine.delivery import BlockCursor
 from bushel.engine.inline import Inline
+from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
-from bushel.engine.tasks import Executor, Threads
+from bushel.engine.pulling import ThreadedCursor
+from bushel.engine.stages import StageCursor, WholeCursor
+from bushel.engine.tasks import Executor, Threads, cores
+from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node, Origin
-from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Ahead, Cursor, Elements, SeedStream, State, StreamNode, Through, field
+from bushel.graph.options import WithOptions, options_of
+from bushel.graph.ordered import BatchCursor, BatchStream
+from bushel.graph.streams import (
+    Ahead,
+    Cursor,
+    Elements,
+    Pulled,
+    Same,
+    SeedStream,
+    Skips,
+    State,
+    StreamNode,
+    counted,
+    field,
+)
 
 
-def open_stream(node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None) -> Cursor:
+def open_stream(
+    node: StreamNode,
+    read_options: ReadOptions | None = None,
+    executor: Executor | None = None,
+    observer: Observer | None = None,
+) -> Cursor:
     """A cursor at the start of a stream.
 
     Args:
       node: the stream.
       read_options: stand for those of every node, if given.
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
+      observer: learns what the stream takes, if its options ask for that.
     """
-    opener = _Opener(read_options)
-    return opener.running_ahead(node, executor, 2 * executor.parallelism) if executor else opener.open(node)
+    options = _outside.get().merge(options_of(node))
+    observer = observer or Observer()
+    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
+        node = observer.watching(node)
+    observer.skips = Skips(options.skip_limit) if options.on_error == "skip" else None
+    opener = _Opener(options, observer, read_options)
+    before = _outside.set(_UNTIMED.merge(options))
+    try:
+        if executor is None:
+            cursor = opener.open(node)
+        else:
+            cursor = opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism)
+    finally:
+        _outside.reset(before)
+    return observer.outlet(cursor if observer.skips is None else _SkippingCursor(cursor, observer.skips))
+
+
+_UNTIMED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.DISABLED)
+_UNCHOSEN = DatasetOptions()
+_outside: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("outside", default=_UNCHOSEN)
+"""Options of the stream that is being opened. A user's own dataset opens what it draws from as streams of their own,
+which belong to the same pipeline; but to the report it is one stage."""
+
+
+def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -> Cursor:
+    """A cursor for a worker that runs a stream whole: marks for workers mean nothing there."""
+    observer = Observer()
+    observer.skips = skips
+    return _Opener(options, observer, None, alone=True).open(node)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Opener:
+    options: DatasetOptions
+    observer: Observer
     read_options: ReadOptions | None
     executor: Executor | None = None
     blocks_ahead: int = 0
+    alone: bool = False
+
+    @property
+    def skips(self) -> Skips | None:
+        return self.observer.skips
+
+    @property
+    def ahead_of_turn(self) -> bool:
+        return self.executor is not None
 
     def open(self, node: StreamNode) -> Cursor:
-        if self.executor is not None:
-            chain = _chain_above(node)
-            if chain is not None:
-                return _ChainCursor(*chain, self.executor, self.blocks_ahead)
-        return node.open(self)
+        if self.executor is None:
+            return self.observer.cursor(node, node.open(self))
+        base, steps = _steps_above(node)
+        if isinstance(base, Elements):
+            return _ChainCursor(base, steps, self)
+        return self.over(self.observer.cursor(base, base.open(self)), steps)
+
+    def part(self, node: StreamNode) -> Cursor:
+        if self.executor is None or not _has_opaque_leaf(node):
+            return self.open(node)
+        program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
+        return self.observer.delivery(WholeCursor(program, self.executor, self.skips))
+
+    def over(self, cursor: Cursor, steps: list[Step]) -> Cursor:
+        """Operations on rows that come from the consumer's side: batches are cut there, the rest may go to workers."""
+        assert self.executor is not None
+        for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
+            if elementwise:
+                stage = cast("list[Elementwise]", list(run))
+                cursor = StageCursor(cursor, stage, self.executor, self.blocks_ahead, self.options, self.observer)
+            else:
+                for step in run:
+                    cursor = self.observer.cursor(step, BatchCursor(cursor, cast(BatchStream, step), self.skips))
+        return cursor
+
+    def in_blocks(self, program: Program) -> Cursor:
+        """The rows of a program, computed by the executor."""
+        assert self.executor is not None
+        cursor = BlockCursor(program, self.executor, self.options, ahead=self.blocks_ahead, skips=self.skips)
+        return self.observer.delivery(cursor)
 
     def elements(self, node: Elements) -> Cursor:
         options = self.read_options or node.read_options or default_options(node.parent)
         if not options.threaded:
-            return ElementsCursor(node)
-        executor = Threads(options.num_threads)
-        program = Program(node.parent, node.allow_nones)
+            return ElementsCursor(node, self.options, self.skips)
+        executor = self.observer.executor(Threads(options.num_threads))
+        program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
         size = options.prefetch_buffer_size
-        return _Owner(BlockCursor(program, executor, ahead=size, most=size), executor)
+        cursor = BlockCursor(program, executor, self.options, ahead=size, most=size, skips=self.skips)
+        return _Owner(self.observer.delivery(cursor), executor)
 
     def ahead(self, node: Ahead) -> Cursor:
-        if self.executor is not None:  # one mark inside another: one pool serves both
+        if self.executor is not None or self.alone:  # one mark inside another: one pool serves both
             return self.open(node.parent)
         options = node.options
-        blocks_ahead = options.num_workers * (2 + options.per_worker_buffer_size)
+        num_workers = cores() if options.num_workers is None else options.num_workers
+        blocks_ahead = num_workers * (2 + options.per_worker_buffer_size)
         if node.threads:
-            executor: Executor = Threads(options.num_workers)
+            executor: Executor = Threads(num_workers)
         else:
             # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
             from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
 
-            budget = options.budget_bytes or DEFAULT_BUDGET_BYTES
-            executor = Processes(options.num_workers, init=node.init, budget_bytes=budget, timeout_s=options.timeout_s)
+            executor = Processes(
+                num_workers,
+                init=node.init,
+                budget_bytes=options.budget_bytes or DEFAULT_BUDGET_BYTES,
+                timeout_s=options.timeout_s,
+                at_first=1 if options.num_workers is None else None,
+            )
+            if options.num_workers is None:
+                from bushel.engine.autotune import Tuned
+
+                executor = Tuned(executor)
+        executor = self.observer.executor(executor)
         return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
+
+    def pulled(self, node: Pulled) -> Cursor:
+        return ThreadedCursor(self.open(node.parent), node.size)
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
@@ -90,16 +194,21 @@ def _in_memory(node: Node) -> bool:
 Step = Elementwise | BatchStream
 
 
-def _chain_above(node: StreamNode) -> tuple[Elements, list[Step]] | None:
-    """The run of operations from elements of a map node down to `node`; None where something else is among them."""
+def _steps_above(node: StreamNode) -> tuple[StreamNode, list[Step]]:
+    """The run of operations that ends with `node`, and the stream that it begins from."""
     steps: list[Step] = []
-    while not isinstance(node, Elements):
+    while isinstance(node, (Elementwise, BatchStream, SeedStream, Ahead, WithOptions)):
         if isinstance(node, (Elementwise, BatchStream)):
             steps.append(node)
-        elif not isinstance(node, (SeedStream, Ahead)):
-            return None
         node = node.parent
     return node, steps[::-1]
+
+
+def _has_opaque_leaf(node: Node) -> bool:
+    """Whether something of a stream can only be read in order, by one reader."""
+    if isinstance(node, MapNode):
+        return False
+    return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 
 class _ChainCursor(Cursor):
@@ -109,23 +218,22 @@ class _ChainCursor(Cursor):
     Where elements may be missing, batches are cut here, of rows that the executor has made.
     """
 
-    def __init__(self, elements: Elements, steps: list[Step], executor: Executor, blocks_ahead: int):
-        self._elements, self._steps = elements, steps
-        self._executor, self._ahead = executor, blocks_ahead
-        whole = Program(elements.parent, elements.allow_nones, tuple(steps))
-        self._inner = self._cut_here() if whole.sparse else BlockCursor(whole, executor, ahead=blocks_ahead)
+    def __init__(self, elements: Elements, steps: list[Step], opener: _Opener):
+        self._elements, self._steps, self._opener = elements, steps, opener
+        whole = self._program(steps)
+        self._inner = self._cut_here() if whole.sparse else opener.in_blocks(whole)
+
+    def _program(self, steps: list[Step], **more: bool) -> Program:
+        skip = self._opener.skips is not None
+        return Program(self._elements.parent, self._elements.allow_nones, tuple(steps), skip=skip, **more)
 
     def _cut_here(self) -> Cursor:
         kinds = [isinstance(step, BatchStream) for step in self._steps]
         cut = kinds.index(True) if True in kinds else len(kinds)
         rest = self._steps[cut:]
         as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
-        steps = tuple(self._steps[:cut])
-        program = Program(self._elements.parent, self._elements.allow_nones, steps, as_columns, may_miss=True)
-        cursor: Cursor = BlockCursor(program, self._executor, ahead=self._ahead)
-        for step in rest:
-            cursor = step.open(_Over(cursor))
-        return cursor
+        program = self._program(self._steps[:cut], as_columns=as_columns, may_miss=True)
+        return self._opener.over(self._opener.in_blocks(program), rest)
 
     def pull(self, count: int) -> Block:
         try:
@@ -160,23 +268,35 @@ class _ChainCursor(Cursor):
         self._inner.close()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Over:
-    """An opener for the next operation over a cursor that is open already."""
+class _SkippingCursor(Same):
+    """Keeps in its state how many elements were left out."""
 
-    cursor: Cursor
+    def __init__(self, parent: Cursor, skips: Skips):
+        super().__init__(parent)
+        self._skips = skips
 
-    def open(self, node: StreamNode) -> Cursor:
-        return self.cursor
+    def pull(self, count: int) -> Block:
+        return self.parent.pull(count)
 
-    def elements(self, node: Elements) -> Cursor:
-        return self.cursor
+    def get_state(self) -> State:
+        return {"parent": self.parent.get_state(), "skipped": self._skips.count}
 
-    def ahead(self, node: Ahead) -> Cursor:
-        return self.cursor
+    def set_state(self, state: State) -> None:
+        if "skipped" not in state:  # of a run that did not skip
+            state = {"parent": state, "skipped": 0}
+        count = counted(state, "skipped")
+        self.parent.set_state(field(state, "parent", dict))
+        self._skips.count = count
+
+    def mark(self) -> Any:
+        return self.parent.mark(), self._skips.count
+
+    def rewind(self, mark: Any) -> None:
+        parent, self._skips.count = mark
+        self.parent.rewind(parent)
 
 
-class _Owner(Through):
+class _Owner(Same):
     """A cursor that ends its executor when it is closed."""
 
     def __init__(self, cursor: Cursor, executor: Executor):
@@ -191,15 +311,6 @@ class _Owner(Through):
             )
         return self.parent.pull(count)
 
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        return self.parent.trace(row)
-
-    def get_next_index(self) -> int:
-        return self.parent.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self.parent.set_next_index(index)
-
     def close(self) -> None:
         if os.getpid() == self._process:  # a forked child leaves all to its parent
             super().close()
@@ -209,29 +320,39 @@ class _Owner(Through):
 class ElementsCursor(Cursor):
     """The elements of a map node in order, computed when they are asked for. Its state is one number."""
 
-    def __init__(self, node: Elements):
+    def __init__(self, node: Elements, options: DatasetOptions, skips: Skips | None):
         self._node = node
+        self._skips = skips
         self._inline = Inline(node.parent)
         self._length = node.parent.length
         self._position = 0
         self._last: tuple[int, Block] = (0, [])
-        self._watch = FilterWatch(node.parent.call())
+        self._watch = FilterWatch(node.parent.call(), options)
 
     def pull(self, count: int) -> Block:
         while self._position < self._length:
             first = self._position
-            try:
-                block = self._inline.take(first, min(count, self._length - first))
-            except RowFailed as failed:
-                failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
-                raise
+            block = self._taken(first, min(count, self._length - first))
             self._position = first + len(block)
             self._last = (first, block)
             kept = block if self._node.allow_nones else blocks.dense(block)
-            self._watch.count(len(block), len(kept))
+            stays = blocks.presence(block) if 0 < len(kept) < len(block) else None
+            self._watch.count(len(block), len(kept), stays)
             if len(kept):
                 return kept
         return []
+
+    def _taken(self, first: int, count: int) -> Block:
+        try:
+            return self._inline.take(first, count)
+        except RowFailed as failed:
+            if self._skips is not None and count > 1:
+                return [row for at in range(first, first + count) for row in blocks.rows_of(self._taken(at, 1))]
+            failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
+            if self._skips is None:
+                raise
+            self._skips.add(f"element {first}", in_words(failed.error))
+            return [None]
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         first, block = self._last

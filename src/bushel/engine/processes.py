@@ -26,11 +26,13 @@ from bushel.base.errors import WorkerDied
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import shipping, wire
 from bushel.engine.program import Misfit, Program, Result
+from bushel.engine.shipping import Shared, Told
 from bushel.engine.slabs import Arena
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
+from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Channel, Packed
-from bushel.engine.zygote import NO_ACCELERATOR, STARTER, THREADS
-from bushel.graph.node import MapNode, merged
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS
+from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
 
@@ -48,6 +50,8 @@ class _Job:
     ticket: Ticket
     program: int
     high: int
+    rows: Shared | None = None
+    """The rows that the task brings along."""
     slot: int | None = None
     arena: Arena | None = None
     urgent: bool = False
@@ -57,6 +61,8 @@ class _Job:
     deaths: int = 0
     at: tuple[int, int] | None = None
     killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    overdue: bool = False
+    """Whether a single element has taken too long."""
     verdict: WorkerDied | None = None
     """What is to be said after the rows before `high`, once an element has killed too many workers."""
 
@@ -75,6 +81,8 @@ class _Peer:
     """When it began what it works on, once it has said so."""
     watch: int = -1
     """A descriptor that tells of its death, where the system has such: a child of its own may keep its socket open."""
+    served: bool = False
+    """Whether it has finished anything."""
 
 
 class Processes(Executor):
@@ -85,7 +93,8 @@ class Processes(Executor):
       init: called as init(worker index, worker count) in every worker before its first task.
       budget_bytes: bounds the shared memory for results.
       timeout_s: an element that takes longer counts as one that kills its worker; None waits for ever.
-      portable: uses the transport for systems without memfd.
+      portable: uses memory and a start of workers that any system has, without memfd and without fork.
+      at_first: how many of them work until `resize`; all by default.
     """
 
     def __init__(
@@ -96,27 +105,36 @@ class Processes(Executor):
         budget_bytes: int = DEFAULT_BUDGET_BYTES,
         timeout_s: float | None = None,
         portable: bool = False,
+        at_first: int | None = None,
     ):
         self.parallelism = num_workers
         self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _slots_for(num_workers)))
-        self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable)
+        first = num_workers if at_first is None else at_first
+        self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first)
         self._finalizer = weakref.finalize(self, self._core.stop)
 
     def submit(self, task: Task) -> Ticket:
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        packed, marks, after, failure, memory, seconds = self._core.wait(ticket)
+        packed, told, memory, seconds = self._core.wait(ticket)
         rows = wire.unpack(packed, memory)
         del memory
-        failure = shipping.rebuilt(*failure) if isinstance(failure, tuple) else failure
-        return Result(rows, marks, after, failure), seconds
+        return told.with_rows(rows), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
 
     def close(self) -> None:
         self._finalizer()
+
+    def resize(self, workers: int) -> None:
+        """From now on so many of the workers get tasks; new ones start, others are parked when they have finished."""
+        self._core.resize(workers)
+
+    def all_have_served(self) -> bool:
+        """Whether every worker that gets tasks has finished one."""
+        return self._core.all_have_served()
 
     def pids(self) -> list[int]:
         """The process numbers of the workers."""
@@ -134,6 +152,7 @@ class _Core:
         block_bytes: int,
         timeout_s: float | None,
         portable: bool,
+        at_first: int,
     ):
         self._owner = os.getpid()
         self._budget = budget_bytes
@@ -141,6 +160,7 @@ class _Core:
         self._timeout_s = timeout_s
         self._portable = portable
         self._num_workers = num_workers
+        self._active = at_first  # workers with an index below it get tasks
         self._init = shipping.dumped(init, "worker_init_fn")
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -151,9 +171,10 @@ class _Core:
         self._waiting: collections.deque[_Job] = collections.deque()
         self._jobs: dict[int, _Job] = {}
         self._of_ticket: dict[Ticket, _Job] = {}
-        self._programs: dict[int, tuple[int, int, list[tuple[int, int]]]] = {}
-        self._program_numbers: weakref.WeakKeyDictionary[Program, int] = weakref.WeakKeyDictionary()
+        self._programs: dict[int, Shared] = {}
+        self._program_numbers: weakref.WeakKeyDictionary[Program | StreamProgram, int] = weakref.WeakKeyDictionary()
         self._next_program = 0
+        self._streams: set[int] = set()  # the programs among them that run a stream whole
         self._classes: list[type] = []
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._arena: Arena | None = None
@@ -165,7 +186,7 @@ class _Core:
         self._next_job = 0
         self.peers: list[_Peer] = []
         try:
-            for index in range(num_workers):
+            for index in range(at_first):
                 self._start(index)
         except BaseException:
             self._end()
@@ -182,7 +203,10 @@ class _Core:
         with self._lock:
             if self._ended_by is not None:
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
-            job = _Job(self._next_job, ticket, self._program(task.program), task.high)
+            program = self._program(task.program)
+            whole = isinstance(task.program, StreamProgram)
+            rows = None if whole or task.given is None else shipping.shared_rows(task.given, portable=self._portable)
+            job = _Job(self._next_job, ticket, program, task.high, rows)
             self._next_job += 1
             self._jobs[job.number] = self._of_ticket[ticket] = job
             self._waiting.append(job)
@@ -217,6 +241,15 @@ class _Core:
                         self._jobs.pop(job.number, None)
         self._wake()
 
+    def resize(self, workers: int) -> None:
+        with self._lock:
+            self._active = max(1, min(workers, self._num_workers))
+        self._wake()
+
+    def all_have_served(self) -> bool:
+        with self._lock:
+            return sum(peer.served for peer in self.peers if peer.index < self._active) == self._active
+
     def stop(self) -> None:
         if self._owner != os.getpid():
             return
@@ -235,21 +268,24 @@ class _Core:
         with contextlib.suppress(BlockingIOError, OSError):
             os.write(self._wake_writer, b"x")
 
-    def _program(self, program: Program) -> int:
+    def _program(self, program: Program | StreamProgram) -> int:
         number = self._program_numbers.get(program)
         if number is None:
             number = self._next_program
-            self._programs[number] = shipping.shared(program, portable=self._portable)
+            self._programs[number] = shipping.shared_program(program, portable=self._portable)
             self._classes = wire.classes_sent()
             self._next_program += 1
             self._program_numbers[program] = number
+            if isinstance(program, StreamProgram):
+                self._streams.add(number)
             weakref.finalize(program, self._unused.put, number).atexit = False
         return number
 
     def _forget_programs(self) -> None:
         while not self._unused.empty():
             number = self._unused.get()
-            os.close(self._programs.pop(number)[0])
+            del self._programs[number]
+            self._streams.discard(number)
             for peer in self.peers:
                 if number in peer.programs:
                     peer.programs.remove(number)
@@ -273,6 +309,7 @@ class _Core:
                     if self._timeout_s is not None:
                         self._kill_the_slow(self._timeout_s)
                     self._answer_counts()
+                    self._grow()
                     self._assign()
                     self._forget_programs()
         except BaseException as error:
@@ -293,21 +330,21 @@ class _Core:
             if died:
                 self._bury(peer)
 
+    def _grow(self) -> None:
+        """Starts the workers that were asked for since; as many as the system allows will do."""
+        try:
+            while len(self.peers) < self._active:
+                self._start(len(self.peers))
+        except (OSError, RuntimeError) as error:
+            if not self.peers:
+                raise
+            logger.warning("No more than %d worker processes could be started (%s).", len(self.peers), error)
+            self._active = len(self.peers)
+
     def _assign(self) -> None:
-        while self._waiting:
-            job = self._waiting[0]
+        while (choice := self._choice()) is not None:
+            job, peer = choice
             slot = self._arena.grant() if self._arena is not None else None
-            if slot is None and self._arena is not None:
-                # All slots are held: only what the consumer waits for goes on, by the heap.
-                urgent = next((job for job in self._waiting if job.urgent), None)
-                if urgent is None:
-                    return
-                job = urgent
-            peer = self._peer_for(job)
-            if peer is None:
-                if slot is not None and self._arena is not None:
-                    self._arena.give_back(slot)
-                return
             if slot is None and self._arena is not None:
                 self._warn_of_holding()
             self._waiting.remove(job)
@@ -316,30 +353,52 @@ class _Core:
             with contextlib.suppress(wire.Closed):  # its end is heard next, and the job goes to another
                 self._tell(peer, job)
 
+    def _choice(self) -> tuple[_Job, _Peer] | None:
+        """The first waiting job that can be begun, and who is to do it."""
+        # While all slots are held, only what the consumer waits for goes on, by the heap.
+        full = self._arena is not None and self._arena.held() == self._arena.slots
+        for job in self._waiting:
+            if (job.urgent or not full) and (peer := self._peer_for(job)) is not None:
+                return job, peer
+        return None
+
     def _peer_for(self, job: _Job) -> _Peer | None:
-        """A worker with room, and none that holds a later job: that one may wait for the counts of this."""
-        able = [
+        """A worker with room, and none that holds a later job: that one may wait for the counts of this.
+
+        A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with
+        a job that a dead one has left, if a later one is under way.
+        """
+        overtaken = any(peer.jobs and peer.jobs[-1].number > job.number for peer in self.peers)
+        roomy = [
             peer
             for peer in self.peers
             if len(peer.jobs) < DEPTH and (not peer.jobs or peer.jobs[-1].number < job.number)
         ]
+        able = [peer for peer in roomy if peer.index < self._active or overtaken]
+        if isinstance(job.ticket.task.program, StreamProgram):
+            holder = next((peer for peer in self.peers if job.program in peer.programs), None)
+            if holder is not None:
+                return holder if holder in roomy else None
+            return min(able, key=lambda peer: (len(peer.programs & self._streams), len(peer.jobs)), default=None)
         return min(able, key=lambda peer: len(peer.jobs), default=None)
 
     def _tell(self, peer: _Peer, job: _Job) -> None:
         if job.program not in peer.programs:
-            descriptor, size, places = self._programs[job.program]
-            peer.channel.send(("program", job.program, size, places), (descriptor,))
+            program = self._programs[job.program]
+            peer.channel.send(("program", job.program, program.size, program.places), (program.descriptor,))
             peer.programs.add(job.program)
         if job.arena is not None and peer.arena is not job.arena:
             peer.channel.send(("arena", job.arena.slot_bytes), (job.arena.descriptor,))
             peer.arena = job.arena
         task = job.ticket.task
         careful = job.deaths >= CAREFUL_AFTER
-        peer.channel.send(("task", job.number, job.program, task.low, job.high, task.counts, job.slot, careful))
+        given, descriptors = task.given, ()
+        if job.rows is not None:
+            given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
+        numbers = (job.number, job.program, task.low, job.high)
+        peer.channel.send(("task", *numbers, task.counts, job.slot, careful, given), descriptors)
 
-    def _on_done(
-        self, peer: _Peer, number: int, packed: Packed, marks: Any, after: list[int], failure: Any, seconds: float
-    ) -> None:
+    def _on_done(self, peer: _Peer, number: int, packed: Packed, told: Told, seconds: float) -> None:
         job = self._finished(peer, number)
         self._largest = max(self._largest, packed.slot_bytes)
         memory = None
@@ -351,8 +410,8 @@ class _Core:
         if packed.places is None or self._arena is None:
             self._make_room()
         if not job.forgotten:
-            failure = failure or job.verdict
-            job.ticket.done.set_result((packed, marks, after, failure, memory, seconds))  # type: ignore[arg-type]
+            told.failure = told.failure or job.verdict
+            job.ticket.done.set_result((packed, told, memory, seconds))  # type: ignore[arg-type]
 
     def _on_misfit(self, peer: _Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Misfit())
@@ -399,7 +458,7 @@ class _Core:
     def _finished(self, peer: _Peer, number: int) -> _Job:
         job = peer.jobs.popleft()
         assert job.number == number, "workers answer in order"
-        peer.since = None
+        peer.since, peer.served = None, True
         self._jobs.pop(number, None)
         self._deaths_in_a_row = 0
         return job
@@ -424,7 +483,8 @@ class _Core:
             culprit.deaths += 1
             if culprit.at is not None:
                 culprit.killed_at.append(culprit.at)
-            if len(culprit.killed_at) >= WATCHED_DEATHS and len(set(culprit.killed_at[-WATCHED_DEATHS:])) == 1:
+            again = culprit.killed_at[-WATCHED_DEATHS:]
+            if culprit.overdue or (len(again) == WATCHED_DEATHS and len(set(again)) == 1):
                 self._condemn(culprit, how)
                 if culprit.ticket.done.done():
                     peer.jobs.popleft()
@@ -445,31 +505,37 @@ class _Core:
         if good == task.low:
             self._give_up(job, verdict)
         else:
-            job.verdict, job.high, job.deaths = verdict, good, 0
+            job.verdict, job.high, job.deaths, job.overdue = verdict, good, 0, False
 
     def _verdict(self, job: _Job, how: str) -> WorkerDied:
         low, high = job.killed_at[-1]
-        node: MapNode = job.ticket.task.program.node
+        program = job.ticket.task.program
         positions = range(low, min(high, low + 8))
-        records = "; ".join(map(str, merged(origin for at in positions for origin in node.origins(at))))
+        records = "; ".join(map(str, merged(origin for at in positions for origin in program.origins(at))))
         which = f"element {low}" if high == low + 1 else f"one of the elements {low} to {high - 1}"
-        return WorkerDied(
-            f"Computing {which} of the output ({records}) killed {job.deaths} worker processes one after the other; "
-            f"the last one {how}."
-        )
+        made_of = f" ({records})" if records else ""
+        if job.overdue:
+            what = f"took longer than timeout_s={self._timeout_s} s, twice."
+        else:
+            what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
+        died = WorkerDied(f"Computing {which} of the output{made_of} {what}")
+        died.at = low, high
+        return died
 
     def _kill_the_slow(self, timeout_s: float) -> None:
         now = time.monotonic()
         for peer in self.peers:
-            if peer.jobs and peer.jobs[0].asked is None and peer.since is not None and now - peer.since > timeout_s:
+            job = peer.jobs[0] if peer.jobs else None
+            if job is not None and job.asked is None and peer.since is not None and now - peer.since > timeout_s:
                 # A block may be slow and each of its elements not: the next try goes element by element.
-                peer.jobs[0].deaths = max(CAREFUL_AFTER - 1, peer.jobs[0].deaths)
+                job.overdue = job.deaths >= CAREFUL_AFTER and job.at is not None
+                job.deaths = max(CAREFUL_AFTER - 1, job.deaths)
                 peer.since = now
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(peer.pid, signal.SIGKILL)
 
     def _start(self, index: int) -> None:
-        channel, pid = STARTER.start()
+        channel, pid = STARTER.start(fork=FORKS and not self._portable)
         peer = _Peer(index, channel, pid)
         variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         with contextlib.suppress(wire.Closed):
@@ -509,12 +575,16 @@ class _Core:
                 self._budget = 0
 
     def _warn_of_holding(self) -> None:
-        if not self._warned and self._arena is not None:
+        if self._warned or self._arena is None:
+            return
+        ours = sum(job.slot is not None for peer in self.peers for job in peer.jobs)
+        ours += sum(ticket.done.done() for ticket in self._of_ticket)  # waiting to be handed over
+        if self._arena.held() - ours > self._arena.slots // 2:
             self._warned = True
-            held = self._arena.held() * self._arena.slot_bytes
+            held = (self._arena.held() - ours) * self._arena.slot_bytes
             logger.warning(
-                "All %.0f MB of shared memory for results are held by arrays that are still in use. Results go on as "
-                "copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
+                "The shared memory for results is full: arrays that are still in use hold %.0f MB of it. Results go "
+                "on as copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
                 held / 1e6,
             )
 
@@ -533,12 +603,12 @@ class _Core:
                 self._let_go(peer)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(peer.pid, signal.SIGKILL)
+            for peer in self.peers:
+                STARTER.reap(peer.pid)
             self.peers.clear()
             self._fail_all(RuntimeError("The worker processes of this iterator were closed."))
             if self._arena is not None:
                 self._arena.close()
-            for descriptor, _, _ in self._programs.values():
-                os.close(descriptor)
             self._programs.clear()
             self._selector.close()
             os.close(self._wake_reader)

@@ -1,8 +1,8 @@
 """Programs: what is done to one block of positions, wherever it is done. A pure function of the positions.
 
-A program is a run of a stream that needs no look at neighbours: the elements of a map node, then per-element
-operations, then perhaps batches. It says of each row it makes where the stream stands after it, so that the one
-who delivers rows can tell the state without having run anything.
+A program is a run of a stream that needs no look at neighbours: the elements of a map node, or rows that are given,
+then per-element operations, then perhaps batches. It says of each row it makes where the stream stands after it, so
+that the one who delivers rows can tell the state without having run anything.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, located
+from bushel.base.checks import INFINITE
+from bushel.base.errors import RowFailed, in_words, located
+from bushel.engine import tally
+from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import Batch, make_batch
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import MapNode, told
+from bushel.graph.node import MapNode, Node, Origin, told
 from bushel.graph.ordered import BatchStream
 from bushel.graph.reindex import Reindex
 
@@ -30,13 +33,33 @@ CountBefore = Callable[[int, int], int]
 class Program:
     """The elements of `node`, then `steps`. Where it is not `sparse`, all elements must be there (`Misfit`)."""
 
-    node: MapNode
+    node: MapNode | None
+    """None where each task brings its rows."""
     allow_nones: bool = False
     steps: tuple[Elementwise | BatchStream, ...] = ()
     as_columns: bool = False
     """Whether whoever receives the rows would rather have them as columns, for a batch of its own."""
     may_miss: bool = False
     """Whether elements may be missing although no operation drops any: a `map` has returned None."""
+    skip: bool = False
+    """Whether an element that fails is left out, and told in `Result.skipped`."""
+
+    @property
+    def length(self) -> int:
+        """How many positions there are."""
+        return INFINITE if self.node is None else self.node.length
+
+    def origins(self, position: int) -> tuple[Origin, ...]:
+        """The records of which the element at a position is made, where they are known."""
+        return () if self.node is None else self.node.origins(position)
+
+    def call(self) -> str:
+        """The operation that is seen first, as it was written."""
+        return self.steps[0].call() if self.node is None else self.node.call()
+
+    def operations(self) -> list[Node]:
+        """All that is done, the last first."""
+        return [*reversed(self.steps), *_nodes(self.node)]
 
     @property
     def unit(self) -> int:
@@ -65,15 +88,27 @@ class Program:
     @property
     def sparse(self) -> bool:
         """Whether the number of rows of a block is known only after it has run."""
-        return self.drops or self.may_miss or (self.node.sparse and not self.allow_nones)
+        holes = self.node is not None and self.node.sparse and not self.allow_nones
+        return self.drops or self.may_miss or self.skip or holes
 
     @property
     def makes_results_in_place(self) -> bool:
         """Whether all that is stacked is a result that no user function sees: it may go into shared memory at once."""
         last = self.steps[-1] if self.steps else _undone(self.node)
-        makers = [step for step in (*self.steps, *_nodes(self.node)) if isinstance(step, (Batch, BatchStream))]
-        vectorized = any(getattr(step, "vectorized", False) for step in (*self.steps, *_nodes(self.node)))
+        makers = [step for step in self.operations() if isinstance(step, (Batch, BatchStream))]
+        vectorized = any(getattr(step, "vectorized", False) for step in self.operations())
         return not vectorized and (makers == [last] or (self.as_columns and not makers))
+
+    @property
+    def droppers(self) -> list[str]:
+        """Where elements may go missing, as it is called: the map node, then the steps that drop some."""
+        steps = [step.call() for step in self.steps if isinstance(step, Elementwise) and step.drops]
+        return [*([] if self.node is None else [self.node.call()]), *steps]
+
+    @property
+    def timed(self) -> bool:
+        """Whether its stages are timed."""
+        return isinstance(self.node, Watched) or any(tally.number_of(step) is not None for step in self.steps)
 
     @property
     def drops(self) -> bool:
@@ -81,15 +116,15 @@ class Program:
         return any(isinstance(step, Elementwise) and step.drops for step in self.steps)
 
 
-def _undone(node: MapNode) -> MapNode:
+def _undone(node: MapNode | None) -> MapNode | None:
     """The node whose elements these are, elsewhere."""
-    while isinstance(node, Reindex):
-        node = node.parent
+    while node is not None and (isinstance(node, Reindex) or node.transparent):
+        (node,) = node.parents
     return node
 
 
-def _nodes(node: MapNode) -> list[MapNode]:
-    return [node, *(above for parent in node.parents for above in _nodes(parent))]
+def _nodes(node: MapNode | None) -> list[MapNode]:
+    return [] if node is None else [node, *(above for parent in node.parents for above in _nodes(parent))]
 
 
 class Misfit(Exception):
@@ -109,26 +144,61 @@ class Result:
     after: list[int]
     """How many elements each counting step has seen after the whole block, those dropped later included."""
     failure: Exception | None = None
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)
+    """The elements that failed and were left out, in order."""
+    states: list[dict[str, Any]] | None = None
+    """Of a stream that is run elsewhere: its state before the first row, and after each."""
+    stays: list[np.ndarray | int] = dataclasses.field(default_factory=list)
+    """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
+    tally: Tally | None = None
+    """What each stage took, where stages are timed."""
 
+
+Skipped = tuple[int, str]
+"""The position of an element that failed, and its error in words."""
 
 Announce = Callable[[int, int], None]
 """Hears which positions are worked on next."""
 
 
-def run(program: Program, low: int, high: int, count_before: CountBefore, announce: Announce | None = None) -> Result:
+def run(
+    program: Program,
+    low: int,
+    high: int,
+    count_before: CountBefore,
+    announce: Announce | None = None,
+    given: Block | None = None,
+) -> Result:
     """Runs a program on positions [low, high). A failing element cuts the block short; those before it are there.
 
-    With `announce` it goes element by element, each announced before it is begun.
+    With `announce` it goes element by element, each announced before it is begun. Where elements that fail are
+    skipped, the block is not cut.
     """
+    if not program.timed:
+        return _tried(program, low, high, count_before, announce, given)
+    spent: Tally = {}
+    with tally.taken(spent):
+        result = _tried(program, low, high, count_before, announce, given)
+    return dataclasses.replace(result, tally=spent)
+
+
+def _tried(
+    program: Program,
+    low: int,
+    high: int,
+    count_before: CountBefore,
+    announce: Announce | None,
+    given: Block | None,
+) -> Result:
     failed: _FailedAt
     try:
-        return _run(program, low, high, count_before, announce)
+        return _Run(program, low, high, count_before, announce, given).result()
     except _FailedAt as failure:
         failed = failure
     if announce is None:
         # A function of whole columns, or a source that reads many at once, does not tell which element it was.
         try:
-            return _run(program, low, high, count_before, lambda low, high: None)
+            return _Run(program, low, high, count_before, lambda low, high: None, given).result()
         except _FailedAt as failure:
             failed = failure
     good = low + (failed.position - low) // program.unit * program.unit
@@ -136,7 +206,7 @@ def run(program: Program, low: int, high: int, count_before: CountBefore, announ
     if good > low:
         # The rows before are made again, now without it: functions are pure, and failure is rare.
         try:
-            made = _run(program, low, good, count_before, None)
+            made = _Run(program, low, good, count_before, None, given).result()
         except _FailedAt as failure:
             failed = failure
     return dataclasses.replace(made, failure=failed.error)
@@ -151,100 +221,137 @@ class _FailedAt(Exception):
         self.error = error
 
 
-def _run(program: Program, low: int, high: int, count_before: CountBefore, announce: Announce | None) -> Result:
-    node = program.node
-    block = _taken(node, low, high, announce)
-    marks = np.arange(low + 1, high + 1)[:, None]
-    if not program.allow_nones:
-        dense = blocks.dense(block)
-        if len(dense) != len(block):
-            if program.unit > 1 or (program.counting and not program.sparse):
-                raise Misfit
-            marks = marks[[row is not None for row in blocks.rows_of(block)]]
-            block = dense
-    after: list[int] = []
-    for step in program.steps:
-        if isinstance(step, BatchStream):
-            block, marks = _batched(step, block, marks, announce)
-            continue
-        first = 0
-        if step.count_key:
-            first = count_before(len(after), len(block))
-            marks = np.column_stack([marks, np.arange(first + 1, first + len(block) + 1)])
-            after.append(first + len(block))
-        if len(block):
-            block, kept = _stepped(step, node, block, marks, first, announce)
-            if kept is not None:
-                marks = marks[kept]
-    if program.as_columns and len(block):
-        block = blocks.as_columns(block) or block
-    return Result(block, marks, after)
+@dataclasses.dataclass(slots=True)
+class _Run:
+    """One try of a program on a block."""
 
+    program: Program
+    low: int
+    high: int
+    count_before: CountBefore
+    announce: Announce | None
+    given: Block | None
+    skipped: list[Skipped] = dataclasses.field(default_factory=list)
 
-def _taken(node: MapNode, low: int, high: int, announce: Announce | None) -> Block:
-    try:
-        if announce is None:
-            return node.take(np.arange(low, high))
+    def result(self) -> Result:
+        program = self.program
+        block = self._taken()
+        marks = np.arange(self.low + 1, self.high + 1)[:, None]
+        stays: list[np.ndarray | int] = [] if program.node is None else [len(block)]
+        if not program.allow_nones:
+            dense = blocks.dense(block)
+            if len(dense) != len(block):
+                if program.unit > 1 or (program.counting and not program.sparse):
+                    raise Misfit
+                stays = [blocks.presence(block)]
+                marks = marks[stays[0]]
+                block = dense
+        after: list[int] = []
+        for step in program.steps:
+            if isinstance(step, BatchStream):
+                with tally.timed(tally.number_of(step)) as stage:
+                    block, marks = self._batched(step, block, marks)
+                    stage.made(block)
+                continue
+            first = 0
+            if step.count_key:
+                first = self.count_before(len(after), len(block))
+                marks = np.column_stack([marks, np.arange(first + 1, first + len(block) + 1)])
+                after.append(first + len(block))
+            kept = None
+            count = len(block)
+            if count:
+                with tally.timed(tally.number_of(step)) as stage:
+                    block, kept = self._stepped(step, block, marks, first)
+                    stage.made(block)
+                if kept is not None:
+                    marks = marks[kept]
+            if step.drops:
+                stays.append(count if kept is None else kept)
+        if program.as_columns and len(block):
+            block = blocks.as_columns(block) or block
+        return Result(block, marks, after, skipped=sorted(self.skipped), stays=stays)
+
+    def _taken(self) -> Block:
+        node, low = self.program.node, self.low
+        if node is None:
+            assert self.given is not None
+            return blocks.part_of(self.given, 0, self.high - low)
+        if self.announce is None:
+            try:
+                return node.take(np.arange(low, self.high))
+            except RowFailed as failed:
+                raise self._failed(low + failed.row, failed.error) from failed.error
         rows: list[Any] = []
-        while low < high:
-            announce(low, low + 1)
-            rows.extend(blocks.rows_of(node.take(np.arange(low, low + 1))))
-            low += 1
+        for position in range(low, self.high):
+            self.announce(position, position + 1)
+            try:
+                rows.extend(blocks.rows_of(node.take(np.arange(position, position + 1))))
+            except RowFailed as failed:
+                self._skip(self._failed(position, failed.error))
+                rows.append(None)
         return rows
-    except RowFailed as failed:
-        position = low + failed.row
-        failed.error.add_note(f"bushel: this was element {position} of the output.")
-        raise _FailedAt(position, failed.error) from failed.error
 
+    def _failed(self, position: int, error: Exception) -> _FailedAt:
+        error.add_note(f"bushel: this was element {position} of the output.")
+        return _FailedAt(position, error)
 
-def _stepped(
-    step: Elementwise, node: MapNode, block: Block, marks: np.ndarray, first: int, announce: Announce | None
-) -> tuple[Block, np.ndarray | None]:
-    where = _where(step, node, marks)
-    row = 0
-    try:
-        if announce is None:
-            return step.run(block, first, where)
+    def _skip(self, failed: _FailedAt) -> None:
+        """Leaves an element out, if that is wanted."""
+        if not self.program.skip:
+            raise failed from failed.error
+        self.skipped.append((failed.position, in_words(failed.error)))
+
+    def _stepped(
+        self, step: Elementwise, block: Block, marks: np.ndarray, first: int
+    ) -> tuple[Block, np.ndarray | None]:
+        where = _where(step, self.program, marks)
+        if self.announce is None:
+            try:
+                return step.run(block, first, where)
+            except RowFailed as failed:
+                raise _FailedAt(int(marks[failed.row, 0]) - 1, failed.error) from failed.error
         made: list[Any] = []
         stays = np.ones(len(block), dtype=bool)
         for row, element in enumerate(blocks.rows_of(block)):
             position = int(marks[row, 0]) - 1
-            announce(position, position + 1)
-            one, kept = step.run([element], first + row, lambda _, row=row: where(row))
+            self.announce(position, position + 1)
+            try:
+                one, kept = step.run([element], first + row, lambda _, row=row: where(row))
+            except RowFailed as failed:
+                self._skip(_FailedAt(position, failed.error))
+                stays[row] = False
+                continue
             made.extend(blocks.rows_of(one))
             stays[row] = kept is None or bool(kept[0])
         return made, stays
-    except RowFailed as failed:
-        raise _FailedAt(int(marks[row + failed.row, 0]) - 1, failed.error) from failed.error
+
+    def _batched(self, step: BatchStream, block: Block, marks: np.ndarray) -> tuple[Block, np.ndarray]:
+        batches, ends = [], []
+        for start in range(0, len(block), step.batch_size):
+            end = min(start + step.batch_size, len(block))
+            if end - start < step.batch_size and step.drop_remainder:
+                break
+            if self.announce is not None:
+                self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
+            try:
+                batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
+            except Exception as error:
+                raise _FailedAt(int(marks[start, 0]) - 1, located(error, f"bushel: {step.call()} failed.")) from error
+            ends.append(end - 1)
+        return batches, marks[ends]
 
 
-def _batched(step: BatchStream, block: Block, marks: np.ndarray, announce: Announce | None) -> tuple[Block, np.ndarray]:
-    batches, ends = [], []
-    for start in range(0, len(block), step.batch_size):
-        end = min(start + step.batch_size, len(block))
-        if end - start < step.batch_size and step.drop_remainder:
-            break
-        if announce is not None:
-            announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
-        try:
-            batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
-        except Exception as error:
-            raise _FailedAt(int(marks[start, 0]) - 1, located(error, f"bushel: {step.call()} failed.")) from error
-        ends.append(end - 1)
-    return batches, marks[ends]
-
-
-def _where(step: Elementwise, node: MapNode, marks: np.ndarray) -> Callable[[int], str]:
+def _where(step: Elementwise, program: Program, marks: np.ndarray) -> Callable[[int], str]:
     def where(row: int) -> str:
         position = int(marks[row, 0]) - 1
-        return told(step.placed(), position, node.origins(position))
+        return told(step.placed(), position, program.origins(position))
 
     return where
 
 
-def state_of(program: Program, position: int, counts: list[int]) -> dict[str, Any]:
-    """The state of the stream that a program stands for, in Grain's form."""
-    state: dict[str, Any] = {"next_index": position}
+def state_of(program: Program, state: dict[str, Any], counts: list[int]) -> dict[str, Any]:
+    """The state of the stream that a program stands for, in Grain's form; `state` is that of its rows."""
     for step, count in zip(program.counting, counts, strict=True):
         assert step.count_key is not None
         state = {"parent": state, step.count_key: count}

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+import mmap
 import os
 import pickle
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
+from bushel.base.blocks import Block
 from bushel.base.errors import PipelineNotSent
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
-from bushel.engine.program import Program
+from bushel.engine.program import Program, Result, Skipped
 from bushel.engine.slabs import anonymous_file
-from bushel.graph.node import MapNode
+from bushel.engine.tally import Tally
+from bushel.engine.whole import StreamProgram
 
 
 def dumped(value: Any, what: str) -> bytes:
@@ -24,46 +29,83 @@ def dumped(value: Any, what: str) -> bytes:
         raise PipelineNotSent(f"{what} cannot be sent to worker processes: {error}") from error
 
 
-def shared(program: Program, *, portable: bool) -> tuple[int, int, list[tuple[int, int]]]:
-    """A program in a file that all workers map: (descriptor, size of the pickle, places of its arrays)."""
-    buffers: list[pickle.PickleBuffer] = []
+@dataclasses.dataclass(slots=True)
+class Told:
+    """All of a Result but its rows, as it travels."""
 
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        if buffer.raw().nbytes < wire.IN_BAND_BYTES:
-            return True
-        buffers.append(buffer)
-        return False
+    marks: np.ndarray
+    after: list[int]
+    failure: tuple[bytes, str] | Exception | None
+    skipped: list[Skipped]
+    states: list[dict[str, Any]] | None
+    stays: list[np.ndarray | int]
+    tally: Tally | None
 
+    def with_rows(self, rows: Block) -> Result:
+        failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
+        return Result(rows, self.marks, self.after, failure, self.skipped, self.states, self.stays, self.tally)
+
+
+class Shared:
+    """An object in a file that workers map: its pickle, and its arrays, which are not copied again."""
+
+    def __init__(self, value: Any, *, portable: bool):
+        pickled, buffers = wire.pickled(value, at_home=False)
+        self.size = len(pickled)
+        self.places: list[tuple[int, int]] = []
+        end = self.size
+        for buffer in buffers:
+            start = -(-end // ALIGNMENT) * ALIGNMENT
+            end = start + buffer.raw().nbytes
+            self.places.append((start, buffer.raw().nbytes))
+        self.descriptor = anonymous_file(max(end, 1), portable=portable)
+        os.pwrite(self.descriptor, pickled, 0)
+        for buffer, (start, _) in zip(buffers, self.places, strict=True):
+            raw, done = buffer.raw(), 0
+            while done < raw.nbytes:
+                done += os.pwrite(self.descriptor, raw[done : done + (1 << 30)], start + done)
+
+    def __del__(self) -> None:
+        descriptor = self.__dict__.get("descriptor")
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def loaded(descriptor: int, size: int, places: list[tuple[int, int]]) -> Any:
+    """The object of a `Shared`, in a worker. Private pages: shared by all workers until one writes, then its own."""
+    view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+    os.close(descriptor)
+    return pickle.loads(view[:size], buffers=[view[offset : offset + length] for offset, length in places])
+
+
+def shared_program(program: Program | StreamProgram, *, portable: bool) -> Shared:
+    """A program for workers, or an error that names what cannot be sent."""
     try:
-        pickled = cloudpickle.dumps(program, protocol=5, buffer_callback=keep)
+        return Shared(program, portable=portable)
+    except (OSError, MemoryError):
+        raise
     except Exception as error:
         raise PipelineNotSent(f"{_culprit(program)} cannot be sent to worker processes: {error}") from error
-    places: list[tuple[int, int]] = []
-    end = len(pickled)
-    for buffer in buffers:
-        start = -(-end // ALIGNMENT) * ALIGNMENT
-        end = start + buffer.raw().nbytes
-        places.append((start, buffer.raw().nbytes))
-    descriptor = anonymous_file(max(end, 1), portable=portable)
-    os.pwrite(descriptor, pickled, 0)
-    for buffer, (start, _) in zip(buffers, places, strict=True):
-        raw, done = buffer.raw(), 0
-        while done < raw.nbytes:
-            done += os.pwrite(descriptor, raw[done : done + (1 << 30)], start + done)
-    return descriptor, len(pickled), places
 
 
-def _culprit(program: Program) -> str:
+def shared_rows(rows: Any, *, portable: bool) -> Shared:
+    """Rows for a task, or an error that says that they cannot be sent."""
+    try:
+        return Shared(rows, portable=portable)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        raise PipelineNotSent(f"Elements cannot be sent to worker processes: {error}") from error
+
+
+def _culprit(program: Program | StreamProgram) -> str:
     """The first operation that cannot be pickled, as it was written."""
-    queue: list[Any] = [*program.steps, program.node]
-    for node in queue:
+    for node in program.operations():
         for value in node.parameters().values():
             try:
                 cloudpickle.dumps(value)
             except Exception:
                 return node.call()
-        if isinstance(node, MapNode):
-            queue.extend(node.parents)
     return "The pipeline"
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import os
 import queue
 import random
 import threading
 import time
 import weakref
 from concurrent.futures import Future
+from typing import Any
 
-from bushel.engine.program import Program, Result, run
+from bushel.engine.program import Announce, CountBefore, Program, Result, run
+from bushel.engine.whole import StreamProgram
 
 
 class Aborted(Exception):
@@ -67,18 +70,34 @@ class Ledger:
 class Task:
     """Positions [low, high) of a program. `counts` are known beforehand, or a ledger tells them on the way."""
 
-    program: Program
+    program: Program | StreamProgram
     low: int
     high: int
     number: int
     counts: list[int] | None
     ledger: Ledger
+    given: Any = None
+    """The rows for a program without a node; the state to go on from, for a stream that is run whole."""
 
     def count_before(self, step: int, count: int) -> int:
         return self.counts[step] if self.counts is not None else self.ledger.wait(step, self.number, count)
 
     def run(self) -> Result:
-        return run(self.program, self.low, self.high, self.count_before)
+        return run_task(self.program, self.low, self.high, self.count_before, None, self.given)
+
+
+def run_task(
+    program: Program | StreamProgram,
+    low: int,
+    high: int,
+    count_before: CountBefore,
+    announce: Announce | None,
+    given: Any,
+) -> Result:
+    """Runs a task, wherever it is run."""
+    if isinstance(program, StreamProgram):
+        return program.run(low, high, given, announce)
+    return run(program, low, high, count_before, announce, given)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -89,11 +108,19 @@ class Ticket:
     done: Future[tuple[Result, float]]
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Executor(abc.ABC):
     """Runs tasks. To plug in another one, implement these four methods; results must be those of `task.run()`."""
 
     parallelism: int = 1
     """How many tasks it can work on at a time."""
+
+    kind: str = "workers"
+    """What its members are, in a report."""
 
     block_bytes: int = 8 << 20
     """How much a block should hold at most, unless a single row is larger."""
@@ -113,6 +140,10 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Ends all work. Calling it again does nothing."""
+
+    def members(self) -> tuple[int, str]:
+        """How many members work now, and why so many, where the executor has chosen that itself."""
+        return self.parallelism, ""
 
 
 class Stepped(Executor):
@@ -150,6 +181,8 @@ class Stepped(Executor):
 
 class Threads(Executor):
     """Runs tasks in threads of this process: for work that releases the GIL, or a Python without one."""
+
+    kind = "threads"
 
     def __init__(self, num_threads: int):
         self.parallelism = num_threads

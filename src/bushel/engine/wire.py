@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import copyreg
 import dataclasses
 import io
 import pickle
 import socket
 import struct
+from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
 import cloudpickle
@@ -155,9 +157,12 @@ _CLASSES = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
 _from_pipelines: set[str] = set()
 
 
-def know_classes() -> None:
-    """In a worker that has just loaded a pipeline: the consumer knows all classes that are known by now."""
-    _from_pipelines.update(_CLASS_NUMBERS.values())
+@contextlib.contextmanager
+def loading_a_pipeline() -> Iterator[None]:
+    """In a worker: classes that become known meanwhile are the consumer's. Those made here before are not."""
+    before = set(_CLASS_NUMBERS.values())
+    yield
+    _from_pipelines.update(set(_CLASS_NUMBERS.values()) - before)
 
 
 def classes_sent() -> list[type]:
@@ -190,8 +195,12 @@ class Packed:
     """What a slot needs to hold it, with all that was made there on the way."""
 
 
-def pack(value: Any, slot: Slot | None) -> Packed:
-    """Packs an object; its large arrays go into the slot if they fit, all or none. Those made in it stay there."""
+def pickled(value: Any, *, at_home: bool) -> tuple[bytes, list[pickle.PickleBuffer]]:
+    """An object as a pickle, and its large arrays beside it.
+
+    With `at_home` it goes home to the consumer, where what pickle can name is known by its name; a worker knows
+    nothing of the user's main module.
+    """
     buffers: list[pickle.PickleBuffer] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -200,16 +209,22 @@ def pack(value: Any, slot: Slot | None) -> Packed:
         buffers.append(buffer)
         return False
 
-    try:
-        pickled = dumps(value, keep, _Plain)
-    except Exception:  # a class of the user's main module, a lambda: what pickle cannot name, cloudpickle can carry
-        buffers.clear()
-        pickled = dumps(value, buffer_callback=keep)
+    if at_home:
+        try:
+            return dumps(value, keep, _Plain), buffers
+        except Exception:  # a class of the user's main module, a lambda: what pickle cannot name, cloudpickle can
+            buffers.clear()
+    return dumps(value, keep), buffers
+
+
+def pack(value: Any, slot: Slot | None) -> Packed:
+    """Packs an object; its large arrays go into the slot if they fit, all or none. Those made in it stay there."""
+    body, buffers = pickled(value, at_home=True)
     size = sum(buffer.raw().nbytes for buffer in buffers)
     wanted = size + ALIGNMENT * len(buffers) + (0 if slot is None else slot.used)
     places = _placed(buffers, slot) if slot is not None else None
     beside = [] if places is not None else [bytes(buffer.raw()) for buffer in buffers]
-    return Packed(pickled, places, beside, size + len(pickled), wanted)
+    return Packed(body, places, beside, size + len(body), wanted)
 
 
 def _placed(buffers: list[pickle.PickleBuffer], slot: Slot) -> list[tuple[int, int]] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import functools
 import mmap
 import os
@@ -18,10 +19,13 @@ from typing import Any
 import numpy as np
 
 from bushel.base import memory
-from bushel.engine import wire
-from bushel.engine.program import Misfit, Program, Result, run
+from bushel.engine import shipping, wire
+from bushel.engine.program import Misfit, Program, Result
+from bushel.engine.shipping import Told
 from bushel.engine.slabs import Slot
-from bushel.engine.wire import Channel
+from bushel.engine.tasks import run_task
+from bushel.engine.whole import StreamProgram
+from bushel.engine.wire import Channel, Packed
 
 
 def main(descriptor: int) -> None:
@@ -34,7 +38,7 @@ def main(descriptor: int) -> None:
 class _Worker:
     def __init__(self, channel: Channel):
         self._channel = channel
-        self._programs: dict[int, Program] = {}
+        self._programs: dict[int, Program | StreamProgram] = {}
         self._arena: tuple[mmap.mmap, int] | None = None
         self._slots: dict[int, Slot] = {}
         self._backlog: collections.deque[tuple[Any, list[int]]] = collections.deque()
@@ -63,20 +67,17 @@ class _Worker:
             raise wire.Closed from None
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
-        # Private pages: shared by all workers until one writes, and then its own.
-        shared = mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY)
-        os.close(descriptor)
-        view = memoryview(shared)
         try:
-            buffers = [view[offset : offset + length] for offset, length in places]
-            self._programs[number] = pickle.loads(view[:size], buffers=buffers)
-            wire.know_classes()
+            with wire.loading_a_pipeline():
+                self._programs[number] = shipping.loaded(descriptor, size, places)
         except Exception as error:
             self._channel.send(("broken", "a worker cannot load the pipeline", *_portable(error)))
             raise wire.Closed from None
 
     def _on_forget(self, number: int) -> None:
-        self._programs.pop(number, None)
+        program = self._programs.pop(number, None)
+        if isinstance(program, StreamProgram):
+            program.close()
 
     def _on_arena(self, slot_bytes: int, descriptor: int) -> None:
         self._slots.clear()
@@ -102,6 +103,8 @@ class _Worker:
         counts: list[int] | None,
         slot: int | None,
         careful: bool,
+        given: Any,
+        descriptor: int | None = None,
     ) -> None:
         self._channel.send(("begun", task))
         begun = time.perf_counter()
@@ -118,11 +121,13 @@ class _Worker:
             return reply[0][1]
 
         try:
+            if descriptor is not None:
+                given = shipping.loaded(descriptor, *given)
             in_place = place if self._programs[program].makes_results_in_place else None
             with _batches_in(in_place):
                 # Announced, it is known which element it was that killed the process.
                 announce = functools.partial(self._announce, task) if careful else None
-                result = run(self._programs[program], low, high, count_before, announce)
+                result = run_task(self._programs[program], low, high, count_before, announce, given)
             answer: tuple[Any, ...] = ("done", task, *self._packed(result, place), time.perf_counter() - begun)
         except _Abort:
             answer = ("aborted", task)
@@ -135,7 +140,7 @@ class _Worker:
     def _announce(self, task: int, low: int, high: int) -> None:
         self._channel.send(("at", task, low, high))
 
-    def _packed(self, result: Result, place: Slot | None) -> tuple[Any, ...]:
+    def _packed(self, result: Result, place: Slot | None) -> tuple[Packed, Told]:
         failure = None if result.failure is None else _portable(result.failure)
         try:
             packed = wire.pack(result.rows, place)
@@ -151,9 +156,12 @@ class _Worker:
                     wrong = TypeError(note)
                     if place is not None:
                         place.reset()
-                    return wire.pack(rows[:number], None), result.marks[:number], result.after, _portable(wrong)
+                    good = dataclasses.replace(result, rows=rows[:number], marks=result.marks[:number])
+                    good.states = None if good.states is None else good.states[: number + 1]
+                    return self._packed(dataclasses.replace(good, failure=wrong), None)
             raise
-        return packed, result.marks, result.after, failure
+        told = Told(result.marks, result.after, failure, result.skipped, result.states, result.stays, result.tally)
+        return packed, told
 
 
 class _Abort(Exception):

@@ -1,7 +1,8 @@
 """The zygote: a clean process that has loaded numpy and Bushel, no JAX and no threads, and forks workers on request.
 
 It makes starting a worker a matter of milliseconds, and forking safe whatever the consumer has loaded. It ends, and
-its workers with it, when the consumer does.
+its workers with it, when the consumer does. Where forking is not safe at all (macOS, whose system libraries may not be
+used after it), each worker is a Python of its own.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ import time
 import traceback
 from typing import NoReturn
 
+import numpy.random  # noqa: F401  (here once, not in each worker)
+
 from bushel.engine import wire, worker
 from bushel.engine.wire import Channel
 
 NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """One thread per worker for linear algebra, unless the consumer's environment says otherwise."""
+
+FORKS = sys.platform == "linux"
+"""Whether workers are forked from the zygote, unless asked otherwise."""
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,12 +41,19 @@ class Starter:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
+        self._spawned: dict[int, subprocess.Popen[bytes]] = {}
         self._owner = 0
 
-    def start(self) -> tuple[Channel, int]:
+    def start(self, *, fork: bool) -> tuple[Channel, int]:
         """A new worker: the channel to it, and its process number."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
+            if not fork:
+                for pid in [pid for pid, process in self._spawned.items() if process.poll() is not None]:
+                    del self._spawned[pid]
+                process = _python("zygote.spawned", theirs.fileno())
+                self._spawned[process.pid] = process
+                return Channel(ours), process.pid
             try:
                 pid = self._fork(theirs.fileno())
             except wire.Closed:  # the zygote was killed: once more with a new one
@@ -60,41 +73,65 @@ class Starter:
     def ended(self, pid: int) -> str:
         """How a worker ended, in words."""
         with self._lock:
+            process = self._spawned.pop(pid, None)
+            if process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return _in_words(process.wait(1.0))
+                return "ended for an unknown reason"
             try:
                 control = self._control()
                 control.send(("status", pid))
                 (_, status), _ = control.receive()
             except wire.Closed:
                 status = None
-        if status is None:
-            return "ended for an unknown reason"
-        code = os.waitstatus_to_exitcode(status)
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return "ended for an unknown reason" if status is None else _in_words(os.waitstatus_to_exitcode(status))
+
+    def reap(self, pid: int) -> None:
+        """Takes note that a worker was killed, so that nothing of it stays."""
+        with self._lock:
+            process = self._spawned.pop(pid, None)
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
 
     def let_go(self) -> None:
         """In a forked child: the zygote is the parent's."""
         if self._channel is not None:
             self._channel.close()
         self._channel = self._process = None
+        self._spawned = {}
         self._lock = threading.Lock()
 
     def _control(self) -> Channel:
         if self._channel is None or self._owner != os.getpid():
             ours, theirs = socket.socketpair()
-            code = (
-                f"import sys; sys.path[:] = {sys.path!r}\n"
-                "from bushel.engine import zygote; zygote.main(int(sys.argv[1]))"
-            )
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env={**THREADS, **os.environ, **NO_ACCELERATOR},
-                start_new_session=True,
-            )
-            theirs.close()
+            with theirs:
+                self._process = _python("zygote.main", theirs.fileno())
             self._channel, self._owner = Channel(ours), os.getpid()
         return self._channel
+
+
+def _python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
+    """A clean process that calls a function of this package with a descriptor."""
+    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom bushel.engine import zygote; {function}(int(sys.argv[1]))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(descriptor)],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        env={**THREADS, **os.environ, **NO_ACCELERATOR},
+        start_new_session=True,
+    )
+
+
+def _in_words(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def spawned(descriptor: int) -> None:
+    """What a worker does that was not forked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with(os.getppid())
+    worker.main(descriptor)
 
 
 def main(descriptor: int) -> None:

@@ -14,11 +14,12 @@ import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, in_words, located
+from bushel.base.options import DatasetOptions
 from bushel.base.rng import RngPool
 from bushel.graph.apply import call_of, each_with, mapped_columns, placed, spec_after, verdicts_of
 from bushel.graph.node import Origin, each
-from bushel.graph.streams import Cursor, OneParent, Opener, State, Through, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, counted, field
 
 logger = logging.getLogger("bushel")
 
@@ -46,7 +47,7 @@ class Elementwise(OneParent):
         """
 
     def open(self, opener: Opener) -> Cursor:
-        return ElementwiseCursor(opener.open(self.parent), self)
+        return ElementwiseCursor(opener.open(self.parent), self, opener.options, opener.skips)
 
     def element_spec(self) -> Any:
         return spec_after(self.transform, self.parent)
@@ -165,23 +166,42 @@ class FilterStream(Elementwise):
 class ElementwiseCursor(Through):
     """Runs one operation on what its parent gives. It counts where the operation asks for it."""
 
-    def __init__(self, parent: Cursor, node: Elementwise):
+    def __init__(self, parent: Cursor, node: Elementwise, options: DatasetOptions, skips: Skips | None):
         super().__init__(parent)
         self.node = node
+        self.skips = skips
         self.count = 0
         self.kept: np.ndarray | None = None
-        self.watch = FilterWatch(node.call()) if node.drops else None
+        self.watch = FilterWatch(node.call(), options) if node.drops else None
         self.where_failed = self.where(node)
 
     def pull(self, count: int) -> Block:
         while len(block := self.parent.pull(count)):
-            made, self.kept = self.node.run(block, self.count, self.where_failed)
+            made, self.kept = self._run(block)
             self.count += len(block)
             if self.watch is not None:
-                self.watch.count(len(block), len(made))
+                self.watch.count(len(block), len(made), self.kept)
             if len(made):
                 return made
         return []
+
+    def _run(self, block: Block) -> tuple[Block, np.ndarray | None]:
+        try:
+            return self.node.run(block, self.count, self.where_failed)
+        except RowFailed:
+            if self.skips is None:
+                raise
+        made: list[Any] = []
+        stays = np.zeros(len(block), dtype=bool)
+        for row, element in enumerate(blocks.rows_of(block)):
+            try:
+                one, _ = self.node.run([element], self.count + row, lambda _, row=row: self.where_failed(row))
+            except RowFailed as failed:
+                self.skips.add(f"element {self.count + row} of {self.node.placed()}", in_words(failed.error))
+                continue
+            made.extend(blocks.rows_of(one))
+            stays[row] = len(one) > 0
+        return made, stays
 
     def get_state(self) -> State:
         if self.node.count_key is None:
@@ -219,36 +239,61 @@ class ElementwiseCursor(Through):
 
 
 class FilterWatch:
-    """Warns when nearly everything is dropped: a filter that is almost never true is mostly a mistake.
+    """Warns of a filter that drops nearly everything, or refuses it: mostly that is a mistake.
 
-    Checked every 1,000 elements or so, as in Grain; at most one warning a minute.
+    It judges by every 1,000 elements, as Grain does, and warns at most once a minute.
     """
 
     WINDOW = 1000
     EVERY_S = 60.0
 
-    def __init__(self, what: str, warn_ratio: float | None = 0.9):
+    def __init__(self, what: str, options: DatasetOptions):
         self._what = what
-        self._warn_ratio = warn_ratio or float("inf")
+        self._warn_ratio = options.filter_warn_threshold_ratio or float("inf")
+        self._raise_ratio = options.filter_raise_threshold_ratio or float("inf")
         self._seen = 0
         self._dropped = 0
         self._quiet_until = 0.0
 
-    def count(self, total: int, kept: int) -> None:
-        """Counts `total` elements, of which `kept` stayed."""
-        self._seen += total
-        self._dropped += total - kept
-        if self._seen >= self.WINDOW:
-            self._judge()
-            self._seen = self._dropped = 0
+    def count(self, total: int, kept: int, stays: np.ndarray | None) -> None:
+        """Counts `total` elements of which `kept` stayed; `stays` tells which, unless it was all or none."""
+        if self._seen + total < self.WINDOW:
+            self._seen += total
+            self._dropped += total - kept
+            return
+        if stays is None:
+            stays = np.full(total, bool(kept))
+        if (found := self.judge(stays)) is not None:
+            raise found[1]
 
-    def _judge(self) -> None:
-        if self._dropped / self._seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
-            self._quiet_until = time.monotonic() + self.EVERY_S
-            logger.warning(
-                "%s dropped %.2f %% of the last %d elements. Please check the filter; if it is meant, "
-                "filtering the data once before training is cheaper.",
-                self._what,
-                100 * self._dropped / self._seen,
-                self._seen,
-            )
+    def judge(self, stays: np.ndarray | int) -> tuple[int, ValueError] | None:
+        """Counts elements, one bool for each, or a number of elements that all stay.
+
+        Returns the first of them at which too many had been dropped, with the error that says so.
+        """
+        if isinstance(stays, int):
+            if not self._dropped:
+                self._seen = (self._seen + stays) % self.WINDOW
+                return None
+            stays = np.ones(stays, dtype=bool)
+        done = 0
+        while done < len(stays):
+            part = stays[done : done + max(1, self.WINDOW - self._seen)]
+            done += len(part)
+            self._seen += len(part)
+            self._dropped += len(part) - int(np.count_nonzero(part))
+            if self._seen >= self.WINDOW:
+                if self._dropped / self._seen >= self._raise_ratio:
+                    return done - 1, ValueError(self._told("raise", self._raise_ratio))  # asked again, it says so again
+                if self._dropped / self._seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
+                    self._quiet_until = time.monotonic() + self.EVERY_S
+                    logger.warning(self._told("warn", self._warn_ratio))
+                self._seen = self._dropped = 0
+        return None
+
+    def _told(self, what: str, ratio: float) -> str:
+        return (
+            f"{self._what} dropped {100 * self._dropped / self._seen:.2f} % of the last {self._seen} elements. Please "
+            "check the filter; if it is meant, filtering the data once before training is cheaper. This is said from "
+            f"{100 * ratio:g} % on: see DatasetOptions(filter_{what}_threshold_ratio=...), None for never."
+        )

@@ -4,6 +4,7 @@ turn comes, so that each can be computed ahead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -114,6 +115,9 @@ class _InterleaveCursor(Cursor):
 
     def pull(self, count: int) -> Block:
         rows: list[Any] = []
+        if self._opener.ahead_of_turn and not self._next:
+            with contextlib.suppress(Exception):  # told when its turn has come
+                self._begin_all()
         while len(rows) < count and self._slots:
             slot = self._slots[self._turn]
             if slot.cursor is None and not self._begin_next(slot):
@@ -140,9 +144,15 @@ class _InterleaveCursor(Cursor):
             cursor = self._opened(number)
             self._next += 1
             if cursor is not None:
+                cursor.start_prefetch()
                 slot.put(number, cursor)
                 return True
         return False
+
+    def _begin_all(self) -> None:
+        for slot in self._slots:
+            if slot.cursor is None and slot.ended_at is None:
+                self._begin_next(slot)
 
     def _opened(self, number: int) -> Cursor | None:
         try:
@@ -151,7 +161,7 @@ class _InterleaveCursor(Cursor):
             raise failed.error from None
         except Exception as error:
             raise located(error, f"bushel: {self._node.call()} failed at its dataset {number}.") from None
-        return None if stream is None else self._opener.open(stream)
+        return None if stream is None else self._opener.part(stream)
 
     def mark(self) -> Any:
         slots = [(slot.saved(), slot.cursor and slot.cursor.mark()) for slot in self._slots]
@@ -181,9 +191,7 @@ class _InterleaveCursor(Cursor):
         return cursor
 
     def get_state(self) -> State:
-        for slot in self._slots:  # as in Grain: a state has all streams of the cycle, begun or not
-            if slot.cursor is None and slot.ended_at is None:
-                self._begin_next(slot)
+        self._begin_all()  # as in Grain: a state has all streams of the cycle, begun or not
         return {
             "next_index_in_cycle": self._turn,
             "next_index_in_datasets": self._next,

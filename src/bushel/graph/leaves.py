@@ -14,7 +14,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
-from bushel.graph.node import MapNode, Origin, Plan
+from bushel.graph.node import Epochs, MapNode, Origin, Plan
 from bushel.index import words
 
 
@@ -52,6 +52,10 @@ class Source(MapNode):
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         return (Origin(source_name(self.source), (index % self.length,)),)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME
 
     def element_spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)
@@ -94,9 +98,15 @@ class _ManyReads(Plan):
     read: Any
 
     def take(self, low: int, high: int) -> Block:
+        return self._read(self.read, low, high)
+
+    def look(self, low: int, high: int) -> Block:
+        return self._read(getattr(self.node.source, "views", self.read), low, high)
+
+    def _read(self, read: Any, low: int, high: int) -> Block:
         positions = self.positions[low:high]
         try:
-            block = self.read(positions)
+            block = read(positions)
         except RowFailed:
             raise
         except Exception as error:
@@ -143,6 +153,10 @@ class Range(MapNode):
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         return (Origin(self.call(), (index % self.length,)),)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME
 
     def element_spec(self) -> Any:
         return ShapeDtypeStruct(shape=(), dtype=np.int64)

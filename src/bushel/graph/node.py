@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
-from bushel.index import seeds
+from bushel.index import seeds, words
 
 
 class Plan(abc.ABC):
@@ -29,6 +30,10 @@ class Plan(abc.ABC):
         Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
         """
 
+    def look(self, low: int, high: int) -> Block:
+        """The same for one who only looks, and keeps nothing: arrays may belong to the source."""
+        return self.take(low, high)
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
@@ -39,6 +44,18 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{'record' if len(self.indices) == 1 else 'records'} {_listed(self.indices)} of {self.source}"
+
+
+class Epochs(enum.IntEnum):
+    """How the epochs of a node compare, by the records they are made of. The weaker of two is their `min`."""
+
+    DIFFERENT = 0  # an epoch may have other records than the one before
+    SHUFFLED = 1  # the same records, each epoch in an order of its own
+    SAME = 2  # the same records in the same order
+
+
+MadeOf = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of what some elements are made: (which of them, which parent, position in that parent), one line per part."""
 
 
 class Node(abc.ABC):
@@ -69,8 +86,13 @@ class Node(abc.ABC):
 
     @property
     def transparent(self) -> bool:
-        """Whether this node says only how its parent runs: it counts neither for seeds nor for identity."""
+        """Whether this node says only how its parent runs: it is no part of what the pipeline is."""
         return False
+
+    @property
+    def takes_a_place(self) -> bool:
+        """Whether it counts where seeds follow from places."""
+        return not self.transparent
 
     @property
     def joins(self) -> bool:
@@ -116,9 +138,32 @@ class MapNode(Node):
     def plan(self, indices: np.ndarray) -> Plan:
         """Plans the elements at `indices` (int64, any order, any epoch)."""
 
-    @abc.abstractmethod
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        """Of which elements of the parents the ones at `indices` are made, by arithmetic alone; a leaf of none."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return nothing, nothing, nothing
+
     def origins(self, index: int) -> tuple[Origin, ...]:
         """Which source records make up the element at `index`, by arithmetic alone."""
+        _, which, positions = self.made_of(words.array([index]))
+        parts = zip(which.tolist(), positions.tolist(), strict=True)
+        found = tuple(origin for part, position in parts for origin in self.parents[part].origins(position))
+        return merged(found) if len(self.parents) == 1 and len(which) > 1 else found
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether each element is made of exactly one element of one parent."""
+        return False
+
+    @property
+    def epochs(self) -> Epochs:
+        """How epochs compare, by the records they are made of."""
+        return Epochs.DIFFERENT
+
+    @property
+    def pure(self) -> bool:
+        """Whether an element is a function of what it is made of: not of its index, not of chance."""
+        return True
 
     @property
     def fan_in(self) -> int:
@@ -130,6 +175,12 @@ class MapNode(Node):
         return self.plan(indices).take(0, len(indices))
 
 
+def one_each(indices: np.ndarray) -> MadeOf:
+    """What elements are made of where each is made of the one parent's element at the same index."""
+    rows = np.arange(len(indices))
+    return rows, np.zeros_like(rows), indices
+
+
 def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
     """The seed that an operation below `nodes` gets from the seeds set above it; None where there is none.
 
@@ -138,7 +189,8 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
     found: list[tuple[int, int]] = []
     queue: list[tuple[Node, int]] = [(node, depth) for node in nodes]
     for node, depth in queue:  # the queue grows while it is read
-        node = opaque(node)
+        while not node.takes_a_place:
+            (node,) = node.parents
         seed = node.seed_for_children
         if seed is not None:
             found.append((seed, depth))
@@ -152,6 +204,19 @@ def opaque(node: Node) -> Node:
     while node.transparent:
         (node,) = node.parents
     return node
+
+
+def rewired(node: Node, change: Callable[[Node], Node]) -> Any:
+    """A copy of a node that draws from `change` of its parents; what a user's own dataset draws from stays."""
+    if not dataclasses.is_dataclass(node):
+        return node
+    fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
+    parents = {name: _changed(value, change) for name, value in fields.items() if _is_structure(value)}
+    return dataclasses.replace(node, **parents)
+
+
+def _changed(value: Any, change: Callable[[Node], Node]) -> Any:
+    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
 
 
 def each(

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, StateMismatch, located
-from bushel.graph.apply import call_of, placed
+from bushel.base.errors import RowFailed, StateMismatch, in_words, located
+from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch
+from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import Node, each
-from bushel.graph.streams import Cursor, OneParent, Opener, State, StreamNode, Through, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, StreamNode, Through, counted, field
 from bushel.index import mix
 
 
@@ -27,7 +29,7 @@ class BatchStream(OneParent):
     batch_fn: BatchFn | None = None
 
     def open(self, opener: Opener) -> Cursor:
-        return _BatchCursor(opener.open(self.parent), self)
+        return BatchCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
@@ -36,22 +38,28 @@ class BatchStream(OneParent):
         return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
 
 
-class _BatchCursor(Through):
-    def __init__(self, parent: Cursor, node: BatchStream):
+class BatchCursor(Through):
+    """Cuts batches of what its parent gives."""
+
+    def __init__(self, parent: Cursor, node: BatchStream, skips: Skips | None = None):
         super().__init__(parent)
         self.node = node
+        self.skips = skips
         self.ended = False
 
     def pull(self, count: int) -> Block:
         batches: list[Any] = []
-        for _ in range(count):
+        while len(batches) < count:
             elements = self._gather()
             if elements is None:
                 break
             try:
                 batches.append(make_batch(elements, self.node.batch_fn))
             except Exception as error:
-                raise RowFailed(len(batches), located(error, f"bushel: {self.node.call()} failed.")) from error
+                error = located(error, f"bushel: {self.node.call()} failed.")
+                if self.skips is None:
+                    raise RowFailed(len(batches), error) from error
+                self.skips.add("a batch", in_words(error))
         return batches
 
     def _gather(self) -> Block | None:
@@ -91,10 +99,10 @@ class _BatchCursor(Through):
 class FlatMapStream(OneParent):
     """The elements that each element becomes, one after the other."""
 
-    transform: transforms.FlatMap
+    transform: Any
 
     def open(self, opener: Opener) -> Cursor:
-        return _FlatMapCursor(opener.open(self.parent), self)
+        return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)))
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes after flat_map are not known without running it.")
@@ -102,16 +110,29 @@ class FlatMapStream(OneParent):
     def call(self) -> str:
         return call_of("flat_map", self.transform)
 
-    def placed(self) -> str:
-        return placed("flat_map", self.transform)
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Parts(Elementwise):
+    """What each element becomes, as a list: this is the user's work, and can be done ahead."""
+
+    operation = "flat_map"
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        return each(lambda row: list(self.function(row)), blocks.rows_of(block), where, also_none=True), None
+
+    @functools.cached_property
+    def function(self) -> Callable[[Any], Any]:
+        return transforms.method(self.transform, transforms.FlatMap, "flat_map")
 
 
 class _FlatMapCursor(Through):
-    """Its state is the parent's before the element now being handed out, and how much of that one is gone."""
+    """Hands out the parts of each list that its parent gives.
 
-    def __init__(self, parent: Cursor, node: FlatMapStream):
+    Its state is the parent's before the list now being handed out, and how much of that one is gone.
+    """
+
+    def __init__(self, parent: Cursor):
         super().__init__(parent)
-        self.node = node
         self.before = parent.get_state()
         self.parts: Sequence[Any] = ()
         self.position = 0
@@ -139,8 +160,7 @@ class _FlatMapCursor(Through):
         if not rows:
             self.ended = True  # a parent is asked past its end just once, as the state would show
             return ()
-        parts = each(lambda row: list(self.node.transform.flat_map(row)), rows, self.where(self.node), also_none=True)
-        return parts[0]
+        return rows[0]
 
     def mark(self) -> Any:
         return self.parent.mark(), (self.before, self.parts, self.position, self.restored, self.ended)
@@ -176,7 +196,7 @@ class MixStream(StreamNode):
         return True
 
     def open(self, opener: Opener) -> Cursor:
-        return _MixCursor(tuple(opener.open(part) for part in self.parts), self)
+        return _MixCursor(tuple(opener.part(part) for part in self.parts), self)
 
     def element_spec(self) -> Any:
         return self.parts[0].element_spec()
@@ -267,7 +287,7 @@ class ZipStream(StreamNode):
         return True
 
     def open(self, opener: Opener) -> Cursor:
-        return _ZipCursor(tuple(opener.open(part) for part in self.parts), self)
+        return _ZipCursor(tuple(opener.part(part) for part in self.parts), self)
 
     def element_spec(self) -> Any:
         return tuple(part.element_spec() for part in self.parts)

@@ -13,7 +13,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import MapNode, Origin, Plan, told
+from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, one_each, told
 from bushel.index import epochs, mix, shuffle, words
 
 
@@ -25,6 +25,10 @@ class IndexMap(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray: ...
+
+    def epochs(self, parent: Epochs) -> Epochs:
+        """How epochs compare after it, for a parent whose epochs compare as `parent` says."""
+        return Epochs.DIFFERENT
 
     @abc.abstractmethod
     def call(self) -> str: ...
@@ -47,6 +51,9 @@ class Shuffle(IndexMap):
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return shuffle.shuffle(indices, length=parent_length, seed=self.seed)
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return min(parent, Epochs.SHUFFLED)
+
     def call(self) -> str:
         return f"shuffle(seed={self.seed})"
 
@@ -68,6 +75,9 @@ class WindowShuffle(IndexMap):
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return shuffle.window_shuffle(indices, length=parent_length, window=self.window_size, seed=self.seed)
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return min(parent, Epochs.SHUFFLED)
+
     def call(self) -> str:
         return f"window_shuffle({self.window_size}, seed={self.seed})"
 
@@ -88,6 +98,9 @@ class Slice(IndexMap):
             indices, start=self.start, step=self.step, length=self.length(parent_length), parent_length=parent_length
         )
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent if parent is Epochs.SAME else Epochs.DIFFERENT
+
     def call(self) -> str:
         step = "" if self.step == 1 else f", {self.step}"
         return f"slice(slice({self.start}, {self.stop}{step}))"
@@ -104,6 +117,9 @@ class Listed(IndexMap):
 
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return epochs.listed(indices, self.positions, parent_length=parent_length)
+
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent if parent is Epochs.SAME else Epochs.DIFFERENT
 
     def call(self) -> str:
         return f"slice([{len(self.positions)} positions])"
@@ -124,6 +140,9 @@ class Repeat(IndexMap):
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return indices if self.reseed_each_epoch else epochs.first_epoch(indices, length=parent_length)
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent if self.reseed_each_epoch else Epochs.SAME
+
     def call(self) -> str:
         count = "" if self.num_epochs is None else str(self.num_epochs)
         same = "" if self.reseed_each_epoch else "reseed_each_epoch=False"
@@ -141,6 +160,9 @@ class Seed(IndexMap):
 
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return indices
+
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent
 
     def call(self) -> str:
         return f"seed({self.seed})"
@@ -164,8 +186,16 @@ class Reindex(MapNode):
     def plan(self, indices: np.ndarray) -> Plan:
         return self.parent.plan(self.map(indices, self.parent.length))
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return self.parent.origins(int(self.map(words.array([index]), self.parent.length)[0]))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return one_each(self.map(indices, self.parent.length))
+
+    @property
+    def one_to_one(self) -> bool:
+        return True
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.map.epochs(self.parent.epochs)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
@@ -190,6 +220,11 @@ class SelectMap(abc.ABC):
     @abc.abstractmethod
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]: ...
 
+    @property
+    def whole_epochs(self) -> bool:
+        """Whether one epoch has one epoch of each parent, all of it."""
+        return False
+
     @abc.abstractmethod
     def call(self) -> str: ...
 
@@ -203,6 +238,10 @@ class Concatenate(SelectMap):
 
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         return mix.concatenated(indices, parent_lengths)
+
+    @property
+    def whole_epochs(self) -> bool:
+        return True
 
     def call(self) -> str:
         return "concatenate"
@@ -289,9 +328,16 @@ class Select(MapNode):
             plans[number] = self.parts[number].plan(positions[here])
         return _Selected(which, plans, before)
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        which, positions = self.map(words.array([index]), self._lengths)
-        return self.parts[int(which[0])].origins(int(positions[0]))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return np.arange(len(indices)), *self.map(indices, self._lengths)
+
+    @property
+    def one_to_one(self) -> bool:
+        return True
+
+    @property
+    def epochs(self) -> Epochs:
+        return min(part.epochs for part in self.parts) if self.map.whole_epochs else Epochs.DIFFERENT
 
     def element_spec(self) -> Any:
         return self.parts[0].element_spec()
@@ -374,8 +420,14 @@ class Zip(MapNode):
     def plan(self, indices: np.ndarray) -> Plan:
         return _Zipped([part.plan(indices) for part in self.parts])
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return tuple(origin for part in self.parts for origin in part.origins(index))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        count = len(self.parts)
+        rows = np.repeat(np.arange(len(indices)), count)
+        return rows, np.tile(np.arange(count), len(indices)), np.repeat(indices, count)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME if all(part.epochs is Epochs.SAME for part in self.parts) else Epochs.DIFFERENT
 
     def element_spec(self) -> Any:
         return tuple(part.element_spec() for part in self.parts)

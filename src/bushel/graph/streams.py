@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -15,9 +16,11 @@ import numpy as np
 
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
-from bushel.base.errors import StateMismatch
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.errors import StateMismatch, TooManySkipped
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.graph.node import MapNode, Node, Origin, told
+
+logger = logging.getLogger("bushel")
 
 State = dict[str, Any]
 
@@ -95,14 +98,54 @@ def counted(state: Any, name: str) -> int:
     return number
 
 
+class Skips:
+    """Counts the elements that failed and were left out, within a limit."""
+
+    def __init__(self, limit: int | None):
+        self.limit = limit
+        self.count = 0
+
+    def add(self, which: str, error: str) -> None:
+        """One more. Tells of the first, the tenth, the hundredth ..."""
+        if self.limit is not None and self.count >= self.limit:
+            raise TooManySkipped(
+                f"{which} failed, and {self.count} elements were skipped already, as many as skip_limit allows. "
+                f"It failed with\n{error}"
+            )
+        self.count += 1
+        if str(self.count).strip("0") == "1":
+            logger.warning("Skipped %s, the %d. of this stream:\n%s", which, self.count, error)
+
+
 class Opener(Protocol):
     """Who opens nodes: the engine. It alone knows how elements of a map node are computed."""
 
+    @property
+    def options(self) -> DatasetOptions:
+        """Those of the whole pipeline."""
+        ...
+
+    @property
+    def skips(self) -> Skips | None:
+        """Where elements that fail are counted and left out; None where they raise."""
+        ...
+
+    @property
+    def ahead_of_turn(self) -> bool:
+        """Whether streams that are read side by side should be begun before their turn: somebody can work on them."""
+        ...
+
     def open(self, node: StreamNode) -> Cursor: ...
+
+    def part(self, node: StreamNode) -> Cursor:
+        """Opens one of several streams that are read side by side: each may be run by a worker of its own."""
+        ...
 
     def elements(self, node: Elements) -> Cursor: ...
 
     def ahead(self, node: Ahead) -> Cursor: ...
+
+    def pulled(self, node: Pulled) -> Cursor: ...
 
 
 class StreamNode(Node):
@@ -179,6 +222,19 @@ class Through(Cursor):
         return where
 
 
+class Same(Through):
+    """A cursor whose elements are its parent's, one for one."""
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self.parent.trace(row)
+
+    def get_next_index(self) -> int:
+        return self.parent.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self.parent.set_next_index(index)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ahead(OneParent):
     """Says that everything above is computed ahead by workers; the elements are the parent's."""
@@ -192,14 +248,38 @@ class Ahead(OneParent):
         return True
 
     def open(self, opener: Opener) -> Cursor:
-        return opener.ahead(self) if self.options.num_workers else opener.open(self.parent)
+        return opener.open(self.parent) if self.options.num_workers == 0 else opener.ahead(self)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
 
     def call(self) -> str:
         name = "multithread_prefetch" if self.threads else "mp_prefetch"
-        return f"{name}(num_workers={self.options.num_workers})"
+        return f"{name}({'' if self.options.num_workers is None else f'num_workers={self.options.num_workers}'})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pulled(OneParent):
+    """Says that a thread pulls up to `size` elements ahead, whatever the stream; the elements are the parent's."""
+
+    size: int
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    @property
+    def takes_a_place(self) -> bool:
+        return True  # as in Grain
+
+    def open(self, opener: Opener) -> Cursor:
+        return opener.pulled(self) if self.size else opener.open(self.parent)
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return f"pipe(ThreadPrefetchIterDataset, prefetch_buffer_size={self.size})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile
 from bushel.sources.memory import ArrayDataSource, RangeDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
+from bushel.sources.ragged import RaggedDataSource
 
 if TYPE_CHECKING:
     from bushel.sources.array_files import load_arrays
@@ -76,6 +77,7 @@ __all__ = [
     "LanceDataSource",
     "LineDataSource",
     "ParquetDataSource",
+    "RaggedDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "TFDSDataSource",

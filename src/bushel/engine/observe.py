@@ -1,0 +1,190 @@
+"""Observation from outside: wrappers around cursors and executors of a stream whose stages are timed.
+
+A stream that is not timed has none of them.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from bushel.base.blocks import Block
+from bushel.engine import tally
+from bushel.engine.program import Result
+from bushel.engine.report import DELIVERY, Pool, Report, Stage
+from bushel.engine.tally import Tally
+from bushel.engine.tasks import Executor, Task, Ticket
+from bushel.graph.node import Node
+from bushel.graph.streams import Cursor, Same, Skips, StreamNode
+
+_DELIVERY = -1
+
+
+class Observer:
+    """What is known of an open stream: what its stages take, if they are timed, and in any case its pools."""
+
+    def __init__(self) -> None:
+        self.skips: Skips | None = None
+        self._timed = False
+        self._stages: list[Node] = []
+        self._tally: Tally = {}
+        self._pools: list[Executor] = []
+        self._elements = 0
+        self._first: float | None = None
+        self._last = 0.0
+        self._waited_s = 0.0
+
+    def watching(self, node: StreamNode) -> StreamNode:
+        """The same stream, with stages that are timed from now on."""
+        self._timed = True
+        return tally.numbered(node, self._stages)
+
+    def cursor(self, node: StreamNode, cursor: Cursor) -> Cursor:
+        """The cursor of a node, timed under the number that the node has."""
+        number = tally.number_of(node)
+        return cursor if number is None else _TimedCursor(cursor, number)
+
+    def delivery(self, cursor: Cursor) -> Cursor:
+        """A cursor that puts results in order, timed."""
+        return _TimedCursor(cursor, _DELIVERY) if self._timed else cursor
+
+    def executor(self, executor: Executor) -> Executor:
+        """An executor of this stream; it is watched where stages are timed."""
+        known = _WatchedExecutor(executor) if self._timed else executor
+        self._pools.append(known)
+        return known
+
+    def outlet(self, cursor: Cursor) -> Cursor:
+        """The last cursor of the stream, the one that the consumer asks."""
+        return _Outlet(cursor, self) if self._timed else cursor
+
+    def pull(self, cursor: Cursor, count: int) -> Block:
+        """Pulls for the consumer, and enters what it took."""
+        begun = time.perf_counter()
+        if self._first is None:
+            self._first = begun
+        try:
+            with tally.taken(self._tally):
+                block = cursor.pull(count)
+        finally:
+            self._last = time.perf_counter()
+            self._waited_s += self._last - begun
+        self._elements += len(block)
+        return block
+
+    def report(self) -> Report:
+        """All figures as they are now. May be asked from any thread, also while an element is being waited for."""
+        tallies: dict[str, Tally] = {"consumer": self._tally.copy()}
+        for pool in self._pools:
+            if isinstance(pool, _WatchedExecutor):
+                tally.add(tallies.setdefault(pool.kind, {}), pool.tally.copy())
+        stages = [
+            Stage(number, self._call(number), where, int(count), seconds, int(size))
+            for where, spent in tallies.items()
+            for number, (count, seconds, size) in spent.items()
+        ]
+        # Delivery stands between the stages that ran ahead and those that the consumer runs after them.
+        last_ahead = max((stage.number for stage in stages if stage.where != "consumer"), default=0)
+        stages.sort(key=lambda stage: last_ahead + 0.5 if stage.number == _DELIVERY else stage.number)
+        return Report(
+            timed=self._timed,
+            stages=tuple(stages),
+            pools=tuple(_pool_of(pool) for pool in self._pools),
+            elements=self._elements,
+            elapsed_s=0.0 if self._first is None else self._last - self._first,
+            waited_s=self._waited_s,
+        )
+
+    def _call(self, number: int) -> str:
+        return DELIVERY if number == _DELIVERY else self._stages[number].call()
+
+
+class _TimedCursor(Same):
+    """A cursor whose pulls are timed."""
+
+    def __init__(self, cursor: Cursor, number: int):
+        super().__init__(cursor)
+        self._number = number
+
+    def pull(self, count: int) -> Block:
+        with tally.timed(self._number) as stage:
+            block = self.parent.pull(count)
+            stage.made(block)
+        return block
+
+
+class _Outlet(Same):
+    """What the consumer asks: its waiting is counted."""
+
+    def __init__(self, cursor: Cursor, observer: Observer):
+        super().__init__(cursor)
+        self._observer = observer
+
+    def pull(self, count: int) -> Block:
+        return self._observer.pull(self.parent, count)
+
+
+class _WatchedExecutor(Executor):
+    """An executor whose results bring what their stages took; counts how long they were waited for."""
+
+    def __init__(self, executor: Executor):
+        self._executor = executor
+        self.parallelism = executor.parallelism
+        self.block_bytes = executor.block_bytes
+        self.kind = executor.kind
+        self.tally: Tally = {}
+        self.busy_s = 0.0
+        self.wait_s = 0.0
+        self.ready_blocks = 0
+        self.blocks = 0
+        self._under_way: dict[Future[Any], float | None] = {}
+        """When each result was there, None before. By its future: a result must not be part of a cycle."""
+
+    def members(self) -> tuple[int, str]:
+        return self._executor.members()
+
+    def submit(self, task: Task) -> Ticket:
+        ticket = self._executor.submit(task)
+        self._under_way[ticket.done] = None
+        ticket.done.add_done_callback(self._done)
+        return ticket
+
+    def _done(self, done: Future[Any]) -> None:
+        if done in self._under_way:
+            self._under_way[done] = time.perf_counter()
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        begun = time.perf_counter()
+        self.ready_blocks += self.ready_now()
+        self.blocks += 1
+        try:
+            result, seconds = self._executor.wait(ticket)
+        finally:
+            done = self._under_way.pop(ticket.done, None) or time.perf_counter()
+            waited_s = max(0.0, done - begun)
+            self.wait_s += waited_s
+            tally.set_aside(waited_s)
+        self.busy_s += seconds
+        tally.add(self.tally, result.tally or {})
+        return result, seconds
+
+    def ready_now(self) -> int:
+        """How many results are there that nobody has asked for."""
+        return sum(done is not None for done in list(self._under_way.values()))
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            self._under_way.pop(ticket.done, None)
+        self._executor.forget(tickets)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def _pool_of(executor: Executor) -> Pool:
+    size, why = executor.members()
+    if not isinstance(executor, _WatchedExecutor):
+        return Pool(executor.kind, size, why)
+    ready = executor.ready_blocks / max(1, executor.blocks)
+    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready, executor.ready_now())

@@ -1,0 +1,147 @@
+"""A thread that pulls any stream ahead, element by element, and keeps the state after each."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import weakref
+from typing import Any
+
+from bushel.base import blocks
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed
+from bushel.graph.streams import Cursor, State
+
+_CLOSE_S = 1.0
+_END = object()
+
+
+class _Queue:
+    """What was pulled and not yet handed over: (row, state after it), or an error, or the end."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.ready: collections.deque[tuple[Any, Any]] = collections.deque()
+        self.changed = threading.Condition()
+        self.stopped = False
+
+    def stop(self) -> None:
+        with self.changed:
+            self.stopped = True
+            self.changed.notify_all()
+
+
+class _Failed:
+    def __init__(self, error: BaseException):
+        self.error = error
+
+
+class ThreadedCursor(Cursor):
+    """The rows of another cursor, up to `size` of them pulled ahead by one thread.
+
+    Its state is that after the last row it gave. The thread starts with the first pull, and ends with the cursor.
+    """
+
+    def __init__(self, parent: Cursor, size: int):
+        self.parents = (parent,)
+        self._parent = parent
+        self._size = size
+        self._state = parent.get_state()
+        self._queue: _Queue | None = None
+        self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def pull(self, count: int) -> Block:
+        if self._ended:
+            return []
+        queue = self._started()
+        rows: list[Any] = []
+        with queue.changed:
+            while not queue.ready:
+                if queue.stopped:
+                    raise ValueError("This iterator was closed while its next element was being computed.")
+                queue.changed.wait()
+            while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
+                row, state = queue.ready.popleft()
+                self._state = state
+                if row is _END:
+                    self._ended = True
+                    break
+                rows.append(row)
+            queue.changed.notify_all()
+            failed = queue.ready[0][0] if not rows and not self._ended else None
+        if failed is not None:
+            self._rest()
+            self._parent.set_state(self._state)
+            raise failed.error
+        return rows
+
+    def _started(self) -> _Queue:
+        if self._queue is None:
+            self._queue = _Queue(self._size)
+            self._thread = threading.Thread(
+                target=_pull_ahead, args=(self._parent, self._queue), name="bushel-pull", daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, self._queue.stop).atexit = False
+        return self._queue
+
+    def _rest(self, timeout_s: float | None = None) -> None:
+        """Ends the thread, once it has the element that it is pulling."""
+        if self._queue is not None and self._thread is not None:
+            self._queue.stop()
+            if self._thread is not threading.current_thread():
+                self._thread.join(timeout_s)
+        self._queue = self._thread = None
+
+    def get_state(self) -> State:
+        return self._state
+
+    def set_state(self, state: State) -> None:
+        self._rest()
+        self._parent.set_state(state)
+        self._state, self._ended = self._parent.get_state(), False
+
+    def get_next_index(self) -> int:
+        if self._queue is not None:
+            self._rest()
+            self._parent.set_state(self._state)  # back from where the thread was
+        return self._parent.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self._rest()
+        self._parent.set_next_index(index)
+        self._state, self._ended = self._parent.get_state(), False
+
+    def start_prefetch(self) -> None:
+        if not self._ended:
+            self._started()
+
+    def close(self) -> None:
+        if self._queue is not None:
+            self._queue.stop()
+        self._parent.close()  # so that a pull that waits for workers ends
+        self._rest(_CLOSE_S)
+
+
+def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
+    while True:
+        with queue.changed:
+            while len(queue.ready) >= queue.size and not queue.stopped:
+                queue.changed.wait()
+            if queue.stopped:
+                return
+        item: tuple[Any, Any]
+        try:
+            block = parent.pull(1)
+            item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state())
+        except RowFailed as failed:
+            item = (_Failed(failed.error), None)
+        except BaseException as error:
+            item = (_Failed(error), None)
+        with queue.changed:
+            queue.ready.append(item)
+            queue.changed.notify_all()
+        if item[0] is _END or isinstance(item[0], _Failed):
+            return
+        del item

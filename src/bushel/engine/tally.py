@@ -1,0 +1,197 @@
+"""Time, elements and bytes of stages, taken where the work is done. What becomes of the figures: see observe.py.
+
+A graph whose stages are timed is a copy of the user's: each node knows its number, and map nodes are read through
+`Watched`. Without that copy nothing here runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from bushel.base import trees
+from bushel.base.blocks import Block, Columns
+from bushel.graph.node import MapNode, Node, Origin, Plan, rewired
+
+Tally = dict[int, list[float]]
+"""By the number of the stage: elements it gave, seconds that it took itself, bytes of what it gave."""
+
+_NUMBER = "_stage"
+
+
+class _Here(threading.local):
+    tally: Tally | None = None
+    inner: float = 0.0
+    """Seconds inside the stage at hand that are not its own."""
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def taken(tally: Tally) -> Iterator[None]:
+    """Stages that run on this thread meanwhile are entered into `tally`."""
+    before = _here.tally, _here.inner
+    _here.tally, _here.inner = tally, 0.0
+    try:
+        yield
+    finally:
+        _here.tally, _here.inner = before
+
+
+def set_aside(seconds: float) -> None:
+    """These seconds belong to no stage: the one at hand has waited."""
+    _here.inner += seconds
+
+
+def add(total: Tally, part: Tally) -> None:
+    """Adds one tally to another."""
+    for number, entries in part.items():
+        sums = total.setdefault(number, [0, 0.0, 0])
+        for place, entry in enumerate(entries):
+            sums[place] += entry
+
+
+class _Untimed:
+    """Stands where no tally is taken."""
+
+    def __enter__(self) -> _Untimed:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def made(self, block: Block) -> None:
+        pass
+
+
+_UNTIMED = _Untimed()
+
+
+class _Timed:
+    """Enters the time between begin and end, less that of stages inside, and what was made."""
+
+    __slots__ = ("_begun", "_block", "_number", "_outer", "_tally")
+
+    def __init__(self, tally: Tally, number: int):
+        self._tally, self._number = tally, number
+        self._block: Block = []
+
+    def __enter__(self) -> _Timed:
+        self._outer, _here.inner = _here.inner, 0.0
+        self._begun = time.perf_counter()
+        return self
+
+    def made(self, block: Block) -> None:
+        self._block = block
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._begun - _here.inner
+        entry = self._tally.setdefault(self._number, [0, 0.0, 0])
+        entry[0] += _present(self._block)
+        entry[1] += seconds
+        entry[2] += size_of(self._block)
+        _here.inner = self._outer + time.perf_counter() - self._begun  # with what measuring took: it is nobody's
+
+
+def timed(number: int | None) -> _Timed | _Untimed:
+    """A context that times a stage, where a tally is taken on this thread; tell it what was `made`."""
+    tally = _here.tally
+    return _UNTIMED if tally is None or number is None else _Timed(tally, number)
+
+
+def number_of(node: Node) -> int | None:
+    """The number of a stage; None where stages are not timed."""
+    return vars(node).get(_NUMBER)
+
+
+def numbered(node: Node, stages: list[Node]) -> Any:
+    """A copy of a graph in which every stage knows its number, its place in `stages`, which grows here."""
+    copies: dict[int, Node] = {}
+
+    def copied(node: Node) -> Node:
+        if id(node) not in copies:
+            copy = rewired(node, copied)
+            if copy is not node and not copy.transparent and copy.seed_for_children is None:  # those cost nothing
+                vars(copy)[_NUMBER] = len(stages)
+                stages.append(copy)
+            copies[id(node)] = Watched(copy) if isinstance(copy, MapNode) else copy
+        return copies[id(node)]
+
+    return copied(node)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Watched(MapNode):
+    """A map node that is timed: planning and taking are entered under its number."""
+
+    parent: MapNode
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    @property
+    def length(self) -> int:
+        return self.parent.length
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        number = number_of(self.parent)
+        with timed(number):
+            plan = self.parent.plan(indices)
+        return plan if number is None else _WatchedPlan(number, plan)
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return self.parent.origins(index)
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return self.parent.call()
+
+
+@dataclasses.dataclass(slots=True)
+class _WatchedPlan(Plan):
+    number: int
+    plan: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        with timed(self.number) as stage:
+            block = self.plan.take(low, high)
+            stage.made(block)
+        return block
+
+
+def _present(block: Block) -> int:
+    if isinstance(block, Columns):
+        return block.dense().length
+    return sum(row is not None for row in block)
+
+
+def size_of(block: Block) -> int:
+    """Bytes of the arrays, bytes and texts in a block; of many rows, a few stand for all."""
+    if isinstance(block, Columns):
+        return sum(leaf.nbytes for leaf in trees.leaves(block.tree))
+    some = block if len(block) <= 8 else [block[place] for place in np.linspace(0, len(block) - 1, 8).astype(int)]
+    total = sum(_leaf_size(leaf) for row in some for leaf in trees.leaves(row))
+    return total * len(block) // max(1, len(some))
+
+
+def _leaf_size(leaf: Any) -> int:
+    if isinstance(leaf, (bytes, bytearray, str)):
+        return len(leaf)
+    return getattr(leaf, "nbytes", 0)

@@ -1,0 +1,125 @@
+"""Streams that are run whole, by one worker: files read in order, datasets of users, with all that is done to them.
+
+Such a stream goes on only from a state. Its tasks come one after the other, each from the state that the one before
+has ended at, so any worker can take over; the one that has it open goes on without seeking.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks
+from bushel.base.errors import RowFailed
+from bushel.base.options import DatasetOptions
+from bushel.engine import tally
+from bushel.engine.program import Announce, Result, Skipped
+from bushel.engine.tally import Tally
+from bushel.graph.node import Node, Origin
+from bushel.graph.streams import Cursor, Skips, State, StreamNode
+
+OpenStream = Callable[[StreamNode, DatasetOptions, Skips | None], Cursor]
+
+Start = tuple[int, State | None]
+"""Which run of a stream it is, and the state it goes on from; None is its beginning."""
+
+
+@dataclasses.dataclass(eq=False)
+class StreamProgram:
+    """The rows of a stream, each with the state after it."""
+
+    node: StreamNode
+    open: OpenStream
+    options: DatasetOptions
+    skip: bool = False
+    unit: int = 1
+    makes_results_in_place: bool = False
+
+    def __post_init__(self) -> None:
+        self._cursor: Cursor | None = None
+        self._at: tuple[int, int] | None = None
+        self._skips = _Listed() if self.skip else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cursor": None, "_at": None}
+
+    def operations(self) -> list[Node]:
+        """All that is done, the last first."""
+        found: list[Node] = [self.node]
+        for node in found:
+            found.extend(node.parents)
+        return found
+
+    def origins(self, position: int) -> tuple[Origin, ...]:
+        """Not known: the stream would have to be read."""
+        return ()
+
+    def run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
+        """Rows [low, high) of a run, as far as there are so many. Where the stream has ended, a last state says so."""
+        if tally.number_of(self.node) is None:
+            return self._run(low, high, start, announce)
+        spent: Tally = {}
+        with tally.taken(spent):
+            result = self._run(low, high, start, announce)
+        return dataclasses.replace(result, tally=spent)
+
+    def _run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
+        serial, state = start
+        cursor = self._at_row((serial, low), state)
+        rows: list[Any] = []
+        states = [cursor.get_state()]
+        failure: Exception | None = None
+        skipped: list[Skipped] = []
+        for number in range(low, high):
+            if announce is not None:
+                announce(number, number + 1)
+            try:
+                block = cursor.pull(1)
+            except RowFailed as failed:
+                failure = failed.error
+                break
+            except Exception as error:
+                failure = error
+                break
+            if self._skips is not None:
+                skipped.extend((number, error) for error in self._skips.taken())
+            states.append(cursor.get_state())
+            if not len(block):
+                break
+            rows.extend(blocks.rows_of(block))
+        self._at = (serial, low + len(rows)) if failure is None else None
+        marks = np.arange(low + 1, low + 1 + len(rows))[:, None]
+        return Result(rows, marks, [], failure, skipped, states)
+
+    def close(self) -> None:
+        """Lets go of what the stream holds."""
+        if self._cursor is not None:
+            self._cursor.close()
+        self._cursor = self._at = None
+
+    def _at_row(self, at: tuple[int, int], state: State | None) -> Cursor:
+        if self._cursor is None or self._at != at:
+            self.close()
+            self._cursor = self.open(self.node, self.options, self._skips)
+            if state is not None:
+                self._cursor.set_state(state)
+        return self._cursor
+
+
+class _Listed(Skips):
+    """Elements that were left out, for the consumer to count."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self._errors: list[str] = []
+
+    def add(self, which: str, error: str) -> None:
+        self._errors.append(error)
+
+    def taken(self) -> list[str]:
+        """Those since the last time."""
+        errors, self._errors = self._errors, []
+        return errors

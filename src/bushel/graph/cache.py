@@ -1,0 +1,136 @@
+"""A stream that is read once and then kept. Where it is kept: stores.py."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from bushel.base import blocks
+from bushel.base.blocks import Block
+from bushel.base.errors import StateMismatch
+from bushel.graph.stores import Kept, Recording, Store
+from bushel.graph.streams import Cursor, OneParent, Opener, State, counted, field
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cache(OneParent):
+    """The parent's elements, which are kept once they were read to the end.
+
+    `key` tells under which name they are kept: the identity of the pipeline at the time an iterator is made.
+    """
+
+    store: Store = dataclasses.field(metadata={"identity": False})
+    key: Callable[[], str] = dataclasses.field(metadata={"identity": False})
+
+    def open(self, opener: Opener) -> Cursor:
+        return _CacheCursor(opener.open(self.parent), self)
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return "cache()"
+
+
+class _CacheCursor(Cursor):
+    """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache."""
+
+    def __init__(self, parent: Cursor, node: Cache):
+        self.parents = (parent,)
+        self.parent = parent
+        self.store, self.key = node.store, node.key()
+        self.start = parent.get_state()
+        self.kept: Kept | None = None
+        self.recording: Recording | None = None
+        self.begin(0, self.start)
+
+    def begin(self, position: int, here: State) -> None:
+        """Stands at a position, where the parent's state is `here`."""
+        self.abandon()
+        self.position, self.here = position, here
+        self.kept = self.store.find(self.key)
+        self.behind = False  # the state says how many elements came before, but not where the parent was then
+        self.ended = False
+
+    def pull(self, count: int) -> Block:
+        if self.kept is not None:
+            return self._from_kept(self.kept, count)
+        if self.behind:
+            self._catch_up()
+        rows: list[Any] = []
+        if self.position == 0 and self.recording is None:
+            self.recording = self.store.record(self.key, self.start)
+        while len(rows) < count and not self.ended:
+            rows += self._read(count - len(rows))
+        return rows
+
+    def _from_kept(self, kept: Kept, count: int) -> Block:
+        if self.position > len(kept):
+            raise StateMismatch(
+                f"This state is after element {self.position} of a stream that has {len(kept)}. "
+                "Was it saved with other data?"
+            )
+        last = min(len(kept), self.position + count)
+        rows = [kept.element(number) for number in range(self.position, last)]
+        self.ended = not rows
+        self.position, self.here = last, kept.end if self.ended else kept.state(last)
+        return rows
+
+    def _read(self, count: int) -> list[Any]:
+        """Some elements of the parent. While they are recorded, one at a time: each has a state of its own."""
+        rows = blocks.rows_of(self.parent.pull(1 if self.recording is not None else count))
+        self.here = self.parent.get_state()
+        self.position += len(rows)
+        if self.recording is not None and rows:
+            self.recording.add(rows[0], self.here)
+        elif not rows:
+            self.ended = True
+            if self.recording is not None:
+                self.recording.finish(self.here)
+                self.recording = None
+        return rows
+
+    def _catch_up(self) -> None:
+        self.parent.set_state(self.start)
+        position, self.position, self.behind = self.position, 0, False
+        self.recording = self.store.record(self.key, self.start)
+        while self.position < position:
+            if not self._read(1):
+                raise StateMismatch(f"This state is after element {position} of a stream that has {self.position}.")
+
+    def abandon(self) -> None:
+        if self.recording is not None:
+            self.recording.abandon()
+            self.recording = None
+
+    def mark(self) -> Any:
+        return self.parent.mark(), self.recording, (self.position, self.here, self.kept, self.behind, self.ended)
+
+    def rewind(self, mark: Any) -> None:
+        parent, recording, (self.position, self.here, self.kept, self.behind, self.ended) = mark
+        self.parent.rewind(parent)
+        if self.recording is not recording:
+            self.abandon()  # begun or finished since: the rest of this pass is not recorded
+        elif recording is not None:
+            recording.back_to(self.position)
+
+    def get_state(self) -> State:
+        return {"parent": self.here, "position": self.position, "cache_filled": self.behind}
+
+    def set_state(self, state: State) -> None:
+        position, filled = counted(state, "position"), field(state, "cache_filled", bool)
+        here = field(state, "parent", dict)
+        self.parent.set_state(here)
+        self.begin(position, here)
+        if filled and self.kept is not None:  # in Grain's words: the parent stands elsewhere
+            self.here = self.kept.state(min(position, len(self.kept)))
+        self.behind = filled and self.kept is None
+
+    def start_prefetch(self) -> None:
+        if self.kept is None:
+            super().start_prefetch()
+
+    def close(self) -> None:
+        self.abandon()
+        super().close()

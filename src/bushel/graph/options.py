@@ -1,0 +1,42 @@
+"""Options inside a pipeline: the node that holds them, and those of a whole pipeline taken together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bushel.base.options import DatasetOptions
+from bushel.graph.streams import Cursor, OneParent, Opener, StreamNode
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithOptions(OneParent):
+    """The elements of its parent; `options` hold for the whole pipeline, before and after this place."""
+
+    options: DatasetOptions
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    @property
+    def takes_a_place(self) -> bool:
+        return True  # in Grain it does: a seed after it would differ otherwise
+
+    def open(self, opener: Opener) -> Cursor:
+        return opener.open(self.parent)
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return f"pipe(WithOptionsIterDataset, {self.options})"
+
+
+def options_of(node: StreamNode) -> DatasetOptions:
+    """The options of a whole pipeline: what was chosen last holds, and in an earlier part before a later one."""
+    options = node.options if isinstance(node, WithOptions) else DatasetOptions()
+    for parent in node.parents:
+        if isinstance(parent, StreamNode):  # nothing before a stream has any
+            options = options.merge(options_of(parent))
+    return options

@@ -1,0 +1,275 @@
+"""Where a cache keeps the elements of a stream: in memory or in files. Only a stream read to its end is kept.
+
+With each element the stream's state after it is kept, so that whoever reads from here can say where it is.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import os
+import pickle
+import secrets
+import shutil
+import socket
+import zlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from bushel.base import trees
+
+State = dict[str, Any]
+CHUNK_BYTES = 4 << 20
+CHUNK_ELEMENTS = 4096
+VERSION = 1
+
+
+class Kept(Protocol):
+    """All elements of a stream."""
+
+    @property
+    def end(self) -> State:
+        """The stream's state once it has ended."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def element(self, number: int) -> Any:
+        """An element that belongs to the caller."""
+        ...
+
+    def state(self, count: int) -> State:
+        """The stream's state after `count` elements."""
+        ...
+
+
+class Recording(abc.ABC):
+    """Elements of a stream that is being read, from its start on."""
+
+    @abc.abstractmethod
+    def add(self, element: Any, state: State) -> None:
+        """Keeps one more element, and the state after it."""
+
+    @abc.abstractmethod
+    def back_to(self, count: int) -> None:
+        """Forgets all but the first `count` elements."""
+
+    @abc.abstractmethod
+    def finish(self, end: State) -> None:
+        """The stream has ended: from now on others find it."""
+
+    @abc.abstractmethod
+    def abandon(self) -> None:
+        """Forgets all of it."""
+
+
+class Store(abc.ABC):
+    """Streams kept under the identity of the pipeline that gave them."""
+
+    @abc.abstractmethod
+    def find(self, key: str) -> Kept | None:
+        """What is kept of a pipeline; None where it was not read to its end yet."""
+
+    @abc.abstractmethod
+    def record(self, key: str, start: State) -> Recording:
+        """Begins to keep a stream whose state is `start`."""
+
+
+def copied(element: Any) -> Any:
+    """An element with arrays of its own."""
+    return trees.map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, element)
+
+
+class Memory(Store):
+    """Keeps elements in this process."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, _InMemory] = {}
+
+    def find(self, key: str) -> Kept | None:
+        return self.kept.get(key)
+
+    def record(self, key: str, start: State) -> Recording:
+        return _MemoryRecording(self, key, start)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"kept": {}}  # another process reads for itself
+
+
+@dataclasses.dataclass(frozen=True)
+class _InMemory:
+    elements: list[Any]
+    states: list[State]
+    end: State
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def element(self, number: int) -> Any:
+        return copied(self.elements[number])
+
+    def state(self, count: int) -> State:
+        return self.states[count]
+
+
+class _MemoryRecording(Recording):
+    def __init__(self, store: Memory, key: str, start: State):
+        self._store, self._key = store, key
+        self._elements: list[Any] = []
+        self._states = [start]
+
+    def add(self, element: Any, state: State) -> None:
+        self._elements.append(copied(element))
+        self._states.append(state)
+
+    def back_to(self, count: int) -> None:
+        del self._elements[count:], self._states[count + 1 :]
+
+    def finish(self, end: State) -> None:
+        self._store.kept.setdefault(self._key, _InMemory(self._elements, self._states, end))
+
+    def abandon(self) -> None:
+        self._elements, self._states = [], self._states[:1]
+
+
+class Files(Store):
+    """Keeps elements in a folder, pickled; a folder in it for each pipeline. Read only folders that you trust."""
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self._folder = Path(folder)
+
+    def find(self, key: str) -> Kept | None:
+        index = self._folder / key / "index.json"
+        try:
+            content = json.loads(index.read_text(encoding="utf-8"))
+            if content["version"] != VERSION:
+                raise ValueError(f"version {content['version']}")
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise _damaged(index) from error
+        return _InFiles(index.parent, content["chunks"], content["start"], content["end"])
+
+    def record(self, key: str, start: State) -> Recording:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        part = self._folder / f".part-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        part.mkdir()
+        return _FileRecording(part, self._folder / key, start)
+
+    def _sweep(self) -> None:
+        """Removes what processes of this machine left that were killed while they recorded."""
+        for part in self._folder.glob(f".part-{socket.gethostname()}-*"):
+            process = int(part.name.rsplit("-", 2)[1])
+            try:
+                os.kill(process, 0)
+            except ProcessLookupError:
+                shutil.rmtree(part, ignore_errors=True)
+            except PermissionError:
+                pass  # someone else's, and alive
+
+
+class _InFiles:
+    def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State):
+        self._folder, self._chunks, self._start = folder, chunks, start
+        self._edges = np.cumsum([0] + [count for count, _ in chunks])
+        self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
+        self._end = end
+
+    @property
+    def end(self) -> State:
+        return self._end
+
+    def __len__(self) -> int:
+        return int(self._edges[-1])
+
+    def element(self, number: int) -> Any:
+        elements, _, place = self._chunk_of(number)
+        return copied(elements[place])
+
+    def state(self, count: int) -> State:
+        if count == 0:
+            return self._start
+        _, states, place = self._chunk_of(count - 1)
+        return states[place]
+
+    def _chunk_of(self, number: int) -> tuple[list[Any], list[State], int]:
+        chunk = int(np.searchsorted(self._edges, number, side="right")) - 1
+        if self._open[0] != chunk:
+            self._open = (chunk, *_read(self._folder, chunk, self._chunks[chunk][1]))
+        return self._open[1], self._open[2], number - int(self._edges[chunk])
+
+
+class _FileRecording(Recording):
+    """Writes into a folder of its own, which takes its name once it is complete."""
+
+    def __init__(self, part: Path, target: Path, start: State):
+        self._part, self._target, self._start = part, target, start
+        self._elements: list[Any] = []
+        self._states: list[State] = []
+        self._bytes = 0
+        self._chunks: list[list[int]] = []
+
+    def add(self, element: Any, state: State) -> None:
+        self._elements.append(copied(element))
+        self._states.append(state)
+        self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
+        if self._bytes >= CHUNK_BYTES or len(self._elements) >= CHUNK_ELEMENTS:
+            self._flush()
+
+    def _flush(self) -> None:
+        try:
+            data = pickle.dumps((self._elements, json.dumps(self._states)), protocol=5)
+        except Exception as error:
+            error.add_note("bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
+            raise
+        _path(self._part, len(self._chunks)).write_bytes(data)
+        self._chunks.append([len(self._elements), zlib.crc32(data)])
+        self._elements, self._states, self._bytes = [], [], 0
+
+    def back_to(self, count: int) -> None:
+        while sum(size for size, _ in self._chunks) > count:
+            _, checksum = self._chunks.pop()
+            elements, states = _read(self._part, len(self._chunks), checksum)
+            self._elements, self._states = elements + self._elements, states + self._states
+        left = count - sum(size for size, _ in self._chunks)
+        del self._elements[left:], self._states[left:]
+
+    def finish(self, end: State) -> None:
+        if self._elements:
+            self._flush()
+        index = {"version": VERSION, "chunks": self._chunks, "start": self._start, "end": end}
+        (self._part / "index.json").write_text(json.dumps(index), encoding="utf-8")
+        try:
+            os.rename(self._part, self._target)
+        except OSError:
+            self.abandon()
+            if not (self._target / "index.json").exists():  # else another one was faster
+                raise
+
+    def abandon(self) -> None:
+        shutil.rmtree(self._part, ignore_errors=True)
+
+
+def _path(folder: Path, chunk: int) -> Path:
+    return folder / f"chunk-{chunk:06}.pickle"
+
+
+def _read(folder: Path, chunk: int, checksum: int) -> tuple[list[Any], list[State]]:
+    try:
+        data = _path(folder, chunk).read_bytes()
+    except OSError as error:
+        raise _damaged(_path(folder, chunk)) from error
+    if zlib.crc32(data) != checksum:
+        raise _damaged(_path(folder, chunk))
+    elements, states = pickle.loads(data)
+    return elements, json.loads(states)
+
+
+def _damaged(path: Path) -> Exception:
+    return OSError(
+        f"The cache file {path} is missing, damaged or of another version. Remove {path.parent} to read anew."
+    )

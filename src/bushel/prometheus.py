@@ -1,0 +1,109 @@
+"""Figures of iterators for Prometheus: read when they are scraped, from the report of each iterator."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from bushel.iterator import PipelineIterator
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+    from prometheus_client.registry import CollectorRegistry
+
+_OF_STAGE = ("iterator", "number", "stage", "where")
+_OF_POOL = ("iterator", "number", "kind")
+_COUNTERS = {
+    "elements": ("Elements delivered.", ("iterator",)),
+    "wait_seconds": ("Seconds that the consumer spent in next().", ("iterator",)),
+    "stage_elements": ("Elements that a stage gave.", _OF_STAGE),
+    "stage_seconds": ("Seconds that a stage took itself.", _OF_STAGE),
+    "stage_bytes": ("Bytes of what a stage gave.", _OF_STAGE),
+    "pool_busy_seconds": ("Seconds that workers or threads worked, added up.", _OF_POOL),
+    "pool_wait_seconds": ("Seconds that the consumer waited for them.", _OF_POOL),
+}
+_GAUGES = {
+    "pool_members": ("Workers or threads at work now.", _OF_POOL),
+    "pool_ready_blocks": ("Blocks computed and not yet asked for.", _OF_POOL),
+}
+
+
+def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | None = None) -> None:
+    """Lets Prometheus see an iterator whose stages are timed, under the label `iterator="train"` or another name.
+
+    It is seen until it is gone, or another is exported under its name. Needs `pip install "bushel[prometheus]"`;
+    `prometheus_client.start_http_server(9431)` serves the figures.
+
+    Args:
+      iterator: of a dataset with `DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)`.
+      name: tells several iterators of one process apart.
+      registry: by default the one that `prometheus_client` serves.
+    """
+    try:
+        import prometheus_client
+    except ImportError as error:
+        raise ImportError('Prometheus is an extra: pip install "bushel[prometheus]"') from error
+    if not isinstance(iterator, PipelineIterator):
+        raise TypeError(f"export takes an iterator of a Bushel dataset, got {type(iterator).__name__}.")
+    report = iterator.report()
+    if not report.timed:
+        raise ValueError(f"There is nothing to export. {report.verdict}")
+    registry = prometheus_client.REGISTRY if registry is None else registry
+    collector = _COLLECTORS.get(registry)
+    if collector is None:
+        collector = _COLLECTORS[registry] = _Collector()
+        registry.register(collector)
+    collector.iterators[name] = weakref.ref(iterator)
+
+
+class _Collector:
+    """All iterators of a registry: a metric may be registered once."""
+
+    def __init__(self) -> None:
+        self.iterators: dict[str, weakref.ref[PipelineIterator[Any]]] = {}
+
+    def describe(self) -> list[Metric]:
+        return list(_families().values())
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Any] = _families()
+        for name, reference in list(self.iterators.items()):
+            iterator = reference()
+            if iterator is None:
+                self.iterators.pop(name, None)
+                continue
+            for metric, labels, value in _figures(iterator, name):
+                families[metric].add_metric(labels, value)
+        yield from families.values()
+
+
+def _figures(iterator: PipelineIterator[Any], name: str) -> Iterator[tuple[str, list[str], float]]:
+    report = iterator.report()
+    yield "elements", [name], report.elements
+    yield "wait_seconds", [name], report.waited_s
+    for stage in report.stages:
+        labels = [name, str(stage.number), stage.call, stage.where]
+        yield "stage_elements", labels, stage.elements
+        yield "stage_seconds", labels, stage.self_s
+        yield "stage_bytes", labels, stage.size_bytes
+    for number, pool in enumerate(report.pools):
+        labels = [name, str(number), pool.kind]
+        yield "pool_busy_seconds", labels, pool.busy_s
+        yield "pool_wait_seconds", labels, pool.wait_s
+        yield "pool_members", labels, pool.size
+        yield "pool_ready_blocks", labels, pool.ready_now
+
+
+def _families() -> dict[str, Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kinds = [(_COUNTERS, CounterMetricFamily), (_GAUGES, GaugeMetricFamily)]
+    return {
+        metric: family(f"bushel_{metric}", text, labels=labels)
+        for table, family in kinds
+        for metric, (text, labels) in table.items()
+    }
+
+
+_COLLECTORS: weakref.WeakKeyDictionary[Any, _Collector] = weakref.WeakKeyDictionary()

@@ -1,0 +1,168 @@
+"""A stream that a thread pulls ahead: the same elements and states, in the same place after an error."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import threading
+import time
+from typing import Any
+
+import grain
+import pytest
+import strategies
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recipes import as_stream
+from watching import wait_until
+
+import bushel
+from bushel import experimental as ex
+from bushel.testing import check_resumes_anywhere, same
+
+laws = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def pulling_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "bushel-pull"}
+
+
+def run(it: Any, most: int) -> tuple[list[Any], list[Any], Any]:
+    elements, states = [], [it.get_state()]
+    try:
+        for element in itertools.islice(it, most):
+            elements.append(element)
+            states.append(it.get_state())
+    except Exception as error:
+        return elements, states, (type(error), str(error))
+    return elements, [*states, it.get_state()], None
+
+
+@laws
+@given(recipe=strategies.stream_recipes(), size=st.integers(0, 5), start=st.integers(0, 20))
+def test_elements_and_states_are_those_of_the_stream(recipe, size, start):
+    ds = as_stream(recipe, bushel)
+    with iter(ds) as it:
+        elements, states, failed = run(it, 20)
+    pulled = ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=size)
+    with iter(pulled) as it:
+        found = run(it, 20)
+    assert same(found[0], elements) and found[1:] == (states, failed)
+    start %= len(elements) + 1
+    for begin in (lambda: iter(pulled), lambda: ex.ThreadPrefetchDatasetIterator(iter(ds), size)):
+        with begin() as it:
+            next(it, None) if elements else None
+            it.set_state(json.loads(json.dumps(states[start])))
+            assert it.get_state() == states[start]
+            found = run(it, 20 - start)
+        assert same(found[0], elements[start:]) and found[1:] == (states[start:], failed)
+
+
+def test_values_and_states_are_grains_and_move_both_ways():
+    def build(lib: Any) -> Any:
+        ds = lib.MapDataset.range(30).seed(3).to_iter_dataset()
+        pulled = lib.experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3)
+        return pulled.random_map(lambda x, rng: (x, rng.random())).batch(4)
+
+    theirs = iter(build(grain))
+    with iter(build(bushel)) as ours:
+        for _ in range(3):
+            assert same(next(ours), next(theirs))
+        state = theirs.get_state()
+        assert {key: value for key, value in ours.get_state().items() if key != "bushel"} == state
+    with iter(build(bushel)) as ours:
+        ours.set_state(state)
+        assert same(list(ours), list(theirs))
+
+
+def test_what_it_pulls_is_bounded():
+    pulled: list[int] = []
+    ds = bushel.MapDataset.range(100).map(lambda x: pulled.append(x) or x).to_iter_dataset(bushel.ReadOptions(0, 0))
+    with iter(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=4)) as it:
+        assert not pulling_threads() and not pulled
+        it.start_prefetch()
+        wait_until(lambda: len(pulled) == 4)
+        next(it)
+        wait_until(lambda: len(pulled) == 5)
+        time.sleep(0.05)
+        assert len(pulled) == 5
+
+
+class Own:
+    """An iterator that knows nothing of Bushel."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.fail_at = -1
+
+    def __iter__(self) -> Own:
+        return self
+
+    def __next__(self) -> int:
+        if self.position == self.fail_at:
+            raise OSError("not now")
+        self.position += 1
+        return self.position
+
+    def get_state(self) -> Any:
+        return {"position": self.position}
+
+    def set_state(self, state: Any) -> None:
+        self.position = state["position"]
+
+
+def test_any_iterator_with_a_state_can_be_pulled_ahead():
+    own = Own()
+    with ex.ThreadPrefetchDatasetIterator(own, 3) as it:
+        assert [next(it) for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert it.get_state() == {"position": 5}
+        own_fails_from = 20
+        own.fail_at = own_fails_from
+        assert list(itertools.islice(it, 15)) == list(range(6, 21))
+        for _ in range(2):
+            with pytest.raises(OSError, match="not now"):
+                next(it)
+        assert it.get_state() == {"position": 20}
+        own.fail_at = -1
+        assert next(it) == 21
+
+
+def test_it_resumes_anywhere_over_worker_processes():
+    ds = bushel.MapDataset.range(30).to_iter_dataset().filter(lambda x: x % 3).batch(2)
+    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
+    check_resumes_anywhere(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2), max_elements=6)
+
+
+def test_closing_returns_although_the_stream_is_stuck():
+    stuck = threading.Event()
+
+    class Stuck(Own):
+        def __next__(self) -> int:
+            stuck.wait(30)
+            return super().__next__()
+
+    it = ex.ThreadPrefetchDatasetIterator(Stuck(), 2)
+    it.start_prefetch()
+    begun = time.monotonic()
+    it.close()
+    assert time.monotonic() - begun < 5
+    with pytest.raises(ValueError, match="closed"):
+        next(it)
+    stuck.set()
+    wait_until(lambda: not pulling_threads())
+
+
+def test_no_thread_outlives_its_iterator():
+    it = iter(ex.ThreadPrefetchIterDataset(bushel.MapDataset.range(100).to_iter_dataset(), prefetch_buffer_size=2))
+    next(it)
+    assert pulling_threads()
+    del it
+    gc.collect()
+    wait_until(lambda: not pulling_threads())
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "2"])
+def test_a_size_that_is_none_is_refused(size):
+    with pytest.raises((ValueError, TypeError), match="prefetch_buffer_size must be"):
+        ex.ThreadPrefetchIterDataset(bushel.MapDataset.range(3).to_iter_dataset(), prefetch_buffer_size=size)

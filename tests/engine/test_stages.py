@@ -1,0 +1,299 @@
+"""Work after an ordered operation: heavy work goes to workers again, streams of files are run by one worker each."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from watching import wait_until
+
+import bushel
+from bushel.engine.processes import Processes
+from bushel.engine.tasks import Executor, Stepped, Threads
+from bushel.iterator import PipelineIterator
+from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
+HERE = os.getpid()
+HEAVY_S = 1e-3
+
+
+def opened(ds: Any, executor: Executor | None) -> PipelineIterator[Any]:
+    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Processes]:
+    executor = Processes(2)
+    yield executor
+    executor.close()
+
+
+def numbers(length: int) -> Any:
+    return bushel.MapDataset.range(length).to_iter_dataset()
+
+
+def heavy(x: Any) -> Any:
+    time.sleep(HEAVY_S)
+    return x, os.getpid()
+
+
+def light(x: Any) -> Any:
+    return x, os.getpid()
+
+
+class Lines(bushel.IterDataset):
+    """A stream that can only be read in order, as of a file."""
+
+    def __init__(self, name: int, length: int, fail_at: int | None = None):
+        super().__init__()
+        self.name, self.length, self.fail_at = name, length, fail_at
+
+    def __iter__(self) -> Any:
+        return _LinesIterator(self)
+
+
+class _LinesIterator(bushel.DatasetIterator):
+    def __init__(self, lines: Lines):
+        super().__init__()
+        self.lines, self.position = lines, 0
+
+    def __next__(self) -> Any:
+        if self.position == self.lines.length:
+            raise StopIteration
+        if self.position == self.lines.fail_at:
+            raise OSError(f"line {self.position} of {self.lines.name} cannot be read")
+        self.position += 1
+        return {"name": self.lines.name, "line": self.position, "row": np.full(600, self.position)}
+
+    def get_state(self) -> Any:
+        return {"line": self.position}
+
+    def set_state(self, state: Any) -> None:
+        self.position = state["line"]
+
+
+def lines(*lengths: int, **more: Any) -> Any:
+    return bushel.IterDataset.mix([Lines(name, length, **more) for name, length in enumerate(lengths)])
+
+
+AFTER = {
+    "a mixture": lambda: bushel.IterDataset.mix([numbers(60), numbers(60).filter(lambda x: x % 2)]),
+    "a batch of what a filter left": lambda: numbers(300).filter(lambda x: x % 3).batch(2),
+    "a stream of the user's": lambda: Lines(0, 60),
+}
+
+
+@pytest.mark.parametrize("after", AFTER)
+def test_heavy_work_goes_to_workers_and_light_work_stays(pool, after):
+    with opened(AFTER[after]().map(heavy), pool) as it:
+        found = list(it)
+    with opened(AFTER[after](), None) as it:
+        assert same([element for element, _ in found], list(it))
+    where = [process for _, process in found]
+    assert where[:8] == [HERE] * 8  # measured here
+    assert set(where[8:]) <= set(pool.pids())
+    with opened(AFTER[after]().map(light), pool) as it:
+        assert {process for _, process in it} == {HERE}
+
+
+def test_the_function_of_flat_map_runs_in_workers(pool):
+    class Split(bushel.experimental.FlatMapTransform):
+        max_fan_out = 3
+
+        def flat_map(self, x: int) -> list[Any]:
+            return [(x, part, os.getpid()) for part in range(x % 4)]
+
+    ds = bushel.experimental.FlatMapIterDataset(numbers(50), Split())
+    with opened(ds, pool) as it:
+        found = list(it)
+    assert [(x, part) for x, part, _ in found] == [(x, part) for x in range(50) for part in range(x % 4)]
+    assert {process for *_, process in found} <= set(pool.pids())
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("make", [Stepped, lambda: Threads(2), lambda: Processes(2)])
+def test_states_around_the_moment_when_work_goes_out_are_the_same(after, make):
+    ds = AFTER[after]().random_map(lambda x, rng: (time.sleep(HEAVY_S), x, rng.random())[1:], seed=5)
+    with opened(ds, None) as it:
+        expected, states = [], [it.get_state()]
+        for element in it:
+            expected.append(element)
+            states.append(it.get_state())
+    executor = make()
+    for start in (0, 3, 8, 20):
+        with opened(ds, executor) as it:
+            it.set_state(json.loads(json.dumps(states[start])))
+            found, seen = [], []
+            for element in it:
+                found.append(element)
+                seen.append(it.get_state())
+        assert same(found, expected[start:])
+        assert seen == states[start + 1 :]
+    executor.close()
+
+
+def test_between_threads_nothing_has_to_travel():
+    with opened(_Locks(40).map(lambda pair: heavy(pair[0])), executor := Threads(2)) as it:
+        assert [x for x, _ in it] == list(range(40))
+    executor.close()
+
+
+class _Locks(Lines):
+    def __init__(self, length: int):
+        super().__init__(0, length)
+
+    def __iter__(self) -> Any:
+        class It(_LinesIterator):
+            def __next__(self) -> Any:
+                return super().__next__()["line"] - 1, threading.Lock()
+
+        return It(self)
+
+
+def test_elements_that_cannot_travel_keep_heavy_work_here(pool, caplog):
+    with caplog.at_level(logging.WARNING, "bushel"), opened(_Locks(40).map(lambda pair: heavy(pair[0])), pool) as it:
+        found = list(it)
+    assert [x for x, _ in found] == list(range(40))
+    assert {process for _, process in found} == {HERE}
+    assert "stays in this process: Elements cannot be sent to worker processes" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Streams that are run whole
+
+
+def test_streams_of_a_mixture_are_run_by_workers_each_by_one(pool):
+    ds = lines(40, 40, 40, 40)
+    marked = bushel.IterDataset.mix([Lines(name, 40).map(light) for name in range(4)])
+    with opened(marked, pool) as it:
+        found = list(it)
+    with opened(ds, None) as it:
+        assert same([element for element, _ in found], list(it))
+    homes = [{process for element, process in found if element["name"] == name} for name in range(4)]
+    assert all(len(home) == 1 for home in homes)
+    assert set.union(*homes) == set(pool.pids())
+
+
+@pytest.mark.parametrize("make", [Stepped, lambda: Threads(2), lambda: Processes(2)])
+def test_whole_streams_resume_anywhere(make):
+    ds = lines(9, 14, 30).filter(lambda x: x["line"] % 4).batch(2)
+    with opened(ds, None) as it:
+        expected, states = [], [it.get_state()]
+        for element in it:
+            expected.append(element)
+            states.append(it.get_state())
+        states.append(it.get_state())  # past the end
+    executor = make()
+    for start in range(len(expected) + 1):
+        with opened(ds, executor) as it:
+            it.set_state(json.loads(json.dumps(states[start])))
+            assert it.get_state() == states[start]
+            found, seen = [], []
+            for element in it:
+                found.append(element)
+                seen.append(it.get_state())
+            assert [*seen, it.get_state()] == states[start + 1 :]
+        assert same(found, expected[start:])
+    executor.close()
+
+
+def test_a_stream_goes_on_though_its_worker_is_parked():
+    executor = Processes(2)
+    with opened(lines(3000, 3000), executor) as it:
+        found = list(itertools.islice(it, 10))
+        executor.resize(1)
+        found.extend(it)
+    executor.close()
+    with opened(lines(3000, 3000), None) as it:
+        assert same(found, list(it))
+
+
+def test_an_error_of_a_whole_stream_comes_in_its_place_and_again(pool):
+    with opened(lines(30, 30, fail_at=7), pool) as it:
+        assert len(list(itertools.islice(it, 14))) == 14
+        before = it.get_state()
+        for _ in range(2):
+            with pytest.raises(OSError, match="line 7 of 0 cannot be read"):
+                next(it)
+            assert it.get_state() == before
+
+
+def test_whole_streams_survive_their_workers():
+    ds = bushel.IterDataset.mix([Lines(name, 300).map(heavy) for name in range(3)])
+    with opened(lines(300, 300, 300), None) as it:
+        expected = list(it)
+    with Killing(0.05) as killing, opened(ds, killing.executor) as it:
+        found = [element for element, _ in it]
+    assert same(found, expected)
+    assert killing.kills > 5
+
+
+def test_rows_sent_out_survive_workers():
+    ds = bushel.IterDataset.mix([numbers(400), numbers(400)]).random_map(
+        lambda x, rng: (heavy(x)[0], rng.random()), seed=3
+    )
+    with opened(ds, None) as it:
+        expected = list(it)
+    with Killing(0.05) as killing, opened(ds, killing.executor) as it:
+        assert same(list(it), expected)
+    assert killing.kills > 5
+
+
+class Killing:
+    """Two workers, one of which is killed every so often."""
+
+    def __init__(self, every_s: float):
+        self.executor = Processes(2)
+        self.kills = 0
+        self._every_s = every_s
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._kill)
+
+    def _kill(self) -> None:
+        while not self._done.wait(self._every_s):
+            for pid in self.executor.pids()[:1]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                    self.kills += 1
+                except ProcessLookupError:
+                    pass
+
+    def __enter__(self) -> Killing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._done.set()
+        self._thread.join()
+        self.executor.close()
+
+
+def test_closing_lets_streams_go(pool, tmp_path):
+    class Open(Lines):
+        def __iter__(self) -> Any:
+            class It(_LinesIterator):
+                def close(self) -> None:
+                    (tmp_path / f"closed {os.getpid()}").touch()
+
+            return It(self)
+
+    with opened(bushel.IterDataset.mix([Open(0, 10), Open(1, 10)]), pool) as it:
+        assert len(list(itertools.islice(it, 2))) == 2
+    del it
+    with opened(numbers(100).map(light), pool) as it:  # workers hear of it with what comes next
+        list(it)
+    homes = {f"closed {pid}" for pid in pool.pids()}
+    assert wait_until(lambda: {path.name for path in tmp_path.iterdir()} == homes)

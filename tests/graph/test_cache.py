@@ -1,0 +1,272 @@
+"""Caches: read once, valid for one pipeline only, never half full, and no hindrance to resuming."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import grain
+import numpy as np
+import pytest
+import recipes
+from comparing import plain, restored, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bushel
+from bushel import MapDataset
+from bushel.graph import stores
+from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
+
+
+@pytest.fixture(params=["memory", "files", "files of one element"])
+def folder(request, tmp_path, monkeypatch):
+    """Where a cache is kept."""
+    if request.param == "files of one element":
+        monkeypatch.setattr(stores, "CHUNK_ELEMENTS", 1)
+    return None if request.param == "memory" else tmp_path / "cache"
+
+
+class Counting:
+    """Doubles, and counts how often."""
+
+    def __init__(self, fails_at=()):
+        self.calls, self.left = 0, set(fails_at)
+
+    def __call__(self, x):
+        self.calls += 1
+        if x in self.left:
+            self.left.discard(x)
+            raise OSError(f"cannot read {x} now")
+        return {"x": np.full(3, 2 * x)}
+
+
+def cached(function, folder=None, count=10):
+    return MapDataset.range(count).to_iter_dataset().map(function).cache(folder)
+
+
+def numbers(elements):
+    return [int(element["x"][0]) // 2 for element in elements]
+
+
+def test_elements_are_computed_once_for_all_iterators(folder):
+    function = Counting()
+    ds = cached(function, folder)
+    assert [numbers(ds) for _ in range(3)] == [list(range(10))] * 3
+    assert function.calls == 10
+    assert numbers(ds.repeat(2).batch(5).map(lambda batch: {"x": batch["x"][:, 0]})) == [0, 5, 0, 5]
+    assert function.calls == 10
+
+
+def test_only_a_stream_read_to_its_end_is_kept(folder):
+    function = Counting()
+    ds = cached(function, folder)
+    with iter(ds) as it:
+        assert numbers(next(it) for _ in range(7)) == list(range(7))
+    assert numbers(ds) == list(range(10))
+    assert function.calls == 17
+    assert numbers(ds) == list(range(10))
+    assert function.calls == 17
+
+
+def test_iterators_may_fill_a_cache_at_the_same_time(folder):
+    ds = cached(Counting(), folder)
+    a, b = iter(ds), iter(ds)
+    found = [(next(a), next(b)) for _ in range(10)]
+    assert next(b, "end") == next(a, "end") == "end"
+    assert numbers(one for one, _ in found) == numbers(other for _, other in found) == numbers(ds) == list(range(10))
+
+
+def test_what_one_changes_is_ones_own(folder):
+    ds = cached(Counting(), folder)
+    for _ in range(3):
+        for element in ds:
+            element["x"][:] = -1
+            element["y"] = 7
+    assert numbers(ds) == list(range(10))
+    it = iter(ds)
+    assert list(next(it)) == ["x"]
+
+
+def test_after_an_error_the_pass_goes_on_and_is_kept(folder):
+    function = Counting(fails_at=[0, 4, 9])
+    ds = cached(function, folder).batch(4)
+    it, found, errors = iter(ds), [], 0
+    while True:
+        try:
+            found.append(next(it))
+        except OSError:
+            errors += 1
+        except StopIteration:
+            break
+    assert errors == 3
+    calls = function.calls
+    assert same(found, list(ds))
+    assert function.calls == calls
+
+
+def test_a_cache_keeps_the_laws(folder):
+    check_resumes_anywhere(cached(recipes.with_weight, folder))
+    check_same_for_any_executor(cached(recipes.with_weight, folder))
+    check_resumes_anywhere(cached(recipes.with_weight, folder).repeat(3).batch(4))
+
+
+@settings(deadline=None, max_examples=40)
+@given(taken=st.integers(0, 12), later=st.integers(0, 12))
+def test_a_state_restores_with_a_full_cache_and_with_none(taken, later):
+    def build():
+        inner = [MapDataset.range(n, n + 6).to_iter_dataset() for n in (0, 10)]
+        return bushel.IterDataset.mix(inner, [2, 1]).cache()
+
+    ds = build()
+    whole = run(iter(ds))
+    taken = min(taken, len(whole.elements))
+    for filled in (ds, build()):
+        state = whole.states[taken]
+        it = restored(filled, state)
+        found = [next(it) for _ in range(min(later, len(whole.elements) - taken))]
+        assert found == whole.elements[taken : taken + later]
+        # And once more, from a state that came from the cache or not.
+        assert run(restored(build(), plain(it.get_state()))).elements == whole.elements[taken + len(found) :]
+        assert run(restored(ds, plain(it.get_state()))).states == whole.states[taken + len(found) :]
+
+
+@settings(deadline=None, max_examples=30)
+@given(length=st.integers(1, 6), taken=st.integers(0, 20), epochs=st.integers(1, 3))
+def test_states_move_to_grain_and_back(length, taken, epochs):
+    def build(lib):
+        ds = lib.experimental.CacheIterDataset(lib.MapDataset.range(length).to_iter_dataset(lib.ReadOptions(0, 0)))
+        return lib.experimental.RepeatIterDataset(ds, epochs)
+
+    ours, theirs = run(iter(build(bushel))), run(iter(build(grain)))
+    assert ours.elements == theirs.elements
+    taken %= len(ours.elements) + 1
+    assert run(restored(build(bushel), theirs.states[taken])).elements == ours.elements[taken:]
+    assert run(restored(build(grain), ours.states[taken])).elements == ours.elements[taken:]
+    if epochs == 1:
+        assert ours.states == theirs.states
+
+
+def test_we_differ_a_cache_is_shared_between_iterators():
+    def calls(lib):
+        function = Counting()
+        ds = lib.experimental.CacheIterDataset(lib.MapDataset.range(5).to_iter_dataset().map(function))
+        list(ds), list(ds)
+        return function.calls
+
+    assert calls(grain) == 10
+    assert calls(bushel) == 5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def test_another_process_finds_the_files(tmp_path):
+    program = textwrap.dedent(
+        """
+        import bushel, sys
+        def slow(x):
+            print("computed", x)
+            return x * 2
+        ds = bushel.MapDataset.range(3).to_iter_dataset().map(slow).cache(sys.argv[1])
+        print(list(ds))
+        """
+    )
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert outputs == ["computed 0\ncomputed 1\ncomputed 2\n[0, 2, 4]\n", "[0, 2, 4]\n"]
+
+
+def test_another_pipeline_or_other_data_is_not_found(tmp_path):
+    records = [1, 2, 3]
+
+    def read(function):
+        return list(MapDataset.source(records).to_iter_dataset().map(function).cache(tmp_path))
+
+    assert read(lambda x: x + 1) == [2, 3, 4]
+    assert read(lambda x: x + 2) == [3, 4, 5]
+    records[0] = 7
+    assert read(lambda x: x + 1) == [8, 3, 4]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_a_process_that_is_killed_leaves_no_cache(tmp_path):
+    program = textwrap.dedent(
+        """
+        import bushel, os, signal, sys
+        from bushel.graph import stores
+        stores.CHUNK_ELEMENTS = 1
+        def die(x):
+            if x == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return x
+        list(bushel.MapDataset.range(5).to_iter_dataset().map(die).cache(sys.argv[1]))
+        """
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True)
+    assert ended.returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".part-") and len(list(left.iterdir())) == 3
+    ds = cached(Counting(), tmp_path)
+    assert numbers(ds) == numbers(ds) == list(range(10))
+    (kept,) = tmp_path.iterdir()  # what was left is gone
+    assert not kept.name.startswith(".part-")
+
+
+def test_an_iterator_that_is_closed_leaves_nothing(tmp_path):
+    with iter(cached(Counting(), tmp_path)) as it:
+        next(it)
+        assert len(list(tmp_path.iterdir())) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage_chunk(path: pathlib.Path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("chunk-000000.pickle", damage_chunk),
+        ("chunk-000000.pickle", lambda path: path.write_bytes(path.read_bytes()[:-5])),
+        ("chunk-000000.pickle", os.remove),
+        ("index.json", lambda path: path.write_text("{")),
+        ("index.json", lambda path: path.write_text(json.dumps({"version": 99}))),
+    ],
+)
+def test_damaged_files_are_named(tmp_path, name, damage):
+    ds = cached(Counting(), tmp_path)
+    list(ds)
+    (kept,) = tmp_path.iterdir()
+    damage(kept / name)
+    with pytest.raises(OSError, match=f"{name} is missing, damaged or of another version. Remove"):
+        list(ds)
+
+
+def test_what_cannot_be_pickled_is_told(tmp_path):
+    ds = MapDataset.range(2).to_iter_dataset().map(lambda x: lambda: x)
+    with pytest.raises(Exception, match="pickle") as caught:
+        list(ds.cache(tmp_path))
+    assert "keeps what can be pickled" in caught.value.__notes__[0]
+    assert [function() for function in ds.cache()] == [0, 1]
+
+
+def test_a_state_past_the_end_is_refused():
+    ds = cached(Counting())
+    list(ds)
+    it = iter(ds)
+    it.set_state({"parent": {"next_index": 10}, "position": 11, "cache_filled": False}, check=False)
+    with pytest.raises(bushel.StateMismatch, match="after element 11 of a stream that has 10"):
+        next(it)
