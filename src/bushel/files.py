@@ -1,22 +1,19 @@
-"""Files that are read in order, as IterDatasets: names and arguments; the work is in `sources/`."""
+"""Files that are read in order, as IterDatasets: names and arguments; the work is in `sources/`.
+
+A format is loaded when a dataset of it is made, so that `import bushel` stays light.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bushel.dataset import _IterPipeline
 from bushel.graph.interleave import Interleave
 from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
-from bushel.sources import stores
-from bushel.sources.iterables import IterableStream
-from bushel.sources.parquet import ParquetStream
 from bushel.sources.protocol import SequentialSource
-from bushel.sources.stores import Options
-from bushel.sources.tfrecord_stream import TFRecordStream
-from bushel.sources.webdataset import WebDatasetStream
 
 _AT_A_TIME = 16  # as many files as Grain interleaves
 
@@ -39,10 +36,13 @@ class TFRecordIterDataset(_IterPipeline[bytes]):
         path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
         verify: bool = True,
-        storage_options: Options | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ):
-        paths = stores.find(path, storage_options)
-        super().__init__(_node(paths, "TFRecordIterDataset", lambda p: TFRecordStream(p, verify, storage_options)))
+        from bushel.sources.tfrecord_stream import TFRecordStream
+
+        super().__init__(
+            _node(path, storage_options, "TFRecordIterDataset", lambda p: TFRecordStream(p, verify, storage_options))
+        )
 
 
 class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
@@ -60,13 +60,15 @@ class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
         path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
         columns: Sequence[str] | None = None,
-        storage_options: Options | None = None,
+        storage_options: Mapping[str, Any] | None = None,
         **read_kwargs: Any,
     ):
-        paths = stores.find(path, storage_options)
-        super().__init__(
-            _node(paths, "ParquetIterDataset", lambda p: ParquetStream(p, columns, storage_options, read_kwargs))
-        )
+        from bushel.sources.parquet import ParquetStream
+
+        def source(name: str) -> SequentialSource:
+            return ParquetStream(name, columns, storage_options, read_kwargs)
+
+        super().__init__(_node(path, storage_options, "ParquetIterDataset", source))
 
 
 class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
@@ -81,10 +83,13 @@ class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
         self,
         path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
-        storage_options: Options | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ):
-        paths = stores.find(path, storage_options)
-        super().__init__(_node(paths, "WebDatasetIterDataset", lambda p: WebDatasetStream(p, storage_options)))
+        from bushel.sources.webdataset import WebDatasetStream
+
+        super().__init__(
+            _node(path, storage_options, "WebDatasetIterDataset", lambda p: WebDatasetStream(p, storage_options))
+        )
 
 
 class IterableIterDataset(_IterPipeline[Any]):
@@ -103,10 +108,17 @@ class IterableIterDataset(_IterPipeline[Any]):
     """
 
     def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]):
+        from bushel.sources.iterables import IterableStream
+
         source = IterableStream(iterable)
         super().__init__(Records(source, f"IterableIterDataset({source.fingerprint()})"))
 
 
-def _node(paths: list[str], name: str, source: Callable[[str], SequentialSource]) -> StreamNode:
-    files = tuple(Records(source(path), f"{name}({os.path.basename(path)})") for path in paths)
+def _node(
+    path: Any, options: Mapping[str, Any] | None, name: str, source: Callable[[str], SequentialSource]
+) -> StreamNode:
+    from bushel.sources import stores
+
+    paths = stores.find(path, options)
+    files = tuple(Records(source(entry), f"{name}({os.path.basename(entry)})") for entry in paths)
     return files[0] if len(files) == 1 else Interleave(files, _AT_A_TIME)
