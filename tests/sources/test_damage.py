@@ -8,6 +8,7 @@ from formats import FORMATS, opened, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bushel
 from bushel import MapDataset
 from bushel.sources import DamagedFile
 
@@ -137,3 +138,16 @@ def test_a_damaged_record_fails_alone(tmp_path):
     assert ds[21] == RECORDS[21]
     with pytest.raises(DamagedFile, match="record 20"):
         ds.take([1, 20, 3])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_damaged_records_can_be_skipped(workers, tmp_path):
+    path = written(tmp_path, "tfrecord", RECORDS)
+    content = bytearray(path.read_bytes())
+    content[content.find(RECORDS[20])] ^= 1
+    path.write_bytes(content)
+    ds = MapDataset.source(opened("tfrecord", path)).to_iter_dataset().with_options(on_error="skip", skip_limit=1)
+    if workers:
+        ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers))
+    with iter(ds) as it:
+        assert list(it) == RECORDS[:20] + RECORDS[21:]
