@@ -5,9 +5,10 @@ import pickle
 import random
 import threading
 
+import grain
 import numpy as np
 import pytest
-from formats import FORMATS, opened, written
+from formats import FORMATS, array_record, opened, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,6 +159,22 @@ def test_parts_of_files(stored):
     assert list(source) == RECORDS[2:5] + RECORDS[:1]
     with pytest.raises(ValueError, match=rf"has {len(RECORDS)} records; there is no part \[50:70\] of it"):
         opened(name, f"{path}[50:70]")
+
+
+def test_a_file_written_transposed_is_told(tmp_path):
+    array_record("group_size:2,transpose")(tmp_path / "x.array_record", [b"a", b"b"])
+    with pytest.raises(
+        DamagedFile, match="was written with the option 'transpose', which only array_record itself reads"
+    ):
+        ArrayRecordDataSource(tmp_path / "x.array_record")[0]
+
+
+def test_grains_own_source_reads_the_same(tmp_path):
+    path = written(tmp_path, "array_record zstd", RECORDS)
+    ours, theirs = ArrayRecordDataSource(path), grain.sources.ArrayRecordDataSource(str(path))
+    assert [ours[index] for index in range(len(ours))] == [theirs[index] for index in range(len(theirs))]
+    pipeline = [m.MapDataset.source(s).seed(3).shuffle().repeat(2) for m, s in ((bushel, ours), (grain, theirs))]
+    assert list(pipeline[0]) == list(pipeline[1])
 
 
 # Records of one size, read into place.

@@ -254,7 +254,7 @@ class _ArrayRecordFile(RecordReader):
 
     def _transposed(self) -> DamagedFile:
         return DamagedFile(
-            f"{self._file.name} was written with the option 'transpose', which only the array_record package reads. "
+            f"{self._file.name} was written with the option 'transpose', which only array_record itself reads. "
             "Write it again without, or pass array_record's own data source to `MapDataset.source`."
         )
 

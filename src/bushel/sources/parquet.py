@@ -15,7 +15,7 @@ from bushel.base import checks
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
-from bushel.sources.arrow_rows import ArrowRows, gathered, values
+from bushel.sources.arrow_rows import ArrowRows, RowsCache, gathered, values
 from bushel.sources.needs import package
 from bushel.sources.stores import Options
 
@@ -94,9 +94,7 @@ class ParquetDataSource:
         self._length = int(self._ends[-1]) if len(self._ends) else 0
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._kept: collections.OrderedDict[int, ArrowRows] = collections.OrderedDict()
-        self._kept_bytes = 0
+        self._rows = RowsCache(self._cache_bytes, self._decoded)
         self._files = threading.local()  # a ParquetFile that threads share crashes
 
     @property
@@ -119,12 +117,7 @@ class ParquetDataSource:
         """The rows at `indices` (each in [0, len)): each row group that they need is decoded once."""
         return gathered(np.asarray(indices, np.int64), self._ends, self._rows)
 
-    def _rows(self, number: int) -> ArrowRows:
-        with self._lock:
-            rows = self._kept.get(number)
-            if rows is not None:
-                self._kept.move_to_end(number)
-                return rows
+    def _decoded(self, number: int) -> ArrowRows:
         file, entry = self._groups[number]
         rows = ArrowRows(group(self._file(file), self._paths[file], entry, self._columns))
         expected = int(self._ends[number]) - (int(self._ends[number - 1]) if number else 0)
@@ -133,12 +126,6 @@ class ParquetDataSource:
                 f"{self._paths[file]}: row group {entry} had {expected} rows when the source was made and has "
                 f"{rows.length} now."
             )
-        with self._lock:
-            if number not in self._kept:
-                self._kept[number] = rows
-                self._kept_bytes += rows.nbytes
-            while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:
-                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
         return rows
 
     def _file(self, number: int) -> Any:
@@ -153,7 +140,7 @@ class ParquetDataSource:
         return [stores.fingerprint(self._paths, self._options), self._columns]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_kept", "_files")}
+        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_files")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

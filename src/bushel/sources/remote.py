@@ -78,18 +78,26 @@ _process: int | None = None
 
 
 def _store(root: str, frozen: str) -> Any:
+    _refuse_after_fork(root)
+    settings = tuple(
+        sorted(entry for entry in os.environ.items() if entry[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    )
+    return _store_of(root, frozen, settings)
+
+
+def _refuse_after_fork(name: str) -> None:
     global _process
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise RuntimeError(
-            f"{root}: this process was forked from one that had read from an object store, whose connections do not "
+            f"{name}: this process was forked from one that had read from an object store, whose connections do not "
             "survive that. Use `mp_prefetch`, whose workers start clean, or the start method 'spawn'."
         )
-    return _store_of(root, frozen)
 
 
 @functools.lru_cache(maxsize=64)
-def _store_of(root: str, frozen: str) -> Any:
+def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) -> Any:
+    del environment  # read by the store itself; another one makes another store
     obstore = package("obstore.store", "cloud", "Files in object stores")
     settings = json.loads(frozen)
     timeout = datetime.timedelta(seconds=settings.pop("timeout_s", 30))
@@ -137,17 +145,12 @@ class _Object(File):
 
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name = url
-        self._root, self._key = _split(url)
-        self._frozen = _frozen(settings)
-        store = self._store
-        meta = _attempts(lambda: store.head(self._key), url)
+        root, self._key = _split(url)
+        self._store = _store(root, _frozen(settings))
+        meta = _attempts(lambda: self._store.head(self._key), url)
         self.size = meta["size"]
         modified = meta.get("last_modified")
         self._tag = meta.get("e_tag") or (modified.isoformat() if modified else None)
-
-    @property
-    def _store(self) -> Any:
-        return _store(self._root, self._frozen)
 
     def read(self, start: int, length: int) -> bytes:
         return self.read_many([start], [length])[0]
@@ -165,9 +168,10 @@ class _Object(File):
         firsts, counts = [start for start, _ in asked], [length for _, length in asked]
         parts = iter(())
         if asked:
-            store = self._store
+            _refuse_after_fork(self.name)
             got = _attempts(
-                lambda: store.get_ranges(self._key, starts=firsts, lengths=counts, coalesce=_MERGE_BYTES), self.name
+                lambda: self._store.get_ranges(self._key, starts=firsts, lengths=counts, coalesce=_MERGE_BYTES),
+                self.name,
             )
             parts = iter(got)
         found = [next(parts) if length else b"" for length in lengths]
