@@ -272,6 +272,12 @@ def test_a_local_file_cut_while_it_is_read(tmp_path):
             read()
 
 
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.bag")
+    with pytest.raises(ValueError, match=r"pipe\.bag is no regular file"):
+        BagzDataSource(tmp_path / "pipe.bag")
+
+
 def test_descriptors_go_when_their_file_does(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(CONTENT)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import threading
+import time
 
 from bushel.base.errors import DamagedFile
 from bushel.sources.stores import File, LocalFile
@@ -47,8 +48,8 @@ def _found(path: str, size: int) -> LocalFile | None:
         os.unlink(path)
         return None
     with contextlib.suppress(OSError):  # a folder that may only be read: its copies are good nevertheless
-        os.utime(path)
-    return LocalFile(path)
+        os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))  # used now, not changed
+    return copy
 
 
 def _fetch(file: File, path: str) -> None:
@@ -71,7 +72,7 @@ def _make_room(folder: str, room_bytes: int) -> None:
         with contextlib.suppress(FileNotFoundError):
             if entry.name.endswith(".copy"):
                 stat = entry.stat()
-                copies.append((stat.st_mtime_ns, stat.st_size, entry.path))
+                copies.append((stat.st_atime_ns, stat.st_size, entry.path))
     total = sum(size for _, size, _ in copies)
     for _, size, path in sorted(copies):
         if total <= room_bytes:

@@ -38,8 +38,10 @@ class FixedRecords:
         return len(self._source)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        place = range(len(self))[checks.integer(index, "index")]
-        return self.__getitems__([place]).tree[0]
+        place = checks.integer(index, "index")
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"index {place} is out of range for {len(self)} records")
+        return self.__getitems__([place % len(self)]).tree[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
         """The records at `indices` as one array, each read straight into its row."""

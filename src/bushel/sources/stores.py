@@ -11,6 +11,7 @@ import glob
 import io
 import os
 import re
+import stat
 import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -148,8 +149,8 @@ class _Descriptor:
         self.number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
     def __del__(self) -> None:
-        if number := self.__dict__.pop("number", None):
-            os.close(number)
+        if "number" in vars(self):  # not where opening failed
+            os.close(self.number)
 
 
 class LocalFile(File):
@@ -163,11 +164,14 @@ class LocalFile(File):
 
     def __init__(self, path: str):
         self.name = path
-        self._descriptor: _Descriptor | None = _Descriptor(path)
-        stat = os.fstat(self._descriptor.number)
-        if not os.path.isfile(path):
+        kind = os.stat(path).st_mode
+        if stat.S_ISDIR(kind):
             raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.")
-        self.size, self._time = stat.st_size, stat.st_mtime_ns
+        if not stat.S_ISREG(kind):  # a pipe would be waited for
+            raise ValueError(f"{path} is no regular file, so that it cannot be read at any place.")
+        self._descriptor: _Descriptor | None = _Descriptor(path)
+        facts = os.fstat(self._descriptor.number)
+        self.size, self._time = facts.st_size, facts.st_mtime_ns
         self._remember()
 
     def _remember(self) -> None:
@@ -183,8 +187,8 @@ class LocalFile(File):
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = _Descriptor(self.name)
-            stat = os.fstat(descriptor.number)
-            if (stat.st_size, stat.st_mtime_ns) != (self.size, self._time):
+            facts = os.fstat(descriptor.number)
+            if (facts.st_size, facts.st_mtime_ns) != (self.size, self._time):
                 raise DamagedFile(f"{self.name} was changed while it was being read. Open the source again.")
             self._descriptor = descriptor
             self._remember()
