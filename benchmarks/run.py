@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, columns, images, indices, jpeg, lifecycle, packing, records, workers
+    from benchmarks import access, columns, files, images, indices, jpeg, lifecycle, packing, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -41,6 +41,11 @@ def main() -> None:
         "w3": jpeg.w3,
         "first-batch": workers.first_batch,
         "memory": workers.memory,
+        "array-record": files.array_record_single,
+        "array-record-batches": files.array_record_batches,
+        "tfrecord": files.tfrecord_in_order,
+        "blocks": files.block_reads,
+        "remote": files.remote,
     }
     options = _options(list(workloads))
     settings = Settings(repetitions=options.repetitions or 7)

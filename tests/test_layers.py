@@ -21,7 +21,7 @@ LAYERS = [
     {"choosing", "columns"},
     {"dataset"},
     {"operations"},
-    {"performance", "prometheus"},
+    {"files", "performance", "prometheus"},
     {
         "checkpoint",
         "constants",
@@ -38,6 +38,8 @@ LAYERS = [
     {"trajectory"},
     {"testing"},
     {"tools"},
+    {"cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 

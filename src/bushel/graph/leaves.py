@@ -111,7 +111,7 @@ class _ManyReads(Plan):
         except RowFailed:
             raise
         except Exception as error:
-            raise self.node.failed(0, positions.tolist(), error) from error
+            raise self._failed(positions.tolist(), error) from error
         if len(block) != len(positions):
             wrong = ValueError(
                 f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
@@ -119,6 +119,15 @@ class _ManyReads(Plan):
             )
             raise RowFailed(0, wrong)
         return block if isinstance(block, Columns) else list(block)
+
+    def _failed(self, positions: list[int], error: Exception) -> RowFailed:
+        """The failure of the record that cannot be read alone either; of them all where each can."""
+        for row, position in enumerate(positions) if len(positions) > 1 else ():
+            try:
+                self.read(np.array([position]))
+            except Exception as alone:
+                return self.node.failed(row, [position], alone)
+        return self.node.failed(0, positions, error)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -1,0 +1,8 @@
+"""`python -m bushel`: the command `bushel`."""
+
+import sys
+
+from bushel.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
