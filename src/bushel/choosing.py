@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import trees
+from bushel.graph import bucket
 from bushel.graph.bucket import Bucket, BucketOptions
 from bushel.graph.columns import Column, Part
 from bushel.graph.node import Epochs, MapNode
@@ -104,7 +105,7 @@ def bucketed(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
             f"A sequence has length {longest}, above the last boundary {options.boundaries[-1]}. Add a boundary, "
             "truncate it, or leave it out with `where(lengths <= ...)`."
         )
-    return Bucket(node, column, options)
+    return bucket.bucketed(node, column, options)
 
 
 def _lengths(values: Any, node: MapNode, name: str) -> Column:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
+from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
 
 weights_of = st.lists(st.integers(0, 20) | st.just(0), min_size=1, max_size=30)
 seeds = st.integers(0, 2**32 - 1)
@@ -125,3 +126,23 @@ def test_they_resume_and_run_anywhere_and_know_each_other_apart():
     state = iter(ds.sample(weights)).get_state()
     with pytest.raises(bushel.StateMismatch, match="sample"):
         iter(ds.sample(weights * 2 + (weights > 3))).set_state(state)
+
+
+def test_they_are_the_same_when_stages_are_timed():
+    timing = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
+    ds = MapDataset.source([np.full(n % 7 + 1, n) for n in range(40)]).seed(5).map(lambda x: x + 1)
+    lengths, shuffled = ds.column(len), ds.shuffle()
+    for pipeline in (
+        shuffled.where(lengths > 2).repeat(3),
+        ds.where(lengths > 2).sample(lengths),
+        shuffled.order_by(lengths, noise=0.3).repeat(2),
+        shuffled.bucket(lengths, [4, 8], 3).repeat(2),
+        ds.pack(lengths, 12).shuffle(),
+        MapDataset.mix([shuffled, ds.where(lengths == 1)], [2, 1], exact=True),
+    ):
+        expected = list(pipeline)
+        stream = pipeline.to_iter_dataset()
+        for watched in (stream, stream.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))):
+            with iter(WithOptionsIterDataset(watched, timing)) as it:
+                assert bushel.testing.same(list(it), expected)
+                assert it.report()

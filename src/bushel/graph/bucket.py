@@ -38,8 +38,13 @@ class Bucket(MapNode):
     """Batches whose elements are all of one bucket, in an order of their own in every epoch."""
 
     parent: MapNode
-    column: Column
     options: BucketOptions
+    digest: str
+    """Of the lengths."""
+    counts: tuple[int, ...]
+    """How many elements each bucket has: as many in every epoch, since all have the same records."""
+    orders: EpochTables
+    """For each epoch, its elements by bucket."""
 
     @property
     def parents(self) -> tuple[MapNode, ...]:
@@ -59,31 +64,17 @@ class Bucket(MapNode):
 
     @functools.cached_property
     def _batches(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """First and last-plus-one place of each batch among the elements sorted by bucket, and its bucket.
-
-        Every epoch has the same records, so this is the same in every epoch.
-        """
+        """First and last-plus-one place of each batch among the elements sorted by bucket, and its bucket."""
         options = self.options
-        counts = np.bincount(self._buckets(0), minlength=len(options.boundaries))
         found = []
         begin = 0
-        for bucket, (count, size) in enumerate(zip(counts.tolist(), options.batch_sizes, strict=True)):
+        for bucket, (count, size) in enumerate(zip(self.counts, options.batch_sizes, strict=True)):
             starts = np.arange(begin, begin + (count // size * size if options.drop_remainder else count), size)
             ends = np.minimum(starts + size, begin + count)
             found.append((starts, ends, np.full(len(starts), bucket)))
             begin += count
         starts, ends, buckets = (np.concatenate(arrays) for arrays in zip(*found, strict=True))
         return starts, ends, buckets
-
-    def _buckets(self, epoch: int) -> np.ndarray:
-        return np.searchsorted(self.options.boundaries, self.column.of_epoch(self.parent, epoch))
-
-    def _order(self, epoch: int) -> np.ndarray:
-        return np.argsort(self._buckets(epoch), kind="stable")
-
-    @functools.cached_property
-    def _orders(self) -> EpochTables:
-        return EpochTables(self._order, one_for_all=self.parent.epochs is Epochs.SAME)
 
     def _elements(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where each batch begins among the elements of all of them, these elements, and the buckets of the batches."""
@@ -97,7 +88,7 @@ class Bucket(MapNode):
         elements = np.empty(len(places), dtype=epochs.dtype)
         for number in np.unique(epochs).tolist():
             here = epochs == number
-            elements[here] = self._orders(number)[places[here]] + number * self.parent.length
+            elements[here] = self.orders(number)[places[here]] + number * self.parent.length
         return edges, elements, bucket
 
     def plan(self, indices: np.ndarray) -> Plan:
@@ -123,10 +114,33 @@ class Bucket(MapNode):
         raise NotImplementedError("Batches of several buckets have several shapes: each its own boundary.")
 
     def parameters(self) -> dict[str, Any]:
-        return {**vars(self.options), "lengths": self.column.digest}
+        return {**vars(self.options), "lengths": self.digest}
 
     def call(self) -> str:
         return f"bucket({list(self.options.boundaries)}, {list(self.options.batch_sizes)}, seed={self.options.seed})"
+
+
+def bucketed(node: MapNode, column: Column, options: BucketOptions) -> Bucket:
+    """Batches of like lengths, which `column` has."""
+    buckets = _BucketsOf(node, column, options.boundaries)
+    counts = np.bincount(buckets(0), minlength=len(options.boundaries)).tolist()
+    orders = EpochTables(buckets.order, one_for_all=node.epochs is Epochs.SAME)
+    return Bucket(node, options, column.digest, tuple(counts), orders)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _BucketsOf:
+    """The buckets of an epoch. It keeps to the nodes that the column knows: those of the pipeline may be copies."""
+
+    parent: MapNode
+    column: Column
+    boundaries: tuple[int, ...]
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        return np.searchsorted(self.boundaries, self.column.of_epoch(self.parent, epoch))
+
+    def order(self, epoch: int) -> np.ndarray:
+        return np.argsort(self(epoch), kind="stable")
 
 
 @dataclasses.dataclass(slots=True)

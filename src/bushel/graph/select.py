@@ -198,6 +198,7 @@ class Chosen(MapNode):
     parent: MapNode
     column: Column
     rule: Rule
+    tables: EpochTables
 
     @property
     def parents(self) -> tuple[MapNode, ...]:
@@ -205,18 +206,11 @@ class Chosen(MapNode):
 
     @functools.cached_property
     def length(self) -> int:  # type: ignore[override]
-        return len(self._tables(0))
-
-    @functools.cached_property
-    def _tables(self) -> EpochTables:
-        return EpochTables(self._table, one_for_all=self.parent.epochs is Epochs.SAME and not self.rule.reseeds)
-
-    def _table(self, epoch: int) -> np.ndarray:
-        return self.rule.table(self.column.of_epoch(self.parent, epoch), epoch)
+        return len(self.tables(0))
 
     def _positions(self, indices: np.ndarray) -> np.ndarray:
         epoch, offset = words.split(indices, self.length, to=self.parent.length)
-        return by_epoch(epoch, offset, lambda number, some: self.rule.pick(self._tables(number), some, number)) + (
+        return by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number)) + (
             epoch * self.parent.length
         )
 
@@ -244,6 +238,18 @@ class Chosen(MapNode):
         return self.rule.call(self.column, self.parent.length)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _TableOf:
+    """The table of an epoch. It keeps to the nodes that the column knows: those of the pipeline may be copies."""
+
+    parent: MapNode
+    column: Column
+    rule: Rule
+
+    def __call__(self, epoch: int) -> np.ndarray:
+        return self.rule.table(self.column.of_epoch(self.parent, epoch), epoch)
+
+
 def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> MapNode:
     """`build` of a node; of one epoch of it, repeated, where it is one epoch repeated without end."""
     if node.length < INFINITE:
@@ -264,4 +270,5 @@ def chosen(node: MapNode, column: Column, rule: Rule) -> MapNode:
             "each would have another length. Do it earlier: before slicing a shuffled dataset, and on each part of a "
             "mixture before mixing."
         )
-    return Chosen(node, column, rule)
+    same = node.epochs is Epochs.SAME and not rule.reseeds
+    return Chosen(node, column, rule, EpochTables(_TableOf(node, column, rule), one_for_all=same))
