@@ -16,7 +16,7 @@ import bushel
 from bushel import MapDataset
 from bushel.experimental import IterableIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import DamagedFile, TFRecordDataSource
-from bushel.testing import check_resumes_anywhere
+from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
 
 RECORDS = [random.Random(number).randbytes(number * 3_001 % 90_000) for number in range(60)]
 
@@ -89,6 +89,14 @@ def test_many_files_are_read_in_turn_as_grain_does(tmp_path):
     theirs = grain.experimental.InterleaveIterDataset([grains(path) for path in paths], cycle_length=16)
     assert list(ours) == list(theirs)
     check_resumes_anywhere(ours)
+
+
+def test_streams_are_the_same_for_any_executor(tmp_path, plain):
+    for number in range(3):
+        written(tmp_path, "tfrecord", RECORDS[number::3], f"part-{number}")
+    several = TFRecordIterDataset(str(tmp_path / "part-*.tfrecord"))
+    check_same_for_any_executor(several.map(lambda record: record[:5]).batch(8, batch_fn=list))
+    check_same_for_any_executor(TFRecordIterDataset(plain).map(len).filter(lambda length: length % 2).batch(8))
 
 
 @settings(max_examples=60, deadline=None)

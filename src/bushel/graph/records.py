@@ -58,6 +58,9 @@ class _ReaderCursor(Cursor):
     def get_state(self) -> State:
         return (self._opened or self._reader).get_state()
 
+    def mark(self) -> Any:  # without a detour: it is taken before every element
+        return (self._opened or self._reader).get_state()
+
     def set_state(self, state: State) -> None:
         for name, value in self._reader.get_state().items():
             field(state, name, type(value))

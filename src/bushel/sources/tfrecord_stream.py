@@ -118,8 +118,7 @@ class TFRecordReader:
         self._failure: DamagedFile | None = None  # of the record after them
 
     def read(self, count: int) -> list[bytes]:
-        low = self._next
-        if low == len(self._records) and not self._cut():
+        if self._next == len(self._records) and not self._cut():
             return []
         low = self._next
         rows = self._records[low : low + count]
