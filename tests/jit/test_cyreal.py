@@ -96,7 +96,7 @@ def test_transforms_are_equal():
     )
 
 
-@pytest.mark.parametrize("mode", ["batched", "packed"])
+@pytest.mark.parametrize("mode", [pytest.param("batched", marks=pytest.mark.slow), "packed"])
 def test_batches_of_sequences_are_equal(mode):
     data = {"context": np.arange(7 * 5, dtype=np.float32).reshape(7, 5), "target": np.arange(7)}
     stages = [

@@ -125,7 +125,7 @@ def test_a_sum_tree_finds_what_a_running_sum_finds(values, changes):
     if numbers.sum():
         targets = (np.arange(64) + 0.5) / 64 * numbers.sum()
         found = FIND(tree, targets.astype(np.float32)).tolist()
-        assert found == np.searchsorted(np.cumsum(numbers), targets).tolist()
+        assert found == np.searchsorted(np.cumsum(numbers), targets, side="right").tolist()
 
 
 def test_an_item_without_priority_is_never_drawn():

@@ -115,7 +115,7 @@ def test_weights_are_shares():
     assert set(drawn.tolist()) == {1, 2, 4}
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     lengths=st.lists(st.sampled_from([3, 40, 33_000]), min_size=1, max_size=3),
     weights=st.lists(st.sampled_from([1.0, 0.3, 2.5]), min_size=3, max_size=3),
@@ -146,7 +146,7 @@ def test_a_mixture_without_weights_is_that_of_the_host():
 # Windows
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(sum),
     length=st.integers(1, 4),

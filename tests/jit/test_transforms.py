@@ -141,7 +141,7 @@ def test_colours_change_within_their_range():
     assert batch["image"].dtype == np.float32
 
 
-@pytest.mark.parametrize("kind", [MixupTransform, CutMixTransform])
+@pytest.mark.parametrize("kind", [pytest.param(MixupTransform, marks=pytest.mark.slow), CutMixTransform])
 def test_mixtures_share_labels_as_they_share_images(kind):
     flat = {"image": np.full((COUNT, 6, 8, 3), 1.0, np.float32) * np.arange(COUNT).reshape(-1, 1, 1, 1)}
     out = batches(None, kind(COUNT, alpha=1.0), data={**flat, "label": DATA["label"]})
