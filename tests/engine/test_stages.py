@@ -103,8 +103,9 @@ def test_heavy_work_goes_to_workers_and_light_work_stays(pool, after):
     with opened(AFTER[after](), None) as it:
         assert same([element for element, _ in found], list(it))
     where = [process for _, process in found]
-    assert where[:8] == [HERE] * 8  # measured here
-    assert set(where[8:]) <= set(pool.pids())
+    here = where.count(HERE)
+    assert 1 <= here <= 8 and where[:here] == [HERE] * here  # measured here
+    assert set(where[here:]) <= set(pool.pids())
     with opened(AFTER[after]().map(light), pool) as it:
         assert {process for _, process in it} == {HERE}
 
