@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, columns, files, images, indices, jpeg, lifecycle, packing, records, workers
+    from benchmarks import access, columns, files, images, indices, jpeg, lifecycle, loader, packing, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -46,6 +46,8 @@ def main() -> None:
         "tfrecord": files.tfrecord_in_order,
         "blocks": files.block_reads,
         "remote": files.remote,
+        "w1-loader": loader.w1_loader,
+        "w1-loader-workers": loader.w1_loader_workers,
     }
     options = _options(list(workloads))
     settings = Settings(repetitions=options.repetitions or 7)

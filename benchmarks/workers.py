@@ -40,10 +40,15 @@ class LargeArrays:
         return self.arrays[index % len(self.arrays)]
 
 
-def with_workers(library: ModuleType, dataset: Any, count: int) -> Any:
-    """The stream of an endless dataset with so many workers; Grain's need parsed flags."""
+def parse_flags() -> None:
+    """Grain's workers need parsed flags."""
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
+
+
+def with_workers(library: ModuleType, dataset: Any, count: int) -> Any:
+    """The stream of an endless dataset with so many workers."""
+    parse_flags()
     if not count:
         return dataset
     return dataset.mp_prefetch(library.MultiprocessingOptions(num_workers=count))

@@ -2,40 +2,70 @@
 
 import importlib
 import inspect
+import operator
 import re
 from pathlib import Path
 
 import grain
+import grain.python
 import pytest
 
 import bushel
 
 PUBLIC = {
     "bushel": [
+        "Batch",
         "Column",
+        "DataLoader",
+        "DataLoaderIterator",
         "DatasetIterator",
         "Explanation",
+        "IndexSampler",
         "IterDataset",
         "MapDataset",
+        "MapTransform",
         "MultiprocessingOptions",
+        "NoSharding",
+        "OrbaxCheckpointHandler",
         "PipelineNotSent",
+        "RandomAccessDataSource",
+        "RandomMapTransform",
         "ReadOptions",
+        "Record",
+        "RecordMetadata",
         "Report",
+        "Sampler",
+        "SequentialSampler",
+        "ShardByJaxProcess",
+        "ShardOptions",
         "StateMismatch",
         "TooManySkipped",
+        "Transformation",
         "WorkerDied",
         "__version__",
+        "__version_info__",
+        "checkpoint",
+        "config",
+        "constants",
         "experimental",
+        "load",
+        "multiprocessing",
+        "python",
+        "samplers",
+        "sharding",
         "sources",
         "testing",
         "transforms",
     ],
+    "bushel.checkpoint": ["CheckpointHandler", "CheckpointRestore", "CheckpointSave"],
+    "bushel.constants": ["DATASET_INDEX", "EPOCH", "INDEX", "META_FEATURES", "RECORD", "RECORD_KEY", "SEED"],
     "bushel.experimental": [
         "BOSHandling",
         "BestFitPackIterDataset",
         "CacheIterDataset",
         "ConcatThenSplitIterDataset",
         "DatasetOptions",
+        "ElasticIterator",
         "ExecutionTrackingMode",
         "FirstFitPackIterDataset",
         "FlatMapIterDataset",
@@ -65,6 +95,7 @@ PUBLIC = {
         "apply_transformations",
         "assert_equal_output_after_checkpoint",
         "batch_and_pad",
+        "device_put",
         "get_element_spec",
         "get_next_index",
         "index_shuffle",
@@ -72,18 +103,57 @@ PUBLIC = {
         "pick_performance_config",
         "set_next_index",
     ],
-    "bushel.transforms": [
+    "bushel.multiprocessing": ["MultiprocessingOptions", "SharedMemoryArray", "SharedMemoryArrayMetadata"],
+    "bushel.python": [
+        "ArrayRecordDataSource",
         "Batch",
+        "BatchOperation",
+        "DATASET_INDEX",
+        "DataLoader",
+        "DatasetIterator",
         "DatasetSelectionMap",
-        "Filter",
-        "FlatMap",
-        "Map",
-        "MapWithIndex",
-        "RandomMap",
-        "TfRandomMap",
+        "EPOCH",
+        "FilterOperation",
+        "FilterTransform",
+        "INDEX",
+        "InMemoryDataSource",
+        "IndexSampler",
+        "IterDataset",
+        "META_FEATURES",
+        "MapDataset",
+        "MapOperation",
+        "MapTransform",
+        "MapWithIndexTransform",
+        "MultiprocessingOptions",
+        "NoSharding",
+        "Operation",
+        "PyGrainCheckpointHandler",
+        "PyGrainCheckpointRestore",
+        "PyGrainCheckpointSave",
+        "PyGrainDatasetIterator",
+        "RECORD",
+        "RECORD_KEY",
+        "RandomAccessDataSource",
+        "RandomMapOperation",
+        "RandomMapTransform",
+        "RangeDataSource",
+        "ReadOptions",
+        "Record",
+        "RecordMetadata",
+        "SEED",
+        "Sampler",
+        "SequentialSampler",
+        "ShardByJaxProcess",
+        "ShardOptions",
+        "SharedMemoryArray",
         "Transformation",
         "Transformations",
+        "config",
+        "experimental",
+        "load",
     ],
+    "bushel.samplers": ["IndexSampler", "Sampler", "SequentialSampler"],
+    "bushel.sharding": ["NoSharding", "ShardByJaxProcess", "ShardOptions"],
     "bushel.sources": [
         "ArrayDataSource",
         "ArrayRecordDataSource",
@@ -100,6 +170,7 @@ PUBLIC = {
         "RaggedDataSource",
         "RandomAccessDataSource",
         "RangeDataSource",
+        "SharedMemoryDataSource",
         "TFDSDataSource",
         "TFRecordDataSource",
         "ZarrDataSource",
@@ -112,6 +183,18 @@ PUBLIC = {
         "file_fingerprint",
         "load_arrays",
         "write_checksums",
+    ],
+    "bushel.transforms": [
+        "Batch",
+        "DatasetSelectionMap",
+        "Filter",
+        "FlatMap",
+        "Map",
+        "MapWithIndex",
+        "RandomMap",
+        "TfRandomMap",
+        "Transformation",
+        "Transformations",
     ],
 }
 
@@ -188,6 +271,20 @@ ALONE = {
 }
 
 # Names that Grain does not have; every other public name is one of Grain's.
+SHORT_SPELLINGS = {  # of samplers, sharding, transforms, sources and checkpoint, at the top level
+    "Batch",
+    "IndexSampler",
+    "MapTransform",
+    "NoSharding",
+    "OrbaxCheckpointHandler",
+    "RandomAccessDataSource",
+    "RandomMapTransform",
+    "Sampler",
+    "SequentialSampler",
+    "ShardByJaxProcess",
+    "ShardOptions",
+    "Transformation",
+}
 OURS = {
     "bushel": {
         "Column",
@@ -198,9 +295,10 @@ OURS = {
         "TooManySkipped",
         "WorkerDied",
         "testing",
-    },
-    "bushel.experimental": {"IterableIterDataset", "WebDatasetIterDataset"},
+    }
+    | SHORT_SPELLINGS,
     "bushel.transforms": {"FlatMap"},  # Grain: experimental.FlatMapTransform
+    "bushel.experimental": {"IterableIterDataset", "WebDatasetIterDataset"},
     "bushel.sources": {
         "ArrayDataSource",
         "ArrowDataSource",
@@ -249,11 +347,21 @@ def test_public_names_are_there_and_are_told(module):
 @pytest.mark.parametrize("module", PUBLIC)
 def test_a_public_name_is_grains_or_listed_as_ours(module):
     theirs = importlib.import_module(module.replace("bushel", "grain"))
-    assert {name for name in PUBLIC[module] if not hasattr(theirs, name)} == OURS[module]
+    assert {name for name in PUBLIC[module] if not hasattr(theirs, name)} == OURS.get(module, set())
 
 
 def test_the_version_is_a_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+", bushel.__version__)
+    assert ".".join(map(str, bushel.__version_info__)) == bushel.__version__
+
+
+@pytest.mark.parametrize("name", sorted(SHORT_SPELLINGS))
+def test_a_short_spelling_is_the_same_thing(name):
+    where = {
+        "OrbaxCheckpointHandler": bushel.checkpoint.CheckpointHandler,
+        "RandomAccessDataSource": bushel.sources.RandomAccessDataSource,
+    }
+    assert getattr(bushel, name) is where.get(name, getattr(bushel.python, name, None))
 
 
 def methods(kind):
@@ -269,15 +377,8 @@ def parameters(function):
 
 
 OUR_PARAMETERS = {
-    "columns",
-    "storage_options",
-    "verify",
-    "vectorized",
-    "on_error",
-    "skip_limit",
-    "exact",
-    "temperature",
-    "when_exhausted",
+    *("vectorized", "on_error", "skip_limit", "budget_bytes", "timeout_s", "check", "remainder"),
+    *("columns", "storage_options", "verify", "exact", "temperature", "when_exhausted"),
 }
 OUR_METHODS = {
     *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
@@ -287,7 +388,7 @@ OUR_METHODS = {
 NOT_YET = {
     "MapDataset": set(),
     "IterDataset": set(),
-    "DatasetIterator": {"load", "save"},
+    "DatasetIterator": set(),
 }
 
 
@@ -314,14 +415,67 @@ def test_arguments_and_defaults_are_grains(name):
         assert parameters(getattr(ours, method)) == parameters(getattr(theirs, method)), method
 
 
-@pytest.mark.parametrize("name", sorted(set(PUBLIC["bushel.experimental"]) - OURS["bushel.experimental"]))
-def test_arguments_in_experimental_are_grains(name):
-    ours, theirs = getattr(bushel.experimental, name), getattr(grain.experimental, name)
+SIGNED = [
+    (module, name)
+    for module in PUBLIC
+    for name in PUBLIC[module]
+    if name not in OURS.get(module, set()) and callable(getattr(importlib.import_module(module), name))
+]
+
+
+@pytest.mark.parametrize(("module", "name"), SIGNED)
+def test_names_of_arguments_are_grains(module, name):
+    ours = getattr(importlib.import_module(module), name)
+    theirs = getattr(importlib.import_module(module.replace("bushel", "grain")), name)
     try:
         expected = parameters(theirs)
     except ValueError:  # an extension function without a signature
         return
-    assert [entry[0] for entry in parameters(ours)] == [entry[0] for entry in expected]
+    found = parameters(ours)
+    assert [entry[0] for entry in found] == [entry[0] for entry in expected]
+    plain = (bool, int, float, str, type(None), tuple)
+    for our, their in zip(found, expected, strict=True):
+        assert our[2] == their[2] or not isinstance(their[2], plain), our[0]
+
+
+CLASSES = {
+    "DataLoader": set(),
+    "DataLoaderIterator": {"report", "close"},
+    "samplers.IndexSampler": {"record_keys", "num_records", "shard_size", "shard_length"},
+    "samplers.SequentialSampler": {"record_keys", "num_records"},
+    "sharding.ShardOptions": set(),
+    "Record": set(),
+    "RecordMetadata": set(),
+    "multiprocessing.SharedMemoryArray": set(),
+    "multiprocessing.SharedMemoryArrayMetadata": set(),
+    "checkpoint.CheckpointHandler": set(),
+}
+
+
+@pytest.mark.parametrize("path", CLASSES)
+def test_methods_of_the_other_doors_are_grains(path):
+    ours, theirs = (operator.attrgetter(path)(library) for library in (bushel, grain))
+    assert methods(theirs) - methods(ours) == set()
+    assert methods(ours) - methods(theirs) <= CLASSES[path]
+    for method in methods(theirs):
+        if inspect.isfunction(getattr(theirs, method)):
+            assert [p[0] for p in parameters(getattr(ours, method))] == [
+                p[0] for p in parameters(getattr(theirs, method))
+            ], method
+
+
+def test_constants_are_grains():
+    for name in PUBLIC["bushel.constants"]:
+        assert getattr(bushel.constants, name) == getattr(grain.constants, name)
+
+
+def test_settings_have_grains_names_and_defaults():
+    for name in ("py_debug_mode", "py_traceback_filtering", "tf_lookup_batch_size", "tf_prefetch_buffer_size"):
+        assert bushel.config.get_or_default(name) == grain.config.get_or_default(name)
+    with pytest.raises(ValueError, match=r"Unrecognized config option: py_debug\. There are"):
+        bushel.config.update("py_debug", True)
+    with pytest.raises(ValueError, match=r"Please use config\.update"):
+        bushel.config.py_debug_mode = True
 
 
 def test_read_options_have_grains_defaults():

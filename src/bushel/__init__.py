@@ -16,39 +16,116 @@ from bushel.engine import Report
 from bushel.iterator import DatasetIterator
 
 if TYPE_CHECKING:
-    from bushel import experimental, sources, testing, transforms
+    from bushel import (
+        checkpoint,
+        constants,
+        experimental,
+        multiprocessing,
+        python,
+        samplers,
+        sharding,
+        sources,
+        testing,
+        transforms,
+    )
+    from bushel.base.config import config
+    from bushel.base.records import Record, RecordMetadata
+    from bushel.base.transforms import Batch, Transformation
+    from bushel.base.transforms import Map as MapTransform
+    from bushel.base.transforms import RandomMap as RandomMapTransform
+    from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
+    from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
+    from bushel.samplers import IndexSampler, Sampler, SequentialSampler
+    from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
+    from bushel.sources import RandomAccessDataSource
 
 __version__ = "0.1.0"
+__version_info__ = (0, 1, 0)
 
 __all__ = [
+    "Batch",
     "Column",
+    "DataLoader",
+    "DataLoaderIterator",
     "DatasetIterator",
     "Explanation",
+    "IndexSampler",
     "IterDataset",
     "MapDataset",
+    "MapTransform",
     "MultiprocessingOptions",
+    "NoSharding",
+    "OrbaxCheckpointHandler",
     "PipelineNotSent",
+    "RandomAccessDataSource",
+    "RandomMapTransform",
     "ReadOptions",
+    "Record",
+    "RecordMetadata",
     "Report",
+    "Sampler",
+    "SequentialSampler",
+    "ShardByJaxProcess",
+    "ShardOptions",
     "StateMismatch",
     "TooManySkipped",
+    "Transformation",
     "WorkerDied",
     "__version__",
+    "__version_info__",
+    "checkpoint",
+    "config",
+    "constants",
     "experimental",
+    "load",
+    "multiprocessing",
+    "python",
+    "samplers",
+    "sharding",
     "sources",
     "testing",
     "transforms",
 ]
 
-_ELSEWHERE = {"Column": "bushel.graph.columns", "Explanation": "bushel.graph.explain"}
+_ELSEWHERE = {
+    "Batch": "base.transforms",
+    "Column": "graph.columns",
+    "DataLoader": "data_loader",
+    "DataLoaderIterator": "data_loader",
+    "Explanation": "graph.explain",
+    "IndexSampler": "samplers",
+    "MapTransform": "base.transforms.Map",
+    "NoSharding": "sharding",
+    "OrbaxCheckpointHandler": "checkpoint.CheckpointHandler",
+    "RandomAccessDataSource": "sources",
+    "RandomMapTransform": "base.transforms.RandomMap",
+    "Record": "base.records",
+    "RecordMetadata": "base.records",
+    "Sampler": "samplers",
+    "SequentialSampler": "samplers",
+    "ShardByJaxProcess": "sharding",
+    "ShardOptions": "sharding",
+    "Transformation": "base.transforms",
+    "config": "base.config",
+    "load": "data_loader",
+}
+"""The module of each name that is loaded when it is asked for; with another name there, where it has one."""
 
 
 def __getattr__(name: str) -> Any:
     """Loads what not every program needs: `import bushel` alone stays quick."""
-    if name in _ELSEWHERE:
-        return getattr(importlib.import_module(_ELSEWHERE[name]), name)
-    if name in __all__:
+    if name not in __all__:
+        raise AttributeError(f"module 'bushel' has no attribute {name!r}")
+    if name not in _ELSEWHERE:
         return importlib.import_module(f"bushel.{name}")
-    raise AttributeError(f"module 'bushel' has no attribute {name!r}")
+    module, _, other = _ELSEWHERE[name].rpartition(".")
+    if not other[0].isupper():
+        module, other = _ELSEWHERE[name], name
+    value = globals()[name] = getattr(importlib.import_module(f"bushel.{module}"), other)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

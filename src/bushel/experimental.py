@@ -15,6 +15,8 @@ from bushel.dataset import (
     get_element_spec,
     multithread_prefetch,
 )
+from bushel.device import device_put
+from bushel.elastic import ElasticIterator
 from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.graph.batch import batch_and_pad
 from bushel.graph.concat_split import BOSHandling
@@ -43,6 +45,7 @@ __all__ = [
     "CacheIterDataset",
     "ConcatThenSplitIterDataset",
     "DatasetOptions",
+    "ElasticIterator",
     "ExecutionTrackingMode",
     "FirstFitPackIterDataset",
     "FlatMapIterDataset",
@@ -72,6 +75,7 @@ __all__ = [
     "apply_transformations",
     "assert_equal_output_after_checkpoint",
     "batch_and_pad",
+    "device_put",
     "get_element_spec",
     "get_next_index",
     "index_shuffle",

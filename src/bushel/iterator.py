@@ -16,7 +16,8 @@ from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_strea
 from bushel.graph.custom import IteratorCursor
 from bushel.graph.explain import Explanation, explain_next
 from bushel.graph.streams import Cursor, State, StreamNode
-from bushel.state import envelope, identity
+from bushel.state import envelope, files, identity
+from bushel.state.loader import parsed
 
 T = TypeVar("T")
 
@@ -39,6 +40,8 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     """
 
     _closed = False
+    _same_on_all_processes = False
+    """Whether all processes have the same state, so that any of them may restore that of any other."""
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()):
         self._parents = (parents,) if isinstance(parents, DatasetIterator) else tuple(parents)
@@ -79,6 +82,18 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
             for parent in getattr(self, "_parents", ()):
                 parent.close()
 
+    async def save(self, directory: files.AwaitingCreation) -> files.Later:
+        """Writes the state, as it is now, into a folder that Orbax is making."""
+        return files.write_later(directory, files.as_text(self.get_state()))
+
+    async def load(self, directory: files.Folder) -> files.Later:
+        """Restores a state that `save` wrote, here or in Grain."""
+
+        def restore(text: str) -> None:
+            self.set_state(parsed(text))
+
+        return files.read_later(directory, restore, any_process=self._same_on_all_processes)
+
     def _get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
@@ -111,7 +126,7 @@ class PipelineIterator(DatasetIterator[T]):
         self._observer = Observer()
         self._cursor: Cursor = open_stream(node, read_options, executor, self._observer)
         # Taken at the start: a function may close over something that changes while it runs.
-        self._identity = identity.identity(node)
+        self.identity = identity.identity(node)
 
     def __next__(self) -> T:
         with self._lock:
@@ -135,7 +150,7 @@ class PipelineIterator(DatasetIterator[T]):
     def get_state(self) -> State:
         """The position as plain JSON data, with the identity of the pipeline under the key "bushel"."""
         with self._lock:
-            return envelope.seal(self._cursor.get_state(), self._identity)
+            return envelope.seal(self._cursor.get_state(), self.identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
@@ -145,7 +160,7 @@ class PipelineIterator(DatasetIterator[T]):
           check: False restores the state of another pipeline as far as its form fits.
         """
         with self._lock:
-            inner = envelope.unseal(state, self._identity, check=check)
+            inner = envelope.unseal(state, self.identity, check=check)
             before = self._cursor.get_state()
             try:
                 self._cursor.set_state(inner)

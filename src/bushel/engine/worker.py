@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import memory
+from bushel.base import alias, memory
 from bushel.engine import shipping, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
@@ -58,6 +58,7 @@ class _Worker:
         sys.path[:] = path
         os.environ.clear()
         os.environ.update(variables)
+        alias.install_where_asked()
         try:
             function = pickle.loads(init)
             if function is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from bushel.sources.lines import LineDataSource
     from bushel.sources.media import decode_audio, decode_image
     from bushel.sources.parquet import ParquetDataSource
+    from bushel.sources.shared import SharedMemoryDataSource
     from bushel.sources.tfds import TFDSDataSource
     from bushel.sources.tfrecord import TFRecordDataSource
 
@@ -45,6 +46,7 @@ _FORMATS = {
     "lines": ("LineDataSource",),
     "media": ("decode_audio", "decode_image"),
     "parquet": ("ParquetDataSource",),
+    "shared": ("SharedMemoryDataSource",),
     "tfds": ("TFDSDataSource",),
     "tfrecord": ("TFRecordDataSource",),
 }
@@ -80,6 +82,7 @@ __all__ = [
     "RaggedDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
+    "SharedMemoryDataSource",
     "TFDSDataSource",
     "TFRecordDataSource",
     "ZarrDataSource",

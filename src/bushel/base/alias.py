@@ -1,0 +1,65 @@
+"""`import grain` answered by Bushel, for programs that were written for Grain."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+VARIABLE = "BUSHEL_AS_GRAIN"
+"""Set in the environment of a program that runs so: its workers do the same."""
+
+MODULES = {
+    "grain": "bushel",
+    "grain.checkpoint": "bushel.checkpoint",
+    "grain.constants": "bushel.constants",
+    "grain.experimental": "bushel.experimental",
+    "grain.multiprocessing": "bushel.multiprocessing",
+    "grain.python": "bushel.python",
+    "grain.python.experimental": "bushel.experimental",
+    "grain.samplers": "bushel.samplers",
+    "grain.sharding": "bushel.sharding",
+    "grain.sources": "bushel.sources",
+    "grain.transforms": "bushel.transforms",
+}
+
+
+def install() -> None:
+    """From now on `import grain` gives Bushel, in this process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def install_where_asked() -> None:
+    """The same in a process whose environment says so."""
+    if VARIABLE in os.environ:
+        install()
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds Grain's modules, and loads Bushel's instead: the very same ones, not copies."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != "grain":
+            return None
+        if fullname not in MODULES:
+            raise ModuleNotFoundError(
+                f"This program runs on Bushel, which stands in for Grain's public modules; {fullname} is none of them. "
+                "Run it with plain Python to use Grain.",
+                name=fullname,
+            )
+        return ModuleSpec(fullname, self)
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # What stands in sys.modules after this is what the import statement gives.
+        sys.modules[module.__name__] = importlib.import_module(MODULES[module.__name__])

@@ -1,0 +1,59 @@
+"""Grain's settings by name, for programs that set them. Nothing in Bushel depends on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_DEFAULTS = {
+    "py_debug_mode": False,
+    "py_dataset_visualization_output_dir": None,
+    "py_relay_sigterm_to_main": False,
+    "py_traceback_filtering": "auto",
+    "tf_interleaved_shuffle": False,
+    "tf_interleaved_shuffle_block_size": 10,
+    "tf_interleaved_shuffle_parallel_blocks": 10,
+    "tf_lookup_batch_size": 100,
+    "tf_lookup_num_parallel_calls": -1,
+    "tf_lookup_fast_warmup": False,
+    "tf_optimized_sequential_read": False,
+    "tf_prefetch_buffer_size": -1,
+}
+
+
+class Config:
+    """Remembers settings of Grain's names, from `update` on, without flags to parse. They change nothing.
+
+    What they are for in Grain has other ways here: `iterator.report()`, `DatasetOptions`, notes on errors.
+
+    >>> config = Config()
+    >>> config.update("py_debug_mode", True)
+    >>> config.py_debug_mode
+    True
+    """
+
+    def __init__(self) -> None:
+        vars(self)["_values"] = dict(_DEFAULTS)
+
+    def update(self, name: str, value: Any) -> None:
+        """Sets a setting."""
+        self._values[self._known(name)] = value
+
+    def get_or_default(self, name: str) -> Any:
+        """The value of a setting."""
+        return self._values[self._known(name)]
+
+    def _known(self, name: str) -> str:
+        if name not in self._values:
+            raise ValueError(f"Unrecognized config option: {name}. There are {', '.join(sorted(_DEFAULTS))}.")
+        return name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get_or_default(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ValueError(f"Please use config.update({name!r}, {value!r}).")
+
+
+config = Config()

@@ -1,0 +1,312 @@
+"""Grain's DataLoader as a translation: a source, a sampler and operations become one pipeline of the same kind."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from bushel.base import checks
+from bushel.base import transforms as tf
+from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.sharding import NoSharding, ShardOptions
+from bushel.engine import Report
+from bushel.graph import legacy, loading, show
+from bushel.graph.batch import BatchFn
+from bushel.graph.elementwise import FilterStream, MapStream
+from bushel.graph.leaves import Source
+from bushel.graph.ordered import BatchStream, FlatMapStream
+from bushel.graph.sampling import IndexSampler, Sampled, Sampler
+from bushel.graph.streams import Ahead, Elements, StreamNode
+from bushel.iterator import PipelineIterator
+from bushel.state import envelope, files
+from bushel.state import loader as loader_state
+from bushel.state.loader import LoaderFacts
+
+T = TypeVar("T")
+logger = logging.getLogger("bushel")
+
+_WITH_GENERATOR = (tf.RandomMap, tf.TfRandomMap)
+
+
+class DataLoader(Generic[T]):
+    """Reads the records that a sampler chooses, and applies operations to them.
+
+    The output is that of Grain's DataLoader without workers, whatever `worker_count` is.
+
+    Args:
+      data_source: records by position: a list, or anything with a length and `source[i]`.
+      sampler: which record comes when: `IndexSampler`, `SequentialSampler`, or one of your own.
+      operations: transformations, one after the other.
+      worker_count: processes that work ahead; 0 works in this one, None finds out how many bring something.
+      worker_buffer_size: how many blocks beyond the two at hand each worker may have under way.
+      shard_options: which part of the sampler's order to read; by default the sampler's own.
+      read_options: threads that read ahead; the output is the same for all of them.
+      enable_profiling: accepted for Grain's sake; it changes nothing.
+
+    >>> sampler = IndexSampler(4, shuffle=True, num_epochs=1, seed=0)
+    >>> loader = DataLoader(data_source=list("abcd"), sampler=sampler, operations=[tf.Batch(2)])
+    >>> [batch.tolist() for batch in loader]
+    [['a', 'd'], ['b', 'c']]
+    """
+
+    def __init__(
+        self,
+        *,
+        data_source: Any,
+        sampler: Sampler,
+        operations: Sequence[tf.Transformation | legacy.Operation] = (),
+        worker_count: int | None = 0,
+        worker_buffer_size: int = 1,
+        shard_options: ShardOptions | None = None,
+        read_options: ReadOptions | None = None,
+        enable_profiling: bool = False,
+    ):
+        if not hasattr(data_source, "__getitem__") or not hasattr(data_source, "__len__"):
+            raise TypeError(
+                f"A DataLoader reads records by position: its data_source needs `__len__` and `__getitem__`, got "
+                f"{type(data_source).__name__}. Data that can only be read in order go through the Dataset API: "
+                "write or use an IterDataset, and its map, filter and batch."
+            )
+        if worker_count is not None:
+            worker_count = checks.not_negative(worker_count, "worker_count")
+        self._multiprocessing_options = MultiprocessingOptions(
+            num_workers=worker_count,
+            per_worker_buffer_size=max(1, checks.not_negative(worker_buffer_size, "worker_buffer_size")),
+            enable_profiling=enable_profiling,
+        )
+        shard = _shard_of(sampler) if shard_options is None else shard_options
+        if not isinstance(shard, ShardOptions):
+            raise TypeError(f"shard_options must be ShardOptions, got {shard!r}.")
+        operations = list(operations)
+        self._facts = LoaderFacts(
+            sampler=loader_state.no_address(repr(sampler)),
+            data_source=loader_state.source_text(data_source),
+            shard=shard,
+            one_to_one=all(isinstance(operation, (tf.Map, *_WITH_GENERATOR)) for operation in operations),
+        )
+        self._node = Ahead(
+            _pipeline(data_source, sampler, shard, operations, read_options), self._multiprocessing_options
+        )
+
+    @property
+    def multiprocessing_options(self) -> MultiprocessingOptions:
+        """How many workers there are, and within which bounds they work."""
+        return self._multiprocessing_options
+
+    def __iter__(self) -> DataLoaderIterator[T]:
+        return DataLoaderIterator(self, state=None)
+
+    def __repr__(self) -> str:
+        return show.text(self._node)
+
+    def _repr_html_(self) -> str:
+        return show.table(self._node)
+
+
+class DataLoaderIterator(Iterator[T]):
+    """A position in a DataLoader. Its state is bytes, in Grain's form, and restores with any number of workers.
+
+    It may be used from several threads, and as a context manager.
+
+    >>> loader = load([10, 20, 30], num_epochs=1)
+    >>> it = iter(loader)
+    >>> first, state = next(it), it.get_state()
+    >>> it = iter(loader)
+    >>> it.set_state(state)
+    >>> list(it)
+    [20, 30]
+    """
+
+    def __init__(self, data_loader: DataLoader[T], state: dict[str, Any] | None, validate_state: bool = True):
+        self._data_loader = data_loader
+        self._iterator: PipelineIterator[T] = PipelineIterator(data_loader._node)
+        if state is not None:
+            self._restore(state, check=validate_state)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        return next(self._iterator)
+
+    def get_state(self) -> bytes:
+        """The position as JSON, with the identity of the loader under the key "bushel"."""
+        position = self._iterator.get_state()
+        sealed = position.pop(envelope.KEY)
+        state = loader_state.in_grains_form(position, self._data_loader._facts)
+        return json.dumps({**state, envelope.KEY: sealed}).encode()
+
+    def set_state(self, state: bytes, *, check: bool = True) -> None:
+        """Goes to a position of this loader, or of the same one built elsewhere, or of Grain's.
+
+        Args:
+          state: what `get_state` returned.
+          check: False restores the state of another loader as far as its form fits.
+        """
+        self._restore(loader_state.parsed(state), check=check)
+
+    def _restore(self, state: dict[str, Any], *, check: bool) -> None:
+        facts = self._data_loader._facts
+        if envelope.KEY not in state:
+            self._iterator.set_state(loader_state.position_of(state, facts, check=check), check=check)
+            return
+        # What Bushel wrote is compared by its identity, which tells more than the names of sampler and source.
+        inner = envelope.unseal(state, self._iterator.identity, check=check)
+        self._iterator.set_state(loader_state.position_of(inner, facts, check=False), check=False)
+
+    def start_prefetch(self) -> None:
+        """Starts working ahead, where the loader does so, before the first element is asked for."""
+        self._iterator.start_prefetch()
+
+    def report(self) -> Report:
+        """What the workers do; see `bushel.Report`."""
+        return self._iterator.report()
+
+    def close(self) -> None:
+        """Ends workers and threads. `next` raises ValueError afterwards; closing again does nothing."""
+        self._iterator.close()
+
+    async def save(self, directory: files.AwaitingCreation) -> files.Later:
+        """Writes the state, as it is now, into a folder that Orbax is making."""
+        return files.write_later(directory, self.get_state().decode())
+
+    async def load(self, directory: files.Folder) -> files.Later:
+        """Restores a state that `save` wrote, of this loader or of Grain's."""
+        return files.read_later(directory, lambda text: self.set_state(text.encode()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<DataLoaderIterator: {self._iterator!r}>"
+
+
+def load(
+    source: Any,
+    *,
+    num_epochs: int | None = None,
+    shuffle: bool = False,
+    seed: int | None = None,
+    shard_options: ShardOptions = NoSharding(),  # noqa: B008
+    transformations: tf.Transformations = (),
+    batch_size: int | None = None,
+    drop_remainder: bool = False,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> DataLoader[Any]:
+    """A DataLoader with an IndexSampler over all records of a source, and batches if `batch_size` is given.
+
+    >>> [batch.tolist() for batch in load([1, 2, 3], num_epochs=1, batch_size=2)]
+    [[1, 2], [3]]
+    """
+    sampler = IndexSampler(len(source), shard_options, shuffle, num_epochs, seed)
+    batches = [] if batch_size is None else [tf.Batch(batch_size, drop_remainder=drop_remainder)]
+    return DataLoader(
+        data_source=source,
+        sampler=sampler,
+        operations=[*transformations, *batches],
+        worker_count=worker_count,
+        read_options=read_options,
+    )
+
+
+def _shard_of(sampler: Any) -> ShardOptions:
+    own = getattr(sampler, "_shard_options", None)
+    if not isinstance(own, ShardOptions):
+        raise ValueError(
+            f"{type(sampler).__name__} does not say which shard it samples: pass "
+            "shard_options=bushel.sharding.NoSharding(), or ShardOptions(...), to the DataLoader."
+        )
+    return own
+
+
+def _pipeline(
+    source: Any, sampler: Any, shard: ShardOptions, operations: list[Any], read_options: ReadOptions | None
+) -> StreamNode:
+    """Records carry their metadata up to the last operation that needs these; after it there are plain data."""
+    needing = [number for number, operation in enumerate(operations) if _needs_metadata(operation)]
+    last = needing[-1] + 1 if needing else 0
+    sampled = Sampled(Source(source), sampler, shard, as_records=last > 0)
+    _check_length(sampled, source)
+    node: StreamNode = Elements(sampled, read_options, allow_nones=True)
+    for operation in operations[:last]:
+        node = _on_records(node, operation)
+    if last:
+        node = MapStream(node, loading.data_of)
+    for operation in operations[last:]:
+        node = _on_data(node, operation)
+    return node
+
+
+def _check_length(sampled: Sampled, source: Any) -> None:
+    sampler, shard = sampled.sampler, sampled.shard
+    if isinstance(sampled.own, IndexSampler) and not sampled.own.shard_size:
+        raise ValueError(
+            f"Shard {shard.shard_index} of {shard.shard_count} has no record: {sampler!r} has fewer records than "
+            "shards. Use fewer shards."
+        )
+    if sampled.own is not None and sampled.own.num_records > len(source):
+        logger.warning("%r has more records than its source, which has %d: some repeat.", sampler, len(source))
+
+
+def _needs_metadata(operation: Any) -> bool:
+    if isinstance(operation, (tf.Map, tf.Filter, tf.FlatMap, tf.Batch)) or type(operation) is legacy.BatchOperation:
+        return False
+    if isinstance(operation, _WITH_GENERATOR) or (callable(operation) and not isinstance(operation, type)):
+        return True
+    raise TypeError(
+        "The operations of a DataLoader are Map, RandomMap, Filter, FlatMap and Batch transformations, or functions "
+        f"from an iterator of records to another; got {operation!r}."
+    )
+
+
+_LEGACY = {
+    legacy.MapOperation: (loading.MapRecords, "map_function"),
+    legacy.RandomMapOperation: (loading.RandomMapRecords, "random_map_function"),
+    legacy.FilterOperation: (loading.FilterRecords, "condition_function"),
+}
+"""Operations that are transformations of a function: these can be restored without running them again."""
+
+
+def _on_records(node: StreamNode, operation: Any) -> StreamNode:
+    if type(operation) in _LEGACY:
+        kind, name = _LEGACY[type(operation)]
+        return kind(node, getattr(operation, name))
+    match operation:
+        case tf.Map():
+            return loading.MapRecords(node, operation)
+        case tf.RandomMap() | tf.TfRandomMap():
+            return loading.RandomMapRecords(node, operation)
+        case tf.Filter():
+            return loading.FilterRecords(node, operation)
+        case tf.FlatMap():
+            return FlatMapStream(node, loading.SplitRecords(operation))
+        case tf.Batch() | legacy.BatchOperation():
+            return _batched(node, operation, loading.BatchRecords(operation.batch_fn))
+        case _:
+            return loading.Operate(node, operation)
+
+
+def _on_data(node: StreamNode, operation: Any) -> StreamNode:
+    match operation:
+        case tf.Map():
+            return loading.MapData(node, operation)
+        case tf.Filter():
+            return FilterStream(node, operation)
+        case tf.FlatMap():
+            return FlatMapStream(node, operation)
+        case _:
+            return _batched(node, operation, operation.batch_fn)
+
+
+def _batched(node: StreamNode, operation: Any, batch_fn: BatchFn | None) -> StreamNode:
+    size = checks.positive(operation.batch_size, "batch_size")
+    return BatchStream(node, size, bool(operation.drop_remainder), batch_fn)

@@ -1,0 +1,96 @@
+"""Grain's oldest operations, from an iterator of records to another. A DataLoader runs them as transformations."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.base.records import Record
+from bushel.graph.loading import BatchRecords
+
+Records = Iterator[Record[Any]]
+
+
+class Operation(Protocol):
+    """What an operation of one's own is. It cannot tell its state: restoring one runs it again from its beginning."""
+
+    def __call__(self, input_iterator: Records, /) -> Records:
+        """Gives the records that become of those in `input_iterator`."""
+        ...
+
+
+def _instead(name: str) -> None:
+    warnings.warn(f"Please use {name} instead of this operation.", DeprecationWarning, stacklevel=4)
+
+
+@dataclasses.dataclass
+class MapOperation:
+    """`map_function` of the data of each record. Deprecated: `transforms.Map` does the same."""
+
+    map_function: Callable[[Any], Any]
+
+    def __post_init__(self) -> None:
+        _instead("transforms.Map")
+
+    def __call__(self, input_iterator: Records) -> Records:
+        for record in input_iterator:
+            yield Record(record.metadata.remove_record_key(), self.map_function(record.data))
+
+
+@dataclasses.dataclass
+class RandomMapOperation:
+    """`random_map_function` of the data and the generator of each record. Deprecated: see `transforms.RandomMap`."""
+
+    random_map_function: Callable[[Any, np.random.Generator], Any]
+
+    def __post_init__(self) -> None:
+        _instead("transforms.RandomMap")
+
+    def __call__(self, input_iterator: Records) -> Records:
+        function: Callable[[Any, Any], Any] = self.random_map_function
+        for record in input_iterator:
+            data = function(record.data, record.metadata.rng)
+            yield Record(record.metadata.remove_record_key(), data)
+
+
+@dataclasses.dataclass
+class FilterOperation:
+    """The records for whose data `condition_function` says yes. Deprecated: `transforms.Filter` does the same."""
+
+    condition_function: Callable[[Any], bool]
+
+    def __post_init__(self) -> None:
+        _instead("transforms.Filter")
+
+    def __call__(self, input_iterator: Records) -> Records:
+        for record in input_iterator:
+            if self.condition_function(record.data):
+                yield Record(record.metadata.remove_record_key(), record.data)
+
+
+@dataclasses.dataclass
+class BatchOperation:
+    """Batches of consecutive records. Deprecated: `transforms.Batch` does the same."""
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: Callable[[Sequence[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive(self.batch_size, "batch_size")
+        _instead("transforms.Batch")
+
+    def __call__(self, input_iterator: Records) -> Records:
+        batched, held = BatchRecords(self.batch_fn), []
+        for record in input_iterator:
+            held.append(record)
+            if len(held) == self.batch_size:
+                yield batched(held)
+                held = []
+        if held and not self.drop_remainder:
+            yield batched(held)

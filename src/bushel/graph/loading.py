@@ -1,0 +1,186 @@
+"""Operations of a DataLoader as stream nodes: on plain data, or on records where one of them needs the metadata."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, transforms
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, located
+from bushel.base.records import Record, RecordMetadata
+from bushel.graph.apply import call_of
+from bushel.graph.batch import BatchFn
+from bushel.graph.elementwise import Elementwise
+from bushel.graph.node import each
+from bushel.graph.streams import Cursor, OneParent, Opener, State, Through, counted, field
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapData(Elementwise):
+    """A Map transformation of plain data. None is data like any other here, as in Grain's DataLoader."""
+
+    operation = "map"
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        function = transforms.method(self.transform, transforms.Map, "map")
+        return each(function, blocks.rows_of(block), where, also_none=True), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MapRecords(Elementwise):
+    """A Map transformation of the data of records."""
+
+    operation = "map"
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        function = transforms.method(self.transform, transforms.Map, "map")
+        return each(lambda record: Record(record.metadata, function(record.data)), blocks.rows_of(block), where), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RandomMapRecords(Elementwise):
+    """A RandomMap transformation of the data of records, each with the generator of its record."""
+
+    operation = "random_map"
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        old = isinstance(self.transform, transforms.TfRandomMap)
+        kind, name = (transforms.TfRandomMap, "np_random_map") if old else (transforms.RandomMap, "random_map")
+        function = transforms.method(self.transform, kind, name)
+
+        def mapped(record: Record[Any]) -> Record[Any]:
+            return Record(record.metadata, function(record.data, record.metadata.rng))
+
+        return each(mapped, blocks.rows_of(block), where), None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FilterRecords(Elementwise):
+    """A Filter transformation of the data of records."""
+
+    operation = "filter"
+    drops = True
+
+    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+        function, records = transforms.method(self.transform, transforms.Filter, "filter"), blocks.rows_of(block)
+        kept = np.array(each(lambda record: bool(function(record.data)), records, where), dtype=bool)
+        return [record for record, stays in zip(records, kept.tolist()) if stays], kept
+
+
+class SplitRecords(transforms.FlatMap):
+    """A FlatMap transformation of the data of records."""
+
+    def __init__(self, transform: transforms.FlatMap):
+        self.transform = transform
+        self.max_fan_out = transform.max_fan_out
+
+    def flat_map(self, element: Record[Any]) -> Sequence[Record[Any]]:
+        first = element.metadata.index * self.max_fan_out
+        parts = self.transform.flat_map(element.data)
+        return [Record(RecordMetadata(index=first + number), part) for number, part in enumerate(parts)]
+
+    def __repr__(self) -> str:
+        return transforms.short_name(self.transform)
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchRecords:
+    """Makes a batch of the data of records; its metadata are those of the last one."""
+
+    batch_fn: BatchFn | None
+
+    def __call__(self, records: Sequence[Record[Any]]) -> Record[Any]:
+        data = [record.data for record in records]
+        batch = blocks.stack(data) if self.batch_fn is None else self.batch_fn(data)
+        return Record(records[-1].metadata.remove_record_key(), batch)
+
+
+def data_of(record: Record[Any]) -> Any:
+    """The data of a record."""
+    return record.data
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Operate(OneParent):
+    """An operation of the user's own, from an iterator of records to another."""
+
+    transform: Any
+
+    def open(self, opener: Opener) -> Cursor:
+        return _OperationCursor(opener.open(self.parent), self)
+
+    def element_spec(self) -> Any:
+        raise NotImplementedError("The shapes after an operation on records are not known without running it.")
+
+    def call(self) -> str:
+        return call_of("operate", self.transform)
+
+
+class _OperationCursor(Through):
+    """Runs an operation that keeps what it likes of the records it has read.
+
+    So its state is where it began, and how many records it has given since: going there runs it again from there.
+    """
+
+    def __init__(self, parent: Cursor, node: Operate):
+        super().__init__(parent)
+        self.node = node
+        self._begin(0)
+
+    def _begin(self, replayed: int) -> None:
+        self.before = self.parent.get_state()
+        self.given = replayed
+        self.replay = replayed
+        self.output: Iterator[Any] | None = None
+
+    def _input(self) -> Iterator[Any]:
+        while len(block := self.parent.pull(1)):
+            yield from blocks.rows_of(block)
+
+    def pull(self, count: int) -> Block:
+        if self.output is None:
+            self.output = iter(self._checked(self.node.transform(self._input())))
+            for _ in range(self.replay):
+                next(self.output, None)
+        made: list[Any] = []
+        for _ in range(count):
+            try:
+                made.append(next(self.output))
+            except StopIteration:
+                break
+            except RowFailed:
+                raise
+            except Exception as error:
+                raise RowFailed(len(made), located(error, f"bushel: {self.node.call()} failed.")) from error
+        self.given += len(made)
+        return made
+
+    def _checked(self, output: Any) -> Iterator[Any]:
+        for record in output:
+            if not hasattr(record, "data") or not hasattr(record, "metadata"):
+                raise TypeError(
+                    f"{self.node.call()} must give records, with `metadata` and `data`; it gave {record!r}."
+                )
+            yield record
+
+    def get_state(self) -> State:
+        return {"parent": self.before, "given": self.given}
+
+    def set_state(self, state: State) -> None:
+        if "given" not in state:  # Grain's: the operation begins anew there
+            self.parent.set_state(state)
+            self._begin(0)
+            return
+        given = counted(state, "given")
+        self.parent.set_state(field(state, "parent", dict))
+        self._begin(given)
+
+    def mark(self) -> Any:
+        return self.get_state()
+
+    def rewind(self, mark: Any) -> None:
+        self.set_state(mark)

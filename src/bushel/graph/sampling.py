@@ -1,0 +1,261 @@
+"""Samplers, and the node that reads what they choose. The samplers' arithmetic is Grain's, on whole arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Protocol
+
+import numpy as np
+
+from bushel.base import blocks, checks
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, located
+from bushel.base.records import Record, RecordMetadata
+from bushel.base.sharding import NoSharding, ShardOptions, even_split
+from bushel.base.transforms import short_name, shown
+from bushel.graph.node import MapNode, Origin, Plan, told
+from bushel.index import epochs, shuffle, words
+
+
+class Sampler(Protocol):
+    """What a sampler is: global index -> which record to read, and its generator.
+
+    It may have a `__len__`; without one its length is found by asking, until it raises IndexError.
+    """
+
+    def __getitem__(self, index: int, /) -> RecordMetadata:
+        """Returns the metadata of the record at a global index."""
+        ...
+
+
+class SequentialSampler:
+    """Records in their order, once.
+
+    >>> [SequentialSampler(3)[i].record_key for i in range(3)]
+    [0, 1, 2]
+    """
+
+    def __init__(self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None):  # noqa: B008
+        self.num_records = _record_count(num_records)
+        self._shard_options = _checked_shard(shard_options)
+        self._seed = None if seed is None else checks.integer(seed, "seed")
+        over = self.num_records % shard_options.shard_count if shard_options.drop_remainder else 0
+        self._max_index = self.num_records - over
+
+    def __len__(self) -> int:
+        return self._max_index
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        _check_index(index, self._max_index)
+        return RecordMetadata(index=index, record_key=index, rng=_generator(self._seed, index))
+
+    def record_keys(self, indices: np.ndarray) -> np.ndarray:
+        """Places in the source for many global indices."""
+        return indices
+
+    def __repr__(self) -> str:
+        return f"SequentialSampler(num_records={self.num_records}, shard_options={self._shard_options!r})"
+
+
+class IndexSampler:
+    """Records of one shard, shuffled inside it if asked for, for some epochs or without end.
+
+    Shards are consecutive parts of the source. For a shuffle over all of it, shard the loader and not the sampler, or
+    use `MapDataset.shuffle`.
+
+    Args:
+      num_records: how many records the source has.
+      shard_options: the part to sample from.
+      shuffle: every epoch in an order of its own; needs a seed.
+      num_epochs: None for no end.
+      seed: for the shuffle, and for the generator of each record.
+
+    >>> [IndexSampler(5, shuffle=True, num_epochs=1, seed=0)[i].record_key for i in range(5)]
+    [0, 4, 1, 2, 3]
+    """
+
+    def __init__(
+        self,
+        num_records: int,
+        shard_options: ShardOptions = NoSharding(),  # noqa: B008
+        shuffle: bool = False,
+        num_epochs: int | None = None,
+        seed: int | None = None,
+    ):
+        self.num_records = _record_count(num_records)
+        self._shard_options = _checked_shard(shard_options)
+        self._shuffle = bool(shuffle)
+        self._num_epochs = None if num_epochs is None else checks.positive(num_epochs, "num_epochs")
+        if shuffle and seed is None:
+            raise ValueError("Shuffling requires a seed: IndexSampler(..., shuffle=True, seed=0).")
+        self._seed = None if seed is None else checks.seed(seed, what="seed", below=1 << 32)
+        self._first, end = even_split(self.num_records, shard_options)
+        self.shard_size = end - self._first
+
+    def __len__(self) -> int:
+        return checks.INFINITE if self._max_index is None else self._max_index
+
+    @functools.cached_property
+    def _max_index(self) -> int | None:
+        if self._num_epochs is None:
+            return None
+        options = self._shard_options
+        per_epoch = self.shard_size * options.shard_count if options.drop_remainder else self.num_records
+        return per_epoch * self._num_epochs
+
+    def __getitem__(self, index: int) -> RecordMetadata:
+        _check_index(index, self._max_index)
+        key = int(self.record_keys(words.array([index]))[0])
+        return RecordMetadata(index=index, record_key=key, rng=_generator(self._seed, index))
+
+    def record_keys(self, indices: np.ndarray) -> np.ndarray:
+        """Places in the source for many global indices."""
+        places = indices // self._shard_options.shard_count
+        if self._shuffle:
+            assert self._seed is not None
+            places = shuffle.shuffle(places, length=self.shard_size, seed=self._seed)
+        return words.narrowed(epochs.first_epoch(places, length=self.shard_size)) + self._first
+
+    def shard_length(self) -> int:
+        """How many records its own shard gives, all epochs together."""
+        if self._num_epochs is None:
+            return checks.INFINITE // self._shard_options.shard_count
+        return self.shard_size * self._num_epochs
+
+    def __repr__(self) -> str:
+        return (
+            f"IndexSampler(num_records={self.num_records}, shard_options={self._shard_options!r}, "
+            f"shuffle={self._shuffle}, num_epochs={self._num_epochs}, seed={self._seed})"
+        )
+
+
+def _record_count(num_records: Any) -> int:
+    count = checks.integer(num_records, "num_records")
+    if count <= 0:
+        raise ValueError(f"A sampler needs at least one record, got num_records={count}.")
+    return count
+
+
+def _checked_shard(options: Any) -> ShardOptions:
+    if not isinstance(options, ShardOptions):
+        raise TypeError(f"shard_options must be ShardOptions, got {options!r}.")
+    return options
+
+
+def _check_index(index: int, end: int | None) -> None:
+    if index < 0 or (end is not None and index >= end):
+        raise IndexError(f"Index {index} is out of range for a sampler of {end} records.")
+
+
+def _generator(seed: int | None, index: int) -> np.random.Generator | None:
+    return None if seed is None else np.random.Generator(np.random.Philox(key=seed + index))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sampled(MapNode):
+    """The records of a source that a sampler chooses for one shard; as `Record`, with metadata, where asked for."""
+
+    parent: MapNode
+    sampler: Any
+    shard: ShardOptions
+    as_records: bool = False
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @functools.cached_property
+    def length(self) -> int:  # type: ignore[override]
+        shard, own = self.shard, self.own
+        if isinstance(own, IndexSampler):
+            inner = own._shard_options
+            if (inner.shard_index, inner.shard_count) == (shard.shard_index, shard.shard_count):
+                return own.shard_length()
+        total = _length_of(self.sampler)
+        over = 0 if shard.drop_remainder or total >= checks.INFINITE else shard.shard_count - 1 - shard.shard_index
+        return (total + over) // shard.shard_count
+
+    @functools.cached_property
+    def own(self) -> IndexSampler | SequentialSampler | None:
+        """The sampler, if it is one of ours, so that its keys are arithmetic; None for one that must be asked."""
+        for kind in (IndexSampler, SequentialSampler):
+            if isinstance(self.sampler, kind) and type(self.sampler).__getitem__ is kind.__getitem__:
+                return self.sampler
+        return None
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        numbers = epochs.shard(indices, index=self.shard.shard_index, count=self.shard.shard_count)
+        if self.own is None:
+            return _Asked(self, numbers.tolist())
+        keys = self.own.record_keys(numbers)
+        plan = self.parent.plan(keys)
+        return _WithMetadata(numbers.tolist(), keys.tolist(), self.own._seed, plan) if self.as_records else plan
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        number = epochs.shard(index, index=self.shard.shard_index, count=self.shard.shard_count)
+        return self.parent.origins(self.sampler[number].record_key)
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def parameters(self) -> dict[str, Any]:
+        # As a transformation its code counts too, and its values.
+        return {"sampler": shown(self.sampler), "shard": self.shard, "transform": self.sampler}
+
+    def call(self) -> str:
+        shard = "" if self.shard.shard_count == 1 else f", shard {self.shard.shard_index} of {self.shard.shard_count}"
+        return f"sample({short_name(self.sampler)}{shard})"
+
+
+@dataclasses.dataclass(slots=True)
+class _WithMetadata(Plan):
+    numbers: list[int]
+    keys: list[int]
+    seed: int | None
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        rows = blocks.rows_of(self.parent.take(low, high))
+        return [
+            Record(RecordMetadata(number, key, _generator(self.seed, number)), row)
+            for number, key, row in zip(self.numbers[low:high], self.keys[low:high], rows)
+        ]
+
+
+@dataclasses.dataclass(slots=True)
+class _Asked(Plan):
+    """Records that a user's sampler chooses: it is asked for what is read, and not ahead."""
+
+    node: Sampled
+    numbers: list[int]
+
+    def take(self, low: int, high: int) -> Block:
+        chosen: list[RecordMetadata] = []
+        for number in self.numbers[low:high]:
+            try:
+                metadata = self.node.sampler[number]
+                checks.integer(metadata.record_key, f"record_key of {metadata}")
+            except Exception as error:
+                raise RowFailed(len(chosen), located(error, told(self.node.call(), number, ()))) from error
+            chosen.append(metadata)
+        keys = words.array([metadata.record_key for metadata in chosen])  # type: ignore[misc]
+        block = self.node.parent.plan(keys).take(0, len(chosen))
+        if not self.node.as_records:
+            return block
+        return [Record(metadata, row) for metadata, row in zip(chosen, blocks.rows_of(block))]
+
+
+def _length_of(sampler: Any) -> int:
+    if hasattr(sampler, "__len__"):
+        return len(sampler)
+    low, high = 0, checks.INFINITE
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            sampler[middle]
+        except IndexError:
+            high = middle
+        else:
+            low = middle + 1
+    return low

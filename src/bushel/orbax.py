@@ -1,0 +1,29 @@
+"""What Orbax's CheckpointManager takes for an iterator. Needs Orbax; `bushel.checkpoint` loads it when it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bushel.state.handler import CheckpointHandler
+
+try:
+    import orbax.checkpoint as ocp
+except ImportError as error:
+    raise ImportError("Checkpoints with Orbax need it: pip install 'bushel[orbax]'.") from error
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_save=True)  # type: ignore[arg-type]
+@dataclasses.dataclass
+class CheckpointSave(ocp.args.CheckpointArgs):
+    """Saves an iterator as an item of a checkpoint: `ocp.args.Composite(..., data=CheckpointSave(iterator))`."""
+
+    item: Any
+
+
+@ocp.args.register_with_handler(CheckpointHandler, for_restore=True)  # type: ignore[arg-type]
+@dataclasses.dataclass
+class CheckpointRestore(ocp.args.CheckpointArgs):
+    """Restores an iterator from an item of a checkpoint."""
+
+    item: Any

@@ -1,0 +1,3 @@
+"""`bushel.experimental`, where Grain's older programs look for it."""
+
+from bushel.experimental import *  # noqa: F403

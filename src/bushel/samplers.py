@@ -1,0 +1,5 @@
+"""Samplers of a DataLoader, under Grain's names."""
+
+from bushel.graph.sampling import IndexSampler, Sampler, SequentialSampler
+
+__all__ = ["IndexSampler", "Sampler", "SequentialSampler"]

@@ -1,0 +1,5 @@
+"""Which part of the data a process reads, under Grain's names."""
+
+from bushel.base.sharding import NoSharding, ShardByJaxProcess, ShardOptions
+
+__all__ = ["NoSharding", "ShardByJaxProcess", "ShardOptions"]

@@ -1,0 +1,131 @@
+"""The state of a DataLoader: Grain's JSON around the position of the stream, both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel.base.errors import StateMismatch
+from bushel.base.sharding import ShardOptions
+
+VERSION = 2
+_NEXT = "next_index"
+_SEEN = "last_seen_indices"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderFacts:
+    """What a state says of the loader that wrote it."""
+
+    sampler: str
+    data_source: str
+    shard: ShardOptions
+    one_to_one: bool
+    """Whether every record becomes one element."""
+
+
+def source_text(source: Any) -> str:
+    """A source as a state names it: by its repr, without addresses; what is in memory by its type."""
+    return str(type(source)) if isinstance(source, (list, tuple, np.ndarray)) else no_address(repr(source))
+
+
+def no_address(text: str) -> str:
+    """A repr as it is in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def parsed(text: Any) -> dict[str, Any]:
+    """A state as it was before it became JSON. Nothing in it is ever executed."""
+    try:
+        state = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise StateMismatch(
+            f"This is no state of an iterator: it cannot be read as JSON ({str(error) or type(error).__name__}). "
+            f"It is {_excerpt(text)}."
+        ) from None
+    if not isinstance(state, dict):
+        raise StateMismatch(f"A state is a JSON object, as get_state() wrote it; this one is {_excerpt(text)}.")
+    return state
+
+
+def _excerpt(text: Any) -> str:
+    shown = repr(text)
+    return shown if len(shown) <= 80 else f"{shown[:80]}... ({len(text)} characters)"
+
+
+def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any]:
+    """The position of a stream as Grain's DataLoader without workers would write it."""
+    if set(position) != {_NEXT}:
+        return position  # with a FlatMap, Grain too writes the stream's own
+    shard = facts.shard
+    return {
+        "version": VERSION,
+        _SEEN: {"0": shard.shard_index + (position[_NEXT] - 1) * shard.shard_count},
+        "last_worker_index": -1,
+        "worker_count": 0,
+        "sampler": facts.sampler,
+        "data_source": facts.data_source,
+    }
+
+
+def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) -> dict[str, Any]:
+    """The position of a stream in a state of either library.
+
+    Raises StateMismatch for one that is damaged, of another version, or describes no position in one sequence.
+    """
+    if "version" not in state and _SEEN not in state:
+        return dict(state)
+    version = state.get("version")
+    if type(version) is not int or version != VERSION:
+        raise StateMismatch(f"This state of a DataLoader has version {version!r}; version {VERSION} is the one known.")
+    if check:
+        _compare("sampler", state, facts.sampler)
+        _compare("data_source", state, facts.data_source)
+    workers, seen = state.get("worker_count"), state.get(_SEEN)
+    if type(workers) is not int or workers < 0 or not isinstance(seen, Mapping):
+        raise StateMismatch(f"This state of a DataLoader is damaged: worker_count is {workers!r}, {_SEEN} is {seen!r}.")
+    if workers and not facts.one_to_one:
+        raise StateMismatch(
+            f"This state was written by Grain with {workers} workers, each of which batched or filtered records of its "
+            "own: it describes no position in the one sequence that this loader gives. Save it in Grain with "
+            "worker_count=0."
+        )
+    lanes = max(workers, 1)
+    if set(seen) != {str(lane) for lane in range(lanes)}:
+        raise StateMismatch(
+            f"This state of a DataLoader is damaged: with worker_count {workers} it should hold {lanes} positions, "
+            f"it holds those of {sorted(map(str, seen))}."
+        )
+    done = [_records_done(seen[str(lane)], lane, lanes, facts.shard) for lane in range(lanes)]
+    total = sum(done)
+    if done != [(total - lane + lanes - 1) // lanes for lane in range(lanes)]:
+        raise StateMismatch(f"This state of a DataLoader is damaged: its workers had read {done} records, not in turn.")
+    return {_NEXT: total}
+
+
+def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
+    """How many records one of several workers had read, by the global index of its last one."""
+    if type(last) is not int:
+        raise StateMismatch(f"This state of a DataLoader is damaged: a position in {_SEEN} is {last!r}.")
+    step = lanes * shard.shard_count
+    done, over = divmod(last - shard.shard_index - lane * shard.shard_count + step, step)
+    if over or done < 0:
+        raise StateMismatch(
+            f"This state of a DataLoader is of another shard, or damaged: shard {shard.shard_index} of "
+            f"{shard.shard_count} cannot have stood at index {last}."
+        )
+    return done
+
+
+def _compare(name: str, state: Mapping[str, Any], here: str) -> None:
+    saved = state.get(name)
+    if not isinstance(saved, str) or no_address(saved) != here:
+        raise StateMismatch(
+            f"This state was written with another {name}:\n- {saved}\n+ {here}\n"
+            "Pass check=False to set_state to restore it anyway."
+        )

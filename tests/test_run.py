@@ -1,0 +1,87 @@
+"""`bushel run`: programs that were written for Grain, unchanged, print the same on Bushel."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "helper_module")
+BUSHEL = [sys.executable, "-m", "bushel", "run"]
+
+
+def started(command, **more):
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.Popen(
+        list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, **more
+    )
+
+
+def finished(process):
+    try:
+        output, errors = process.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, output, errors
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_for_grain_prints_the_same(name):
+    script = PROGRAMS / f"{name}.py"
+    theirs, ours = started([sys.executable, script]), started([*BUSHEL, script])
+    expected, found = finished(theirs), finished(ours)
+    assert expected[0] == 0, expected[2]
+    assert found[0] == 0, found[2]
+    assert found[1] == expected[1]
+    assert len(expected[1].splitlines()) >= 4
+
+
+def run(tmp_path, text, *arguments):
+    script = tmp_path / "program.py"
+    script.write_text(text)
+    return finished(started([*BUSHEL, script, *arguments], cwd=tmp_path))
+
+
+def test_there_are_at_least_six_programs():
+    assert len(NAMES) >= 6
+
+
+def test_it_is_bushel_that_runs(tmp_path):
+    text = (
+        "import grain, grain.python.experimental as e, sys\nprint(grain.__name__, e.__name__, sys.argv[1:], __name__)"
+    )
+    code, output, errors = run(tmp_path, text, "--flag", "3")
+    assert (code, output) == (0, "bushel bushel.experimental ['--flag', '3'] __main__\n"), errors
+
+
+def test_an_error_of_the_program_is_shown_as_python_shows_it(tmp_path):
+    code, _, errors = run(tmp_path, "def fail():\n    raise ValueError('why')\n\nfail()\n")
+    assert code == 1
+    lines = errors.splitlines()
+    assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "ValueError: why"
+    assert "cli.py" not in errors
+
+
+def test_an_exit_code_of_the_program_is_kept(tmp_path):
+    assert run(tmp_path, "import sys; sys.exit(7)")[0] == 7
+
+
+def test_what_is_private_in_grain_is_told(tmp_path):
+    code, _, errors = run(tmp_path, "from grain._src.core import transforms")
+    assert code == 1
+    assert "ModuleNotFoundError: This program runs on Bushel" in errors and "grain._src is none of them" in errors
+
+
+def test_a_program_that_is_not_there_is_told():
+    code, _, errors = finished(started([*BUSHEL, "nowhere.py"]))
+    assert code == 1
+    assert errors.startswith("bushel: ") and "nowhere.py" in errors
+
+
+def test_without_the_command_grain_is_grain():
+    import grain
+
+    assert grain.__file__ is not None and "bushel" not in grain.__file__
