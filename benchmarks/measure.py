@@ -127,6 +127,11 @@ def _passes(run: Contender, at_least_s: float) -> int:
     return max(1, math.ceil(at_least_s / (time.perf_counter() - begun)))
 
 
+def timed_once(run: Contender, settings: Settings) -> Timing:
+    """One timing of a contender, long enough for any."""
+    return _timed(run, _passes(run, settings.other_s))
+
+
 def _timed(run: Contender, passes: int) -> Timing:
     gc.collect()
     elements = 0

@@ -19,7 +19,7 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, images, indices, lifecycle, loader, records, workers
+    from benchmarks import access, columns, files, images, indices, jpeg, lifecycle, loader, packing, records, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -28,12 +28,24 @@ def main() -> None:
         "ra": access.ra,
         "index": indices.index,
         "mix": indices.mix,
+        "w4-pack": columns.w4_pack,
+        "mix-3": columns.mix_of_three,
         "import": lifecycle.importing,
         "state": lifecycle.state,
+        "w4": packing.w4,
+        "windows": packing.windows,
+        "interleave": packing.interleave,
         "w6": workers.w6,
         "w2-workers": workers.w2_workers,
         "w1-workers": workers.w1_workers,
+        "w3": jpeg.w3,
         "first-batch": workers.first_batch,
+        "memory": workers.memory,
+        "array-record": files.array_record_single,
+        "array-record-batches": files.array_record_batches,
+        "tfrecord": files.tfrecord_in_order,
+        "blocks": files.block_reads,
+        "remote": files.remote,
         "w1-loader": loader.w1_loader,
         "w1-loader-workers": loader.w1_loader_workers,
     }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -62,19 +64,30 @@ class Running:
     def __call__(self) -> int:
         if self._iterator is None:
             self._iterator = iter(self._stream)
-        for _ in itertools.islice(self._iterator, self._batches):
-            pass
+        left = self._batches
+        while left:
+            for _ in itertools.islice(self._iterator, left):
+                left -= 1
+            if left:  # torch's loaders are not endless
+                self._iterator = iter(self._stream)
         return self._batches * self._batch_size
 
     def close(self) -> None:
-        if self._iterator is not None:
-            getattr(self._iterator, "close", lambda: None)()  # Grain's DataLoader has none
+        if hasattr(self._iterator, "close"):
+            self._iterator.close()  # type: ignore[union-attr]
+        self._iterator = None  # torch ends its workers with the iterator
 
 
-def measured(name: str, contenders: dict[str, Contender], settings: Settings, targets: dict[str, float]) -> list[Row]:
-    """Compares contenders, and closes their iterators."""
+def measured(
+    name: str,
+    contenders: dict[str, Contender],
+    settings: Settings,
+    targets: dict[str, float],
+    notes: dict[str, str] | None = None,
+) -> list[Row]:
+    """Compares contenders, and ends their workers."""
     try:
-        return compare(name, contenders, settings, targets=targets)
+        return compare(name, contenders, settings, targets=targets, notes=notes)
     finally:
         for contender in contenders.values():
             if isinstance(contender, Running):
@@ -105,7 +118,11 @@ def w6(settings: Settings) -> list[Row]:
 
     found = []
     for workers, target in ((1, 6.0), (2, 4.0)):
-        contenders: dict[str, Contender] = {"grain": running(GRAIN, workers), "bushel": running(BUSHEL, workers)}
+        contenders: dict[str, Contender] = {
+            "grain": running(GRAIN, workers),
+            "bushel": running(BUSHEL, workers),
+            "torch DataLoader": Running(torch_loader(source, LARGE_BATCH, workers), some, LARGE_BATCH),
+        }
         if workers == 1:
             contenders["floor: memcpy into place"] = memcpy
         found += measured(f"W6, workers {workers}", contenders, settings, {"bushel": target})
@@ -150,6 +167,58 @@ def w1_workers(settings: Settings) -> list[Row]:
     return measured("W1b, workers 2", contenders, settings, {"bushel": 7})
 
 
+def torch_loader(source: Any, batch_size: int, workers: int) -> Any:
+    """torch's DataLoader over a source of arrays, with its own way of making batches."""
+    import torch
+
+    class AsTensors(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return len(source)
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.from_numpy(source[index])
+
+    return torch.utils.data.DataLoader(AsTensors(), batch_size=batch_size, num_workers=workers)
+
+
+def memory(settings: Settings) -> list[Row]:
+    """What a worker takes for itself (USS), while it serves a small pipeline."""
+    found: dict[str, list[Timing]] = {"grain": [], "bushel": []}
+    for name in found:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.workers", name, "memory"], capture_output=True, text=True, check=True
+        )
+        found[name].append(Timing(float(done.stdout.split()[-1]), 1.0))
+    return rows("MEMORY, per worker", found, notes={"bushel": "the times are MiB of one worker's own"})
+
+
+def _memory_of(library: ModuleType) -> None:
+    dataset = library.MapDataset.range(10_000_000).shuffle(seed=1).batch(32)
+    stream = with_workers(library, dataset.to_iter_dataset(read_inline(library)), 2)
+    before = _descendants(os.getpid())
+    iterator = iter(stream)
+    for _ in range(50):
+        next(iterator)
+    workers = sorted((_own_bytes(pid) for pid in _descendants(os.getpid()) - before), reverse=True)[:2]
+    print(sum(workers) / len(workers) / 2**20)
+    iterator.close()
+
+
+def _descendants(process: int) -> set[int]:
+    children = {
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if int(path.read_text().rpartition(")")[2].split()[1]) == process
+    }
+    return children.union(*map(_descendants, children))
+
+
+def _own_bytes(process: int) -> int:
+    """Memory that would be free if the process ended."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
 def first_batch(settings: Settings) -> list[Row]:
     """From `iter` to the first batch of two workers, in fresh processes that have imported the library."""
     timings: dict[str, list[Timing]] = {"grain": [], "bushel": []}
@@ -176,4 +245,4 @@ def _first_batch_of(library: ModuleType) -> None:
 
 
 if __name__ == "__main__":
-    _first_batch_of(GRAIN if sys.argv[1] == "grain" else BUSHEL)
+    (_memory_of if "memory" in sys.argv else _first_batch_of)(GRAIN if sys.argv[1] == "grain" else BUSHEL)

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import pkgutil
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,11 @@ def test_there_are_doctests():
 def test_the_code_of_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(path)
+
+
+def test_the_example_of_a_text_stream_runs(capsys):
+    runpy.run_path(str(ROOT / "examples" / "text_stream.py"), run_name="__main__")
+    assert "resumed: the same batches followed" in capsys.readouterr().out
 
 
 def test_a_page_that_is_wrong_fails(tmp_path):

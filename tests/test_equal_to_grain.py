@@ -610,6 +610,18 @@ SHAPES = {
     ),
     "stream mix": lambda ds, lib, f: lib.IterDataset.mix([ds.to_iter_dataset().map(f), ds.to_iter_dataset()], [2, 1]),
     "mix": lambda ds, lib, f: lib.MapDataset.mix([ds.map(f), ds], [2, 1]),
+    "stream limit": lambda ds, lib, f: lib.experimental.LimitIterDataset(ds.to_iter_dataset().map(f), 8),
+    "stream repeat": lambda ds, lib, f: lib.experimental.RepeatIterDataset(ds.to_iter_dataset().map(f), 2).batch(7),
+    "stream rebatch": lambda ds, lib, f: lib.experimental.RebatchIterDataset(ds.to_iter_dataset().map(f).batch(3), 4),
+    "stream window shuffle": lambda ds, lib, f: lib.experimental.WindowShuffleIterDataset(
+        ds.to_iter_dataset().map(f), window_size=4, seed=1
+    ),
+    "stream zip": lambda ds, lib, f: lib.experimental.ZipIterDataset(
+        [ds.to_iter_dataset(), ds.to_iter_dataset().map(f), ds.to_iter_dataset()]
+    ),
+    "stream interleave": lambda ds, lib, f: lib.experimental.InterleaveIterDataset(
+        [ds[:2].to_iter_dataset(), ds[2:7].to_iter_dataset().map(f), ds[7:].map(f)], cycle_length=2
+    ),
 }
 
 

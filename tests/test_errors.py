@@ -270,10 +270,21 @@ def test_a_vectorized_function_names_all_the_elements_it_got(options):
     assert error.__notes__[1] == "bushel: this was element 2 of the output."
 
 
-def test_many_reads_name_all_the_records_they_asked_for():
+def test_many_reads_name_the_record_that_cannot_be_read():
     ds = MapDataset.source(BadManyReads()).slice([4, 7, 1]).batch(3)
     _, error = iterated(iter(ds))
-    assert error.__notes__[0] == "bushel: reading records 4, 7, 1 of BadManyReads failed."
+    assert error.__notes__[0] == "bushel: reading record 7 of BadManyReads failed."
+
+
+def test_many_reads_that_fail_only_together_name_all_records():
+    class Together(BadManyReads):
+        def __getitems__(self, indices):
+            if len(indices) > 1:
+                raise Broken("too many")
+            return list(indices)
+
+    _, error = iterated(iter(MapDataset.source(Together()).slice([4, 7, 1]).batch(3)))
+    assert error.__notes__[0] == "bushel: reading records 4, 7, 1 of Together failed."
 
 
 # Streams. The index of the output is not known there; that of the element in the dataset above is.

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
@@ -61,3 +63,12 @@ def test_elastic_hosts():
         "1 hosts of 12 rows: 40 records, now at 100",
         "All 100 records, each once, in the order of a single host.",
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["digits.py", "language.py", "text_stream.py"])
+def test_an_example_runs(name, tmp_path):
+    command = [sys.executable, EXAMPLES / name]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bit for bit" in done.stdout

@@ -6,42 +6,51 @@
 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """
 
-from bushel import (
-    checkpoint,
-    constants,
-    experimental,
-    multiprocessing,
-    python,
-    samplers,
-    sharding,
-    sources,
-    testing,
-    transforms,
-)
-from bushel.base.config import config
-from bushel.base.errors import PipelineNotSent, StateMismatch, WorkerDied
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
 from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.base.records import Record, RecordMetadata
-from bushel.base.transforms import Batch, Transformation
-from bushel.base.transforms import Map as MapTransform
-from bushel.base.transforms import RandomMap as RandomMapTransform
-from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
-from bushel.data_loader import DataLoader, DataLoaderIterator, load
 from bushel.dataset import IterDataset, MapDataset
 from bushel.engine import Report
 from bushel.iterator import DatasetIterator
-from bushel.samplers import IndexSampler, Sampler, SequentialSampler
-from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
-from bushel.sources import RandomAccessDataSource
+
+if TYPE_CHECKING:
+    from bushel import (
+        checkpoint,
+        constants,
+        experimental,
+        multiprocessing,
+        python,
+        samplers,
+        sharding,
+        sources,
+        testing,
+        transforms,
+    )
+    from bushel.base.config import config
+    from bushel.base.records import Record, RecordMetadata
+    from bushel.base.transforms import Batch, Transformation
+    from bushel.base.transforms import Map as MapTransform
+    from bushel.base.transforms import RandomMap as RandomMapTransform
+    from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
+    from bushel.data_loader import DataLoader, DataLoaderIterator, load
+    from bushel.graph.columns import Column
+    from bushel.graph.explain import Explanation
+    from bushel.samplers import IndexSampler, Sampler, SequentialSampler
+    from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
+    from bushel.sources import RandomAccessDataSource
 
 __version__ = "0.1.0"
 __version_info__ = (0, 1, 0)
 
 __all__ = [
     "Batch",
+    "Column",
     "DataLoader",
     "DataLoaderIterator",
     "DatasetIterator",
+    "Explanation",
     "IndexSampler",
     "IterDataset",
     "MapDataset",
@@ -61,6 +70,7 @@ __all__ = [
     "ShardByJaxProcess",
     "ShardOptions",
     "StateMismatch",
+    "TooManySkipped",
     "Transformation",
     "WorkerDied",
     "__version__",
@@ -78,3 +88,44 @@ __all__ = [
     "testing",
     "transforms",
 ]
+
+_ELSEWHERE = {
+    "Batch": "base.transforms",
+    "Column": "graph.columns",
+    "DataLoader": "data_loader",
+    "DataLoaderIterator": "data_loader",
+    "Explanation": "graph.explain",
+    "IndexSampler": "samplers",
+    "MapTransform": "base.transforms.Map",
+    "NoSharding": "sharding",
+    "OrbaxCheckpointHandler": "checkpoint.CheckpointHandler",
+    "RandomAccessDataSource": "sources",
+    "RandomMapTransform": "base.transforms.RandomMap",
+    "Record": "base.records",
+    "RecordMetadata": "base.records",
+    "Sampler": "samplers",
+    "SequentialSampler": "samplers",
+    "ShardByJaxProcess": "sharding",
+    "ShardOptions": "sharding",
+    "Transformation": "base.transforms",
+    "config": "base.config",
+    "load": "data_loader",
+}
+"""The module of each name that is loaded when it is asked for; with another name there, where it has one."""
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what not every program needs: `import bushel` alone stays quick."""
+    if name not in __all__:
+        raise AttributeError(f"module 'bushel' has no attribute {name!r}")
+    if name not in _ELSEWHERE:
+        return importlib.import_module(f"bushel.{name}")
+    module, _, other = _ELSEWHERE[name].rpartition(".")
+    if not other[0].isupper():
+        module, other = _ELSEWHERE[name], name
+    value = globals()[name] = getattr(importlib.import_module(f"bushel.{module}"), other)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

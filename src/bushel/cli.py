@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import traceback
 import types
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bushel", description="Tools for data sets.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_convert(commands)
     _add_run(commands)
     options = parser.parse_args(arguments)
     try:
@@ -26,6 +28,66 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ValueError, ImportError) as error:
         print(f"bushel: {error}", file=sys.stderr)
         return 1
+
+
+def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "convert",
+        help="record files of one format into another",
+        description="Converts between ArrayRecord, TFRecord, Bagz and Parquet; the names say which. Text files are "
+        "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column.",
+    )
+    parser.add_argument("source", nargs="+", help="files, patterns or URLs")
+    parser.add_argument("target", help="the file to make, for example train.array_record")
+    parser.add_argument("--shards", type=int, help="how many files to make (default: one per worker)")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--no-verify", action="store_true", help="do not read back what was written")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=_convert)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from bushel.sources.conversion import convert
+
+    progress = Progress(quiet=options.quiet)
+    made = convert(
+        options.source,
+        options.target,
+        shards=options.shards,
+        workers=options.workers,
+        verify=not options.no_verify,
+        overwrite=options.overwrite,
+        report=progress,
+    )
+    progress.end()
+    size = sum(os.path.getsize(path) for path in made)
+    print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
+    return 0
+
+
+class Progress:
+    """A line on the terminal that says how far a task is."""
+
+    def __init__(self, *, quiet: bool):
+        self._shown = not quiet and sys.stderr.isatty()
+        self._begun = time.monotonic()
+        self._last = 0.0
+        self.total = 0
+
+    def __call__(self, done: int, total: int) -> None:
+        self.total = total
+        now = time.monotonic()
+        if self._shown and (now - self._last > 0.1 or done == total):
+            self._last = now
+            share = done / total if total else 1.0
+            rate = done / max(now - self._begun, 1e-6)
+            bar = "#" * int(30 * share)
+            print(f"\r[{bar:<30}] {done:,}/{total:,} records, {rate:,.0f}/s", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        if self._shown:
+            print(file=sys.stderr)
 
 
 def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

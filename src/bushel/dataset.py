@@ -8,7 +8,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -16,19 +16,36 @@ from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
+from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
-from bushel.graph import apply, batch, custom, elementwise, leaves, limits, node, ordered, reindex, show, streams
-from bushel.graph.cache import Cache
+from bushel.engine import Executor
+from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, show, streams
 from bushel.graph.node import MapNode, Node
 from bushel.graph.options import WithOptions
-from bushel.graph.stores import Files, Memory
 from bushel.graph.streams import StreamNode
-from bushel.graph.windows import WindowShuffleStream
 from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.state import identity
 from bushel.state.digest import digest
+
+if TYPE_CHECKING:
+    from bushel import choosing, columns
+    from bushel.graph import bucket, cache, explain, limits, mixtures, pack, select, stores, windows
+    from bushel.graph.columns import Column
+    from bushel.graph.explain import Explanation
+else:
+    choosing = Lazy("bushel.choosing")
+    columns = Lazy("bushel.columns")
+    bucket = Lazy("bushel.graph.bucket")
+    cache = Lazy("bushel.graph.cache")
+    explain = Lazy("bushel.graph.explain")
+    limits = Lazy("bushel.graph.limits")
+    mixtures = Lazy("bushel.graph.mixtures")
+    pack = Lazy("bushel.graph.pack")
+    select = Lazy("bushel.graph.select")
+    stores = Lazy("bushel.graph.stores")
+    windows = Lazy("bushel.graph.windows")
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -92,22 +109,46 @@ class _MapDatasetMeta(abc.ABCMeta):
             raise ValueError("step of a range must not be zero.")
         return _MapPipeline(leaves.Range(first, last, step))
 
-    def mix(cls, datasets: Sequence[MapDataset[T]], weights: Sequence[float] | None = None) -> MapDataset[T]:
+    def mix(
+        cls,
+        datasets: Sequence[MapDataset[T]],
+        weights: mixtures.Weights | None = None,
+        *,
+        exact: bool = False,
+        temperature: float | None = None,
+        when_exhausted: Literal["stop", "restart"] = "stop",
+    ) -> MapDataset[T]:
         """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
 
-        Shuffle the datasets before mixing, and repeat them if the mixture should be endless.
+        Shuffle the datasets before mixing, and repeat them if the mixture should be endless. Plain weights follow
+        Grain's rule, which rounds them. With any other argument, with a schedule or with "size", shares are exact: in
+        every prefix each dataset is within one element of its share.
+
+        Args:
+          datasets: what to mix.
+          weights: a number for each dataset; or a schedule, `[(0, weights), (100_000, other weights)]`, by position in
+            the mixture; or "size", in proportion to lengths. Exact weights may be zero.
+          exact: keeps shares exact in every prefix.
+          temperature: with "size", weights are lengths to the power of 1 / temperature: above 1 flattens them.
+          when_exhausted: "stop" ends the mixture when a dataset would run out; "restart" goes on with its next epoch,
+            shuffled anew where it shuffles, without end.
 
         >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
         [0, 7, 1, 8, 2, 9]
+        >>> parts = [MapDataset.range(4), MapDataset.range(10, 12)]
+        >>> list(MapDataset.mix(parts, [(0, [1, 0]), (2, [1, 1])], when_exhausted="restart")[:8])
+        [0, 1, 2, 10, 3, 11, 0, 10]
         """
         nodes = _map_nodes(datasets, "mix")
+        if exact or temperature is not None or when_exhausted != "stop" or mixtures.is_special(weights):
+            return _MapPipeline(mixtures.exact(nodes, weights, temperature, when_exhausted))
         for number, part in enumerate(nodes):
             if part.length == 0:
                 raise ValueError(
                     f"All datasets must have positive length for mixing, but the dataset at index {number} "
                     f"({part.call()}) has length 0."
                 )
-        checked = checks.weights(weights, len(nodes))
+        checked = checks.weights(weights, len(nodes))  # type: ignore[arg-type]
         integers = (1,) * len(nodes) if checked is None else mix_index.integer_weights(checked)
         return _MapPipeline(reindex.Select(nodes, reindex.Mix(integers)))
 
@@ -296,13 +337,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).shuffle(seed=42))
         [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
         """
-        chosen = node.default_seed((self._node,)) if seed is None else seed
-        if chosen is None:
-            raise ValueError(
-                "`shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `shuffle(seed=...)`."
-            )
-        chosen = checks.seed(chosen, below=_SEED_LIMIT)
-        return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(chosen)))
+        return _MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(_needed_seed(self, seed, "shuffle"))))
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T]:
         """Each window of `window_size` consecutive elements in an order of its own: what is near stays near.
@@ -312,7 +347,9 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
         [2, 3, 0, 1, 5, 4, 6, 7]
         """
-        return _MapPipeline(reindex.Reindex(self._node, reindex.WindowShuffle(window_size, _window_seed(self, seed))))
+        return _MapPipeline(
+            reindex.Reindex(self._node, reindex.WindowShuffle(window_size, _needed_seed(self, seed, "window_shuffle")))
+        )
 
     def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
         """Tuples of an element of this dataset and of those at the same index of others, all of one length.
@@ -356,6 +393,173 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         if self._node.length >= checks.INFINITE:
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
         return _MapPipeline(reindex.Reindex(self._node, reindex.Repeat(num_epochs, bool(reseed_each_epoch))))
+
+    def column(
+        self,
+        function: Callable[[T], Any],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        options: MultiprocessingOptions | None = None,
+        vectorized: bool = False,
+    ) -> Column:
+        """One small value for each record: computed once, over all of them, for `where`, `pack`, `sample` and others.
+
+        A column belongs to records, not to positions. It is computed on the nearest dataset above that is the same in
+        every epoch, and follows its records through shuffles, slices, mixtures and maps.
+
+        Args:
+          function: gives a number, a small array of one shape, or a flat dict of them.
+          cache: a folder to save it in, under the identity of the pipeline and the function. An interrupted
+            computation goes on where it was. Source data that change where a fingerprint does not look are not
+            noticed: remove the files then.
+          options: worker processes; by default one per core if it takes longer than a moment. The values are the
+            same for any number of them.
+          vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
+
+        >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
+        >>> lengths = words.column(len)
+        >>> sorted(words.where(lengths > 3))
+        ['banana', 'kiwi']
+        """
+        checked = _checked(function, tf.Map, "column")
+        return columns.column(self._node, checked, cache=cache, options=options, vectorized=vectorized)
+
+    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T]:
+        """Only the elements whose `mask` is true, densely: no gaps, an exact length, random access.
+
+        Unlike `filter` it may be followed by everything: batches, shuffles, shards, mixtures with exact shares. Before
+        a shuffle it costs nothing per epoch; after one, each epoch's kept positions are worked out once.
+
+        >>> ds = MapDataset.range(6)
+        >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
+        [0, 3]
+        """
+        return _chosen(self._node, choosing.mask, mask, select.Where())
+
+    def sample(
+        self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
+    ) -> MapDataset[T]:
+        """Elements in proportion to `weights`, in an order that is a function of the index.
+
+        With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with a share
+        of s of all weights comes floor(s * n) or ceil(s * n) times in every epoch of n. Without, each element with a
+        weight above zero comes once per epoch, and heavy ones come early.
+
+        >>> ds = MapDataset.range(4)
+        >>> sorted(ds.sample([1, 0, 2, 1], seed=0))
+        [0, 2, 2, 3]
+        """
+        chosen_seed = _needed_seed(self, seed, "sample")
+        rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
+        return _chosen(self._node, choosing.weights, weights, rule)
+
+    def order_by(
+        self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
+    ) -> MapDataset[T]:
+        """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
+
+        Args:
+          values: a column, or one number per element.
+          noise: from 0, sorted, to 1, shuffled: how much of an element's place is chance, drawn anew in every epoch.
+          seed: for the noise; by default it follows from `ds.seed(...)` above and the place here.
+
+        >>> ds = MapDataset.source(["banana", "fig", "kiwi"])
+        >>> list(ds.order_by(ds.column(len)))
+        ['fig', 'kiwi', 'banana']
+        """
+        if not 0 <= noise <= 1:
+            raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
+        rule = select.OrderBy(float(noise), _needed_seed(self, seed, "order_by") if noise else 0)
+        return _chosen(self._node, choosing.sortable, values, rule)
+
+    def pack(
+        self,
+        lengths: Column | np.ndarray | Sequence[int] | Mapping[str, Any],
+        length: int | Mapping[str, int],
+        *,
+        strategy: Literal["first_fit", "best_fit", "concat_split"] = "first_fit",
+        window: int = 64,
+        seed: int | None = None,
+        max_sequences: int | None = None,
+    ) -> PackedMapDataset:
+        """Rows of fixed length made of several sequences, by random access: the plan is made once, from lengths.
+
+        A row is a dict. For each feature it has the sequences, zeros after them, and as Grain's packers give them
+        `{feature}_segment_ids`, which count sequences from 1, and `{feature}_positions`, which count within each.
+        Shuffle the rows, not what is packed: a shuffled dataset has another number of rows in every epoch.
+
+        Args:
+          lengths: how long each sequence is; for several features, a column with fields or a dict of columns.
+          length: how long a row is. A number, where elements are sequences themselves (the feature is then called
+            "tokens"); else for each feature that is packed. Other features are left out.
+          strategy: "first_fit" and "best_fit" keep sequences whole, "concat_split" cuts them where a row is full.
+          window: so many rows are filled at the same time: more of them leave less room, and take longer to plan.
+          seed: packs the elements in a shuffled order, the same for all epochs; without it, as they come.
+          max_sequences: so many sequences go into one row, at most; not with "concat_split".
+
+        >>> ds = MapDataset.source([np.array([1, 2, 3]), np.array([4, 5]), np.array([6])])
+        >>> packed = ds.pack(ds.column(len), 4)
+        >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
+        ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
+        """
+        options = pack.checked(length, strategy, window, seed, max_sequences)
+        return PackedMapDataset(
+            select.under_endless_repeat(self._node, lambda inner: choosing.packed(inner, lengths, options))
+        )
+
+    def bucket(
+        self,
+        lengths: Column | np.ndarray | Sequence[int],
+        boundaries: Sequence[int],
+        batch_sizes: int | Sequence[int],
+        *,
+        seed: int | None = None,
+        drop_remainder: bool = False,
+        features: Sequence[str] | None = None,
+        padding: Any = 0,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> MapDataset[Any]:
+        """Batches of elements of like lengths, filled up to the boundary of their bucket: one shape per bucket.
+
+        The batches of all buckets come in an order that is shuffled anew in every epoch. Which elements share a batch
+        follows from the order of the dataset: shuffle it before.
+
+        Args:
+          lengths: a column, or one whole number per element.
+          boundaries: the largest length of each bucket.
+          batch_sizes: how many elements make a batch: one number, or one per bucket.
+          seed: for the order of batches; by default it follows from `ds.seed(...)` above and the place here.
+          drop_remainder: leaves out a last batch of a bucket that would be smaller.
+          features: what is filled up to the boundary; by default all arrays.
+          padding: what they are filled up with.
+          batch_fn: makes a batch of a list of elements, instead of filling up and stacking.
+
+        >>> ds = MapDataset.source([np.ones(n, int) for n in (1, 4, 2, 3)])
+        >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
+        [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
+        """
+        bounds, sizes = bucket.checked_sizes(boundaries, batch_sizes)
+        chosen = _needed_seed(self, seed, "bucket")
+        named = None if features is None else tuple(features)
+        options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
+        return _MapPipeline(
+            select.under_endless_repeat(self._node, lambda inner: choosing.bucketed(inner, lengths, options))
+        )
+
+    def explain(self, index: int) -> Explanation:
+        """Of which source records element `index` is made, of which component and epoch. Nothing is read.
+
+        `iterator.explain(steps)` tells the same of an iterator's next elements.
+
+        >>> ds = MapDataset.mix([MapDataset.range(5), MapDataset.source(["a", "b"])]).batch(3)
+        >>> print(ds.explain(1))
+        element 1 is made of
+          record 1 of list of 2, epoch 0, component 1
+        """
+        position = checks.integer(index, "index")
+        if self._node.length == 0:
+            raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
+        return explain.explain(self._node, words.array([position]))[0]
 
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
         """The same elements in order, as a stream.
@@ -555,7 +759,9 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(8).to_iter_dataset().window_shuffle(4, seed=3))
         [1, 0, 3, 2, 7, 6, 4, 5]
         """
-        return _IterPipeline(WindowShuffleStream(self._node, window_size, _window_seed(self, seed)))
+        return _IterPipeline(
+            windows.WindowShuffleStream(self._node, window_size, _needed_seed(self, seed, "window_shuffle"))
+        )
 
     def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
         """Tuples of an element of this dataset and of those at the same place in others.
@@ -587,8 +793,8 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         ([0, 10, 20], [0, 10, 20], 3)
         """
         parent = self._node
-        store = Memory() if folder is None else Files(folder)
-        return _IterPipeline(Cache(parent, store, lambda: digest(identity.identity(parent), identity.PYTHON)))
+        store = stores.Memory() if folder is None else stores.Files(folder)
+        return _IterPipeline(cache.Cache(parent, store, lambda: digest(identity.identity(parent), identity.PYTHON)))
 
     def mp_prefetch(
         self,
@@ -616,14 +822,26 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         chosen = options or MultiprocessingOptions(num_workers=None)
         return _IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
-    def prefetch(self, multiprocessing_options: MultiprocessingOptions) -> IterDataset[T]:
-        """`mp_prefetch` under Grain's older name."""
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
+        """The same elements, so many of them computed ahead by a thread: `prefetch(2)`.
+
+        With MultiprocessingOptions it is `mp_prefetch` under Grain's older name.
+
+        >>> list(MapDataset.range(3).to_iter_dataset().prefetch(2))
+        [0, 1, 2]
+        """
+        if not isinstance(multiprocessing_options, MultiprocessingOptions):
+            return ThreadPrefetchIterDataset(self, prefetch_buffer_size=multiprocessing_options)
         warnings.warn("Please use `mp_prefetch` instead.", DeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
 
     def seed(self, seed: int) -> IterDataset[T]:
         """Seeds the operations that follow: each derives its own seed from this one and its place."""
         return _IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
+
+    def iterate_on(self, executor: Executor) -> DatasetIterator[T]:
+        """An iterator whose blocks are computed by an executor of your own: see `bushel.engine.Executor`."""
+        return PipelineIterator(self._node, executor=executor)
 
     def with_options(self, **options: Any) -> IterDataset[T]:
         """The same stream with options, which hold for the whole pipeline: see `bushel.experimental.DatasetOptions`.
@@ -656,6 +874,18 @@ class _IterPipeline(IterDataset[T]):
     @property
     def _element_spec(self) -> Any:
         return self._node.element_spec()
+
+
+class PackedMapDataset(_MapPipeline[dict[str, np.ndarray]]):
+    """Packed rows, as `ds.pack(...)` gives them."""
+
+    @property
+    def efficiency(self) -> dict[str, float]:
+        """Which part of all cells of the rows holds a token, for each feature."""
+        rows = self._node
+        while not isinstance(rows, pack.PackedRows):  # repeated without end
+            (rows,) = rows.parents
+        return rows.efficiency
 
 
 class ZipMapDataset(_MapPipeline[T]):
@@ -807,13 +1037,20 @@ def _random_map_seed(dataset: _Dataset, seed: int | None) -> int:
     return checks.seed(chosen)
 
 
-def _window_seed(dataset: _Dataset, seed: int | None) -> int:
+def _needed_seed(dataset: _Dataset, seed: int | None, what: str) -> int:
     chosen = node.default_seed((dataset._node,)) if seed is None else seed
     if chosen is None:
-        raise ValueError(
-            "`window_shuffle` requires a seed. Please provide it with `ds.seed(seed)` or `window_shuffle(n, seed=...)`."
-        )
-    return chosen
+        raise ValueError(f"`{what}` requires a seed. Please provide it with `ds.seed(seed)` or `{what}(seed=...)`.")
+    return checks.seed(chosen, below=_SEED_LIMIT)
+
+
+def _chosen(
+    map_node: MapNode, column_of: Callable[[Any, MapNode], Column], values: Any, rule: select.Rule
+) -> MapDataset[Any]:
+    def build(inner: MapNode) -> MapNode:
+        return select.chosen(inner, column_of(values, inner), rule)
+
+    return _MapPipeline(select.under_endless_repeat(map_node, build))
 
 
 def _sparse_step(map_node: MapNode) -> str | None:

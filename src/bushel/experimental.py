@@ -17,6 +17,7 @@ from bushel.dataset import (
 )
 from bushel.device import device_put
 from bushel.elastic import ElasticIterator
+from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.graph.batch import batch_and_pad
 from bushel.graph.concat_split import BOSHandling
 from bushel.graph.pack_and_batch import PackAndBatchOperation
@@ -51,17 +52,21 @@ __all__ = [
     "FlatMapMapDataset",
     "FlatMapTransform",
     "InterleaveIterDataset",
+    "IterableIterDataset",
     "LimitIterDataset",
     "MapWithIndexTransform",
     "PackAndBatchOperation",
+    "ParquetIterDataset",
     "PerformanceConfig",
     "RebatchIterDataset",
     "RepeatIterDataset",
     "RngPool",
     "ShapeDtypeStruct",
     "ShapeDtypeStructProtocol",
+    "TFRecordIterDataset",
     "ThreadPrefetchDatasetIterator",
     "ThreadPrefetchIterDataset",
+    "WebDatasetIterDataset",
     "WindowShuffleIterDataset",
     "WindowShuffleMapDataset",
     "WithOptionsIterDataset",

@@ -14,6 +14,7 @@ from bushel.base.errors import RowFailed
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph.custom import IteratorCursor
+from bushel.graph.explain import Explanation, explain_next
 from bushel.graph.streams import Cursor, State, StreamNode
 from bushel.state import envelope, files, identity
 from bushel.state.loader import parsed
@@ -64,6 +65,10 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     @abc.abstractmethod
     def set_state(self, state: State) -> None:
         """Goes to a position that `get_state` returned."""
+
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        """Of which source records the next elements are made, without reading any; see `MapDataset.explain`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot tell what comes next without reading.")
 
     def start_prefetch(self) -> None:
         """Starts working ahead, where the pipeline does so, before the first element is asked for."""
@@ -195,6 +200,10 @@ class PipelineIterator(DatasetIterator[T]):
             cursor = self.__dict__.get("_cursor")
             if cursor is not None:
                 cursor.close()
+
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        with self._lock:
+            return explain_next(self._node, self._cursor.get_next_index, checks.positive(steps, "steps"))
 
     def _get_next_index(self) -> int:
         with self._lock:

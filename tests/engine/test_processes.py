@@ -553,6 +553,9 @@ def test_several_threads_may_read_one_iterator():
     assert sorted(found) == list(range(2000))
 
 
+FORKING = ("-W", "ignore::DeprecationWarning")  # from Python 3.12 on, it warns of forks beside threads
+
+
 def test_a_forked_child_gets_an_error_and_does_no_harm(tmp_path):
     script = """
         import os, sys
@@ -575,7 +578,7 @@ def test_a_forked_child_gets_an_error_and_does_no_harm(tmp_path):
         found += it
         print(found == list(range(10_000)))
     """
-    code, out, err = run_script(tmp_path, script)
+    code, out, err = run_script(tmp_path, script, *FORKING)
     assert err == ""
     assert code == 0
     first, *rest = out.splitlines()
@@ -610,7 +613,7 @@ def test_a_child_forked_at_any_moment_can_close(tmp_path):
         go_on.set()
         print(len(list(it)))
     """
-    assert run_script(tmp_path, script) == (0, "0\n99\n", "")
+    assert run_script(tmp_path, script, *FORKING) == (0, "0\n99\n", "")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -433,7 +433,7 @@ def test_a_list_of_more_than_the_budget_goes_on_with_one_warning(caplog):
     assert [int(batch["x"][0, 0]) for batch in kept] == list(range(500))
     assert all((batch["x"] == number).all() and (batch["label"] == number).all() for number, batch in enumerate(kept))
     (record,) = caplog.records
-    assert "shared memory for results are held by arrays that are still in use" in record.getMessage()
+    assert "shared memory for results is full: arrays that are still in use hold" in record.getMessage()
     assert "budget_bytes" in record.getMessage()
 
 

@@ -145,6 +145,18 @@ def test_dtypes_follow_the_first_sequence_of_a_group_as_in_grain():
     )
 
 
+def test_we_differ_best_fit_keeps_to_the_most_sequences_per_row():
+    records = [{"a": np.arange(0)}] * 4
+
+    def rows(lib):
+        packer = lib.experimental.BestFitPackIterDataset
+        arguments = {"length_struct": {"a": 4}, "num_packing_bins": 8, "max_sequences_per_bin": 2}
+        return len(list(packer(stream(lib, records), **arguments)))
+
+    assert rows(grain) == 1
+    assert rows(bushel) == 2
+
+
 def packed(records, **more):
     arguments = {"length_struct": {"a": 4}, "num_packing_bins": 2, **more}
     return bushel.experimental.FirstFitPackIterDataset(bushel.MapDataset.source(records), **arguments)

@@ -73,6 +73,35 @@ def test_streams_keep_the_laws(name):
         check_same_for_any_executor(ds, max_elements=25)
 
 
+def sequences(count=30):
+    return numbers(count).map(lambda x: {"a": np.arange(1 + x % 5)})
+
+
+BEFORE_WORKERS = {
+    "first fit": lambda: bushel.experimental.FirstFitPackIterDataset(
+        sequences(), length_struct={"a": 7}, num_packing_bins=3
+    ),
+    "concat-then-split": lambda: bushel.experimental.ConcatThenSplitIterDataset(sequences(), length_struct={"a": 7}),
+    "cache": lambda: sequences().cache().batch(4, batch_fn=list),
+    "window shuffle": lambda: sequences().window_shuffle(8, seed=1).limit(20),
+    "interleave": lambda: bushel.experimental.InterleaveIterDataset([sequences(), sequences(7)], cycle_length=2),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_WORKERS)
+def test_worker_processes_change_neither_elements_nor_states(name):
+    build = BEFORE_WORKERS[name]
+    inline = run(iter(build()))
+    for workers in (1, 2):
+        ds = build().mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers))
+        with iter(ds) as it:
+            found = run(it)
+        assert same(found.elements, inline.elements)
+        assert found.states == inline.states
+        with restored(ds, inline.states[3]) as it:
+            assert same(run(it).elements, inline.elements[3:])
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Rebatch
 

@@ -49,8 +49,8 @@ def seed(value: Any, *, what: str = "Seed", below: int | None = None) -> int:
     return number
 
 
-def weights(values: Sequence[float] | None, count: int) -> list[float] | None:
-    """Weights of a mixture of `count` data sets: as many, finite, above zero."""
+def weights(values: Sequence[float] | None, count: int, *, zero_allowed: bool = False) -> list[float] | None:
+    """Weights of a mixture of `count` data sets: as many, finite, above zero; or some of them zero."""
     if values is None:
         return None
     try:
@@ -62,10 +62,12 @@ def weights(values: Sequence[float] | None, count: int) -> list[float] | None:
     for number in numbers:
         if math.isnan(number) or math.isinf(number):
             raise ValueError(f"Weights for mixing must be finite numbers, got {numbers}.")
-        if number == 0:
+        if number == 0 and not zero_allowed:
             raise ValueError(
                 f"Must specify all non-zero proportions for mixing, got {numbers}. Leave the dataset out instead."
             )
         if number < 0:
             raise ValueError(f"Weights for mixing must be positive, got {numbers}.")
+    if not any(numbers):
+        raise ValueError(f"At least one weight of a mixture must be above zero, got {numbers}.")
     return numbers

@@ -24,6 +24,10 @@ class PipelineNotSent(TypeError):
     """Something in a pipeline cannot be pickled, so that it cannot go to worker processes."""
 
 
+class DamagedFile(ValueError):
+    """A file that is not what it should be: cut short, changed, written half, or of another format."""
+
+
 class RowFailed(Exception):
     """Row `row` of a block could not be made because of `error`. Never leaves the library.
 

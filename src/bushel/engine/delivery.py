@@ -37,10 +37,11 @@ class Sizer:
     def positions(self) -> int:
         return self._units * self._unit
 
-    def learn(self, positions: int, seconds: float, size_bytes: int) -> None:
+    def learn(self, positions: int, seconds: float, size_bytes: int | None) -> None:
+        """Learns from a block. Without a size, where it came back empty, blocks do not grow."""
         units = max(1, positions // self._unit)
         by_time = BLOCK_S * units / max(seconds, 1e-9)
-        by_bytes = self._block_bytes * units / max(size_bytes, 1)
+        by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
         wanted = int(min(by_time, by_bytes, 8 * self._units))  # grow by steps: the first block is no fair sample
         self._units = max(1, min(wanted, self._most))
 
@@ -134,7 +135,10 @@ class BlockCursor(Cursor):
         self._result, self._row = self._watched(ticket.task.low, result), 0
         if result.failure is None:
             self._after = result.after
-        self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size_of(result.rows))
+        expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
+        # A worker makes what a filter drops later, too: bytes are counted as if all of them had stayed.
+        size = size_of(result.rows) * expected // len(result.rows) if len(result.rows) else None
+        self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size)
         self._fill()
         return True
 

@@ -365,8 +365,8 @@ class _Core:
     def _peer_for(self, job: _Job) -> _Peer | None:
         """A worker with room, and none that holds a later job: that one may wait for the counts of this.
 
-        A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with a job that a
-        dead one has left, if a later one is under way.
+        A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with
+        a job that a dead one has left, if a later one is under way.
         """
         overtaken = any(peer.jobs and peer.jobs[-1].number > job.number for peer in self.peers)
         roomy = [
@@ -575,12 +575,16 @@ class _Core:
                 self._budget = 0
 
     def _warn_of_holding(self) -> None:
-        if not self._warned and self._arena is not None:
+        if self._warned or self._arena is None:
+            return
+        ours = sum(job.slot is not None for peer in self.peers for job in peer.jobs)
+        ours += sum(ticket.done.done() for ticket in self._of_ticket)  # waiting to be handed over
+        if self._arena.held() - ours > self._arena.slots // 2:
             self._warned = True
-            held = self._arena.held() * self._arena.slot_bytes
+            held = (self._arena.held() - ours) * self._arena.slot_bytes
             logger.warning(
-                "All %.0f MB of shared memory for results are held by arrays that are still in use. Results go on as "
-                "copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
+                "The shared memory for results is full: arrays that are still in use hold %.0f MB of it. Results go "
+                "on as copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
                 held / 1e6,
             )
 

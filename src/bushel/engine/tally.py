@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
-from bushel.graph.node import MapNode, Node, Origin, Plan, rewired
+from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Plan, one_each, rewired
 
 Tally = dict[int, list[float]]
 """By the number of the stage: elements it gave, seconds that it took itself, bytes of what it gave."""
@@ -154,8 +154,16 @@ class Watched(MapNode):
             plan = self.parent.plan(indices)
         return plan if number is None else _WatchedPlan(number, plan)
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return self.parent.origins(index)
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return one_each(indices)
+
+    @property
+    def moves(self) -> bool:
+        return True
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()

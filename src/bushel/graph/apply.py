@@ -13,7 +13,7 @@ from bushel.base import blocks, checks, transforms, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.rng import RngPool
-from bushel.graph.node import MapNode, Node, Origin, Plan, each, merged, told
+from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Plan, each, merged, one_each, told
 from bushel.index import words
 
 
@@ -99,8 +99,16 @@ class _PerElement(MapNode):
     def length(self) -> int:  # type: ignore[override]
         return self.parent.length
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return self.parent.origins(index)
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return one_each(indices)
+
+    @property
+    def one_to_one(self) -> bool:
+        return True
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs
 
     def element_spec(self) -> Any:
         return spec_after(self.transform, self.parent)
@@ -166,6 +174,10 @@ class MapWithIndex(_PerElement):
     def function(self) -> Callable[[int, Any], Any]:
         return transforms.method(self.transform, transforms.MapWithIndex, "map_with_index")
 
+    @property
+    def pure(self) -> bool:
+        return False
+
     def call(self) -> str:
         return call_of("map_with_index", self.transform)
 
@@ -196,6 +208,10 @@ class RandomMap(_PerElement):
     @functools.cached_property
     def function(self) -> Callable[[Any, np.random.Generator], Any]:
         return transforms.method(self.transform, transforms.RandomMap, "random_map")
+
+    @property
+    def pure(self) -> bool:
+        return False
 
     @functools.cached_property
     def pool(self) -> RngPool:
@@ -311,8 +327,12 @@ class FlatMap(MapNode):
             self, element[starts], (np.cumsum(starts) - 1).tolist(), split.tolist(), self.parent.plan(element[starts])
         )
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return self.parent.origins(index // self.transform.max_fan_out)
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return one_each(words.split(indices, self.transform.max_fan_out)[0])
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes after flat_map are not known without running it.")

@@ -14,7 +14,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
-from bushel.graph.node import MapNode, Origin, Plan, merged, told
+from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, told
 from bushel.index import epochs, words
 
 BatchFn = Callable[[Sequence[Any]], Any]
@@ -86,16 +86,24 @@ class Batch(MapNode):
         return epochs.batched(indices, batch_size=self.batch_size, length=self.length, parent_length=parent_length)
 
     def plan(self, indices: np.ndarray) -> Plan:
+        edges, elements = self._elements(indices)
+        return _Batched(self, indices, edges.tolist(), self.parent.plan(elements))
+
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        edges, elements = self._elements(indices)
+        return np.repeat(np.arange(len(indices)), np.diff(edges)), np.zeros(len(elements), dtype=np.int64), elements
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs if self.parent.epochs is Epochs.SAME else Epochs.DIFFERENT
+
+    def _elements(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where each batch begins among the elements of all of them, and these elements."""
         first, end = self.bounds(indices)
         sizes = words.narrowed(end - first)
         edges = np.zeros(len(indices) + 1, dtype=np.int64)
         np.cumsum(sizes, out=edges[1:])
-        elements = np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
-        return _Batched(self, indices, edges.tolist(), self.parent.plan(elements))
-
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        elements = range(*self.bounds(index))
-        return merged(origin for element in elements for origin in self.parent.origins(element))
+        return edges, np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
 
     def element_spec(self) -> Any:
         return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)

@@ -69,24 +69,29 @@ class ConcatThenSplit(OneParent):
         return f"pipe(ConcatThenSplitIterDataset, length_struct={dict(self.length_struct)})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Piece:
-    """An element or a part of one. `cut` has first and last-plus-one token of each feature; None for all of it.
+_Cut = dict[str, tuple[int, int]]
 
-    Features in `whole` are never cut: they come with each part.
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Piece:
+    """An element or a part of one: of each feature, the tokens within its bounds.
+
+    Features in `whole` are never cut: they come with each part. `cut` is how a state tells of a part.
     """
 
     before: State
     features: dict[str, np.ndarray]
     whole: frozenset[str]
-    cut: dict[str, tuple[int, int]] | None = None
+    bounds: dict[str, tuple[int, int]]
+    cut: _Cut | None = None
 
-    def bounds(self, name: str) -> tuple[int, int]:
-        return (0, len(self.features[name])) if self.cut is None or name in self.whole else self.cut[name]
+    def part(self, cut: _Cut) -> _Piece:
+        """The tokens within other bounds."""
+        bounds = {name: own if name in self.whole else cut[name] for name, own in self.bounds.items()}
+        return _Piece(self.before, self.features, self.whole, bounds, cut)
 
-    def size(self, name: str) -> int:
-        low, high = self.bounds(name)
-        return high - low
+    def sizes(self) -> dict[str, int]:
+        return {name: high - low for name, (low, high) in self.bounds.items()}
 
 
 _Row = list[_Piece]
@@ -101,12 +106,13 @@ class _ConcatCursor(Cursor):
         self.parent = parent
         self.node = node
         self.lengths = checked_lengths(node.length_struct)
+        self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]
         self.ready: collections.deque[_Row] = collections.deque()
         self.rest: _Piece | None = None
         self.ended = False
         self.before = parent.get_state()
-        self.cut: dict[str, tuple[int, int]] | None = None
+        self.cut: _Cut | None = None
         self.given = 0
         self.behind = False
         self.warned = False
@@ -161,7 +167,7 @@ class _ConcatCursor(Cursor):
         if not rows:
             return None
         try:
-            if not isinstance(rows[0], Mapping) or set(rows[0]) != set(self.lengths):
+            if not isinstance(rows[0], Mapping) or rows[0].keys() != self.lengths.keys():
                 raise ValueError(
                     f"Elements must be dicts with the keys of length_struct {sorted(self.lengths)}, got "
                     f"{trees.describe(rows[0])}."
@@ -169,29 +175,31 @@ class _ConcatCursor(Cursor):
             element = rows[0]
             numbers = {name for name in self.lengths if np.ndim(element[name]) == 0}
             features = {name: as_sequence(element[name]) for name in self.lengths}
-            return _Piece(before, features, frozenset(numbers | set(self.node.meta_features)))
+            bounds = {name: (0, len(feature)) for name, feature in features.items()}
+            return _Piece(before, features, self.meta | numbers, bounds)
         except Exception as error:
             raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
 
     def _is_full(self, piece: _Piece) -> bool:
-        sizes = [(piece.size(name), length) for name, length in self.lengths.items()]
-        return all(size <= length for size, length in sizes) and any(size == length for size, length in sizes)
+        left = [self.lengths[name] - size for name, size in piece.sizes().items()]
+        return min(left) == 0
 
     def _add(self, piece: _Piece, row: _Row, room: dict[str, int]) -> _Piece | None:
         """Adds what has room, and returns what is left over."""
-        taken = {name: min(piece.size(name), room[name]) for name in self.lengths}
-        over = [name for name in self.lengths if taken[name] < piece.size(name)]
-        for name in over:
-            if name in piece.whole:
-                self._tell_limited(name, piece.size(name), empty=not row)
-                return piece
-        if over and not any(taken[name] for name in self.cuttable):
-            return piece
+        sizes = piece.sizes()
+        taken = {name: min(size, room[name]) for name, size in sizes.items()}
         rest = None
-        if over:
-            bounds = {name: piece.bounds(name) for name in self.cuttable}  # a number counts as gone with its first part
-            rest = dataclasses.replace(piece, cut={n: (low + taken[n], high) for n, (low, high) in bounds.items()})
-            piece = dataclasses.replace(piece, cut={n: (low, low + taken[n]) for n, (low, _) in bounds.items()})
+        if taken != sizes:
+            for name in piece.whole:
+                if taken[name] < sizes[name]:
+                    self._tell_limited(name, sizes[name], empty=not row)
+                    return piece
+            if not any(taken[name] for name in self.cuttable):
+                return piece
+            bounds = {name: piece.bounds[name] for name in self.cuttable}
+            # A number, which comes with each part, counts as gone with the first: so Grain's states have it.
+            rest = piece.part({name: (low + taken[name], high) for name, (low, high) in bounds.items()})
+            piece = piece.part({name: (low, low + taken[name]) for name, (low, _) in bounds.items()})
         row.append(piece)
         for name in room:
             room[name] -= taken[name]
@@ -225,12 +233,12 @@ class _ConcatCursor(Cursor):
         firsts = np.cumsum([0] + [len(row) for row in rows])[:-1]
         data: dict[str, np.ndarray] = {}
         for name, length in self.lengths.items():
-            sizes = np.array([piece.size(name) for piece in pieces], dtype=np.int64)
-            ends = np.cumsum(sizes)
-            begins = ends - sizes
+            lows, highs = np.array([piece.bounds[name] for piece in pieces], dtype=np.int64).T
+            sizes = highs - lows
+            begins = np.cumsum(sizes) - sizes
             starts = begins - begins[firsts][numbers]
             laid = layout(numbers, starts, sizes, segments, count=len(rows), length=length)
-            tokens = [piece.features[name][slice(*piece.bounds(name))] for piece in pieces]
+            tokens = [piece.features[name][slice(*piece.bounds[name])] for piece in pieces]
             data[name] = filled(laid, tokens, pieces[0].features[name])
             if name in self.node.bos_features:
                 held = sizes > 0
@@ -265,7 +273,7 @@ class _ConcatCursor(Cursor):
         self.ready, self.rest, self.ended = collections.deque(), None, False
         self.behind = bool(given or cut)
 
-    def _cut_of(self, saved: Mapping[str, Any]) -> dict[str, tuple[int, int]] | None:
+    def _cut_of(self, saved: Mapping[str, Any]) -> _Cut | None:
         try:
             cut = {name: (int(low), int(high)) for name, (low, high) in saved.items()}
         except (TypeError, ValueError):
@@ -283,7 +291,7 @@ class _ConcatCursor(Cursor):
             whole = self._element()
             if whole is None:
                 raise StateMismatch("This state is in the middle of an element that is not there any more.")
-            self.rest = dataclasses.replace(whole, cut=cut)
+            self.rest = whole.part(cut)
         for _ in range(given):
             if self._next_row() is None:
                 raise StateMismatch(f"This state is {given} rows further than the data reach.")

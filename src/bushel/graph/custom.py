@@ -35,6 +35,10 @@ class CustomMap(MapNode):
     def origins(self, index: int) -> tuple[Origin, ...]:
         return (Origin(type(self.dataset).__name__, (index,)),)
 
+    @property
+    def pure(self) -> bool:
+        return False  # it may do anything with an index
+
     def element_spec(self) -> Any:
         return self.dataset._element_spec
 

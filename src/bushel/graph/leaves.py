@@ -14,8 +14,9 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
-from bushel.graph.node import MapNode, Origin, Plan
+from bushel.graph.node import Epochs, MapNode, Origin, Plan
 from bushel.index import words
+from bushel.sources.ragged import RaggedDataSource
 
 
 def source_name(source: Any) -> str:
@@ -52,6 +53,10 @@ class Source(MapNode):
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         return (Origin(source_name(self.source), (index % self.length,)),)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME
 
     def element_spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)
@@ -93,6 +98,12 @@ class _ManyReads(Plan):
     positions: np.ndarray
     read: Any
 
+    def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
+        source = self.node.source
+        if not isinstance(source, RaggedDataSource) or not source.has(names):
+            return Plan.entries(self, low, high, names)
+        return list(source.entries(self.positions[low:high], names))
+
     def take(self, low: int, high: int) -> Block:
         positions = self.positions[low:high]
         try:
@@ -100,7 +111,7 @@ class _ManyReads(Plan):
         except RowFailed:
             raise
         except Exception as error:
-            raise self.node.failed(0, positions.tolist(), error) from error
+            raise self._failed(positions.tolist(), error) from error
         if len(block) != len(positions):
             wrong = ValueError(
                 f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
@@ -108,6 +119,15 @@ class _ManyReads(Plan):
             )
             raise RowFailed(0, wrong)
         return block if isinstance(block, Columns) else list(block)
+
+    def _failed(self, positions: list[int], error: Exception) -> RowFailed:
+        """The failure of the record that cannot be read alone either; of them all where each can."""
+        for row, position in enumerate(positions) if len(positions) > 1 else ():
+            try:
+                self.read(np.array([position]))
+            except Exception as alone:
+                return self.node.failed(row, [position], alone)
+        return self.node.failed(0, positions, error)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -134,6 +154,10 @@ class Range(MapNode):
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         return (Origin(self.call(), (index % self.length,)),)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME
 
     def element_spec(self) -> Any:
         return ShapeDtypeStruct(shape=(), dtype=np.int64)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import enum
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from bushel.base.blocks import Block
+from bushel.base.blocks import Block, rows_of
 from bushel.base.errors import RowFailed, located
-from bushel.index import seeds
+from bushel.index import seeds, words
 
 
 class Plan(abc.ABC):
@@ -29,6 +30,14 @@ class Plan(abc.ABC):
         Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
         """
 
+    def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
+        """For each name the entries of that name of rows [low, high); for None the rows themselves.
+
+        For one who only looks and keeps nothing: arrays may belong to the source.
+        """
+        rows = rows_of(self.take(low, high))
+        return [rows if name is None else [row[name] for row in rows] for name in names]
+
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
@@ -39,6 +48,18 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{'record' if len(self.indices) == 1 else 'records'} {_listed(self.indices)} of {self.source}"
+
+
+class Epochs(enum.IntEnum):
+    """How the epochs of a node compare, by the records they are made of. The weaker of two is their `min`."""
+
+    DIFFERENT = 0  # an epoch may have other records than the one before
+    SHUFFLED = 1  # the same records, each epoch in an order of its own
+    SAME = 2  # the same records in the same order
+
+
+MadeOf = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of what some elements are made: (which of them, which parent, position in that parent), one line per part."""
 
 
 class Node(abc.ABC):
@@ -121,9 +142,37 @@ class MapNode(Node):
     def plan(self, indices: np.ndarray) -> Plan:
         """Plans the elements at `indices` (int64, any order, any epoch)."""
 
-    @abc.abstractmethod
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        """Of which elements of the parents the ones at `indices` are made, by arithmetic alone; a leaf of none."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return nothing, nothing, nothing
+
     def origins(self, index: int) -> tuple[Origin, ...]:
         """Which source records make up the element at `index`, by arithmetic alone."""
+        _, which, positions = self.made_of(words.array([index]))
+        parts = zip(which.tolist(), positions.tolist(), strict=True)
+        found = tuple(origin for part, position in parts for origin in self.parents[part].origins(position))
+        return merged(found) if len(self.parents) == 1 and len(which) > 1 else found
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether each element is made of exactly one element of one parent."""
+        return self.moves
+
+    @property
+    def moves(self) -> bool:
+        """Whether its elements are those of its parents, elsewhere."""
+        return False
+
+    @property
+    def epochs(self) -> Epochs:
+        """How epochs compare, by the records they are made of."""
+        return Epochs.DIFFERENT
+
+    @property
+    def pure(self) -> bool:
+        """Whether an element is a function of what it is made of: not of its index, not of chance."""
+        return True
 
     @property
     def fan_in(self) -> int:
@@ -133,6 +182,12 @@ class MapNode(Node):
     def take(self, indices: np.ndarray) -> Block:
         """The elements at `indices`, as a block."""
         return self.plan(indices).take(0, len(indices))
+
+
+def one_each(indices: np.ndarray) -> MadeOf:
+    """What elements are made of where each is made of the one parent's element at the same index."""
+    rows = np.arange(len(indices))
+    return rows, np.zeros_like(rows), indices
 
 
 def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:

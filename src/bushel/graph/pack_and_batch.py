@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.graph.fill import filled
 from bushel.graph.packing import as_sequence, leaves_up_to
-from bushel.index.packing import Bins, layout, too_long
+from bushel.index.packing import Bins, layout
 
 
 @dataclasses.dataclass
@@ -40,10 +40,10 @@ class PackAndBatchOperation:
         bins, held, last = self._bins(), [], None
         for record in input_iterator:
             leaves = [as_sequence(leaf) for leaf in leaves_up_to(self.length_struct, record.data)]
-            sizes = np.array([[len(leaf) for leaf in leaves]], dtype=np.int64)
-            if too_long(sizes, trees.leaves(self.length_struct)) is not None:
+            sizes = [[len(leaf)] for leaf in leaves]
+            if any(size > length for (size,), length in zip(sizes, trees.leaves(self.length_struct), strict=True)):
                 raise ValueError(
-                    f"A sequence is longer than its row: lengths {sizes[0].tolist()}, rows of {self.length_struct}. "
+                    f"A sequence is longer than its row: lengths {np.ravel(sizes)}, rows of {self.length_struct}. "
                     "Truncate it before packing."
                 )
             if not bins.place(sizes):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -86,13 +87,13 @@ class Features:
         except (KeyError, TypeError, IndexError) as error:
             raise ValueError(f"{what} must have the structure of length_struct {self.struct}, got {struct}.") from error
 
-    def taken(self, rows: list[Any]) -> list[list[np.ndarray]]:
+    def taken(self, rows: list[Any]) -> list[list[Any]]:
         """For each feature the sequences of all rows; a number is a sequence of one."""
-        if self._flat is not None and all([type(row) is dict for row in rows]):
+        if self._flat is not None:
             columns = [[row[key] for row in rows] for key in self._flat]
         else:
             columns = [list(column) for column in zip(*(leaves_up_to(self.struct, row) for row in rows), strict=True)]
-        return [list(map(as_sequence, column)) for column in columns]
+        return [column if _are_sequences(column) else list(map(as_sequence, column)) for column in columns]
 
     def built(self, values: list[Any]) -> dict[str, Any]:
         """The leaves in the structure of length_struct."""
@@ -116,6 +117,13 @@ def leaves_up_to(struct: Any, element: Any) -> list[Any]:
     if isinstance(struct, (list, tuple)):
         return [leaf for place, value in enumerate(struct) for leaf in leaves_up_to(value, element[place])]
     return [element]
+
+
+def _are_sequences(column: list[Any]) -> bool:
+    return set(map(type, column)) == {np.ndarray} and all(map(_DIMENSIONS, column))
+
+
+_DIMENSIONS = operator.attrgetter("ndim")
 
 
 def as_sequence(value: Any) -> np.ndarray:
@@ -171,7 +179,7 @@ class _PackCursor(Cursor):
             most=node.max_sequences_per_bin,
         )
         sequences: list[list[np.ndarray]] = [[] for _ in features.capacities]
-        lengths: list[np.ndarray] = []
+        lengths: list[list[int]] = [[] for _ in features.capacities]
         loose: list[list[Any]] = [[] for _ in features.loose]
         after, rows, self.begun = self.before, self.begun, []
         while True:
@@ -182,17 +190,16 @@ class _PackCursor(Cursor):
             if not rows:
                 break
             taken, others, sizes = self._measured(rows)
-            placed = bins.place(sizes)
-            for all_of_it, some in zip(sequences + loose, taken + others, strict=True):
-                all_of_it.extend(some[:placed])
-            lengths.append(sizes[:placed])
+            placed = bins.place(sizes)  # all of several, or none of one
             if placed < len(rows):
                 self.begun = rows[placed:]
                 break
+            for all_of_it, some in zip(sequences + lengths + loose, taken + sizes + others):
+                all_of_it += some
             rows = []
         if bins.used:
             self.after = after
-            self.group = self._filled(bins, sequences, np.concatenate(lengths), loose)
+            self.group = self._filled(bins, sequences, lengths, loose)
             if self.row >= len(self.group):
                 raise StateMismatch(
                     f"This state is at row {self.row} of {len(self.group)} packed ones. "
@@ -208,15 +215,15 @@ class _PackCursor(Cursor):
             self.ended = not len(block)
         return rows
 
-    def _measured(self, rows: list[Any]) -> tuple[list[list[np.ndarray]], list[list[Any]], np.ndarray]:
-        """The sequences of some elements, their other entries, and how long the sequences are."""
+    def _measured(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
+        """The sequences of some elements, their other entries, and how long the sequences are: by feature."""
         try:
             taken = self.features.taken(rows)
             others = [[row[name] for row in rows] for name in self.features.loose]
-            sizes = np.array([list(map(len, column)) for column in taken], dtype=np.int64).T
-            wrong = too_long(sizes, self.features.capacities)
-            if wrong is not None:
-                has = self.features.built(sizes[wrong].tolist())
+            sizes = [list(map(len, column)) for column in taken]
+            if any([max(column) > capacity for column, capacity in zip(sizes, self.features.capacities)]):
+                wrong = too_long(np.array(sizes).T, self.features.capacities)
+                has = self.features.built([column[wrong or 0] for column in sizes])
                 raise ValueError(
                     f"A sequence is longer than its row: lengths {has}, rows of {self.features.struct}. "
                     "Truncate it before packing, or make rows longer."
@@ -226,7 +233,7 @@ class _PackCursor(Cursor):
         return taken, others, sizes
 
     def _filled(
-        self, bins: Bins, sequences: list[list[np.ndarray]], lengths: np.ndarray, loose: list[list[Any]]
+        self, bins: Bins, sequences: list[list[np.ndarray]], lengths: list[list[int]], loose: list[list[Any]]
     ) -> Block:
         node, features, placed = self.node, self.features, bins.placement()
         rows, order = placed.rows, None
@@ -236,8 +243,8 @@ class _PackCursor(Cursor):
             if node.shuffle_bins_group_by_feature is None:
                 rows = np.argsort(order)[rows]  # written in the order in which they are handed out
         layouts = [
-            layout(rows, placed.starts[:, n], lengths[:, n], placed.segments, count=bins.used, length=capacity)
-            for n, capacity in enumerate(features.capacities)
+            layout(rows, placed.starts[:, n], np.array(sizes), placed.segments, count=bins.used, length=capacity)
+            for n, (sizes, capacity) in enumerate(zip(lengths, features.capacities, strict=True))
         ]
         try:
             values = [

@@ -13,7 +13,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import MapNode, Origin, Plan, told
+from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, one_each, told
 from bushel.index import epochs, mix, shuffle, words
 
 
@@ -25,6 +25,10 @@ class IndexMap(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray: ...
+
+    def epochs(self, parent: Epochs) -> Epochs:
+        """How epochs compare after it, for a parent whose epochs compare as `parent` says."""
+        return Epochs.DIFFERENT
 
     @abc.abstractmethod
     def call(self) -> str: ...
@@ -47,6 +51,9 @@ class Shuffle(IndexMap):
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return shuffle.shuffle(indices, length=parent_length, seed=self.seed)
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return min(parent, Epochs.SHUFFLED)
+
     def call(self) -> str:
         return f"shuffle(seed={self.seed})"
 
@@ -68,6 +75,9 @@ class WindowShuffle(IndexMap):
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return shuffle.window_shuffle(indices, length=parent_length, window=self.window_size, seed=self.seed)
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return min(parent, Epochs.SHUFFLED)
+
     def call(self) -> str:
         return f"window_shuffle({self.window_size}, seed={self.seed})"
 
@@ -88,6 +98,9 @@ class Slice(IndexMap):
             indices, start=self.start, step=self.step, length=self.length(parent_length), parent_length=parent_length
         )
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent if parent is Epochs.SAME else Epochs.DIFFERENT
+
     def call(self) -> str:
         step = "" if self.step == 1 else f", {self.step}"
         return f"slice(slice({self.start}, {self.stop}{step}))"
@@ -104,6 +117,9 @@ class Listed(IndexMap):
 
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return epochs.listed(indices, self.positions, parent_length=parent_length)
+
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent if parent is Epochs.SAME else Epochs.DIFFERENT
 
     def call(self) -> str:
         return f"slice([{len(self.positions)} positions])"
@@ -124,6 +140,9 @@ class Repeat(IndexMap):
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return indices if self.reseed_each_epoch else epochs.first_epoch(indices, length=parent_length)
 
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent if self.reseed_each_epoch else Epochs.SAME
+
     def call(self) -> str:
         count = "" if self.num_epochs is None else str(self.num_epochs)
         same = "" if self.reseed_each_epoch else "reseed_each_epoch=False"
@@ -141,6 +160,9 @@ class Seed(IndexMap):
 
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return indices
+
+    def epochs(self, parent: Epochs) -> Epochs:
+        return parent
 
     def call(self) -> str:
         return f"seed({self.seed})"
@@ -164,8 +186,16 @@ class Reindex(MapNode):
     def plan(self, indices: np.ndarray) -> Plan:
         return self.parent.plan(self.map(indices, self.parent.length))
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return self.parent.origins(int(self.map(words.array([index]), self.parent.length)[0]))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return one_each(self.map(indices, self.parent.length))
+
+    @property
+    def moves(self) -> bool:
+        return True
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.map.epochs(self.parent.epochs)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
@@ -190,6 +220,11 @@ class SelectMap(abc.ABC):
     @abc.abstractmethod
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]: ...
 
+    @property
+    def whole_epochs(self) -> bool:
+        """Whether one epoch has one epoch of each parent, all of it."""
+        return False
+
     @abc.abstractmethod
     def call(self) -> str: ...
 
@@ -203,6 +238,10 @@ class Concatenate(SelectMap):
 
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         return mix.concatenated(indices, parent_lengths)
+
+    @property
+    def whole_epochs(self) -> bool:
+        return True
 
     def call(self) -> str:
         return "concatenate"
@@ -278,20 +317,27 @@ class Select(MapNode):
     def routed(self, indices: np.ndarray) -> Plan:
         """Plans of the parents, and which of them serves which element."""
         which, positions = self.map(indices, self._lengths)
-        used = np.unique(which).tolist()
+        counts = np.bincount(which)
+        used = np.flatnonzero(counts).tolist()
         if len(used) == 1:
             return self.parts[used[0]].plan(positions)
-        plans: dict[int, Plan] = {}
-        before = np.zeros((len(used), len(indices) + 1), dtype=np.int64)
-        for row, number in enumerate(used):
-            here = which == number
-            np.cumsum(here, out=before[row, 1:])
-            plans[number] = self.parts[number].plan(positions[here])
-        return _Selected(which, plans, before)
+        order = np.argsort(which.astype(np.uint16) if len(counts) < 1 << 16 else which, kind="stable")
+        ends = np.cumsum(counts)
+        places = np.empty(len(indices), dtype=np.int64)
+        places[order] = np.arange(len(indices)) - np.repeat(ends - counts, counts)
+        parted = {number: positions[order[ends[number] - counts[number] : ends[number]]] for number in used}
+        return _Selected(which, places, {number: self.parts[number].plan(some) for number, some in parted.items()})
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        which, positions = self.map(words.array([index]), self._lengths)
-        return self.parts[int(which[0])].origins(int(positions[0]))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return np.arange(len(indices)), *self.map(indices, self._lengths)
+
+    @property
+    def moves(self) -> bool:
+        return True
+
+    @property
+    def epochs(self) -> Epochs:
+        return min(part.epochs for part in self.parts) if self.map.whole_epochs else Epochs.DIFFERENT
 
     def element_spec(self) -> Any:
         return self.parts[0].element_spec()
@@ -317,30 +363,39 @@ class _SelectedLater(Plan):
 @dataclasses.dataclass(slots=True)
 class _Selected(Plan):
     which: np.ndarray
+    places: np.ndarray
+    """For each element, its place in the plan of its parent."""
     plans: dict[int, Plan]
-    before: np.ndarray
-    """before[row, k]: how many of the first k elements come from the row-th used parent."""
+    singles: tuple[list[int], list[int]] | None = None
+    """The first two as lists, once elements are taken one by one."""
 
     def take(self, low: int, high: int) -> Block:
-        found: list[tuple[int, Block]] = []
-        for row, (number, plan) in enumerate(self.plans.items()):
-            first, last = int(self.before[row, low]), int(self.before[row, high])
-            if first == last:
+        if high - low == 1:
+            if self.singles is None:
+                self.singles = self.which.tolist(), self.places.tolist()
+            which, places = self.singles
+            place = places[low]
+            return self.plans[which[low]].take(place, place + 1)
+        some = self.which[low:high]
+        found: list[tuple[np.ndarray, Block]] = []
+        for number in self.plans:
+            here = np.flatnonzero(some == number)
+            if not len(here):
                 continue
+            first = int(self.places[low + here[0]])
             try:
-                found.append((number, plan.take(first, last)))
+                found.append((here, self.plans[number].take(first, first + len(here))))
             except RowFailed as failed:
-                at = int(np.searchsorted(self.before[row], first + failed.row + 1)) - 1
-                raise RowFailed(at - low, failed.error) from failed.error
+                raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         if len(found) == 1:
             return found[0][1]
-        which = self.which[low:high]
         columns = [block for _, block in found if isinstance(block, Columns)]
         if len(columns) == len(found) and blocks.alike(columns) and all(c.present is None for c in columns):
-            places = [np.flatnonzero(which == number) for number, _ in found]
-            return _scattered(columns, places, high - low)
-        rows = {number: iter(blocks.rows_of(block)) for number, block in found}
-        return [next(rows[number]) for number in which.tolist()]
+            return _scattered(columns, [here for here, _ in found], high - low)
+        rows = [row for _, block in found for row in blocks.rows_of(block)]
+        back = np.empty(len(rows), dtype=np.int64)
+        back[np.concatenate([here for here, _ in found])] = np.arange(len(rows))
+        return [rows[place] for place in back.tolist()]
 
 
 def _scattered(columns: list[Columns], places: list[np.ndarray], length: int) -> Columns:
@@ -374,8 +429,14 @@ class Zip(MapNode):
     def plan(self, indices: np.ndarray) -> Plan:
         return _Zipped([part.plan(indices) for part in self.parts])
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return tuple(origin for part in self.parts for origin in part.origins(index))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        count = len(self.parts)
+        rows = np.repeat(np.arange(len(indices)), count)
+        return rows, np.tile(np.arange(count), len(indices)), np.repeat(indices, count)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME if all(part.epochs is Epochs.SAME for part in self.parts) else Epochs.DIFFERENT
 
     def element_spec(self) -> Any:
         return tuple(part.element_spec() for part in self.parts)

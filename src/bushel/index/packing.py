@@ -7,8 +7,8 @@ same row. A feature has a capacity: how long its rows are.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Bins:
     """Rows that are being filled, all at the same time.
 
     >>> bins = Bins([10], 2)
-    >>> bins.place(np.array([[6], [7], [4], [3], [1]]))  # the last one fits in no bin
+    >>> bins.place([[6, 7, 4, 3, 1]])  # the last one fits in no bin
     4
     >>> bins.placement().rows.tolist(), bins.placement().starts[:, 0].tolist()
     ([0, 1, 0, 1], [0, 0, 6, 7])
@@ -61,13 +61,13 @@ class Bins:
         self._best = strategy == "best_fit"
         self._alignments = None if alignments is None else np.asarray(alignments, dtype=np.int64)
         self._most = most
-        self._filled = np.zeros((len(self._capacities), count), dtype=np.int64)
-        self._free = self._filled + self._capacities[:, None]  # below zero where nothing may come any more
+        self._free = np.repeat(self._capacities[:, None], count, axis=1)  # below zero where nothing may come any more
+        self._flags = bytearray(count)
+        self._fits = np.frombuffer(self._flags, dtype=bool)  # the same memory, which Python searches faster
         self._members = [0] * count
         self._used = 0
         self._rows: list[int] = []
-        self._starts: list[Any] = []
-        self._segments: list[int] = []
+        self._lengths: list[list[int]] = [[] for _ in self._capacities]
 
     @property
     def used(self) -> int:
@@ -79,56 +79,83 @@ class Bins:
         """How many rows hold none. So many sequences, at least, will still find a place."""
         return self._count - self._used
 
-    def place(self, lengths: np.ndarray) -> int:
-        """Places sequences one after the other, up to the first that fits in no row; returns how many that were.
+    def place(self, columns: Sequence[Sequence[int]] | np.ndarray, first: int = 0) -> int:
+        """Places sequences one after the other, and returns the number of the first that fits in no row.
 
         No length may be above its capacity: see `too_long`.
+
+        Args:
+          columns: for each feature, the lengths of all sequences.
+          first: the sequence to begin with.
         """
-        if lengths.shape[1] == 1 and self._alignments is None:
-            return self._place_one_feature(lengths[:, 0].tolist())
-        for number, needs in enumerate(lengths):
-            fits = (self._free >= needs[:, None]).all(axis=0)
-            row = self._choose(fits, self._filled.sum(axis=0) if self._best else None)
-            if row is None:
-                return number
-            start = self._filled[:, row].copy()
-            end = start + needs
-            if self._alignments is not None:
-                end = -(-end // self._alignments) * self._alignments
-            self._filled[:, row] = end
-            self._enter(row, start, self._capacities - end)
-        return len(lengths)
+        placed = len(self._rows)
+        if len(columns) == 1 and self._alignments is None:
+            self._place_one_feature(columns[0], first)
+        else:
+            self._place(np.asarray(columns, dtype=np.int64), first)
+        last = first + len(self._rows) - placed
+        for mine, column in zip(self._lengths, columns):
+            mine.extend(column[first:last])
+        return last
 
-    def _place_one_feature(self, lengths: list[int]) -> int:
-        filled, free, capacity = self._filled[0], self._free[0], int(self._capacities[0])
-        for number, length in enumerate(lengths):
-            row = self._choose(free >= length, filled if self._best else None)
-            if row is None:
-                return number
-            start = int(filled[row])
-            end = start + length
-            filled[row] = end
-            self._enter(row, start, capacity - end)
-        return len(lengths)
+    def _place(self, columns: np.ndarray, first: int) -> None:
+        for number in range(first, columns.shape[1]):
+            needs = columns[:, number]
+            fits = np.all(self._free >= needs[:, None], axis=0)
+            row = self._fullest(fits, self._free.sum(axis=0)) if self._best else int(fits.argmax())
+            if not fits[row]:
+                return
+            self._rows.append(row)
+            self._members[row] += 1
+            self._free[:, row] -= needs if self._alignments is None else _up_to(needs, self._alignments)
+            if self._members[row] == self._most:
+                self._free[:, row] = -1
+            self._used = max(self._used, row + 1)
 
-    def _choose(self, fits: np.ndarray, filled: np.ndarray | None) -> int | None:
-        """The first row where it fits, or the first of the fullest ones."""
-        row = int(fits.argmax() if filled is None else np.where(fits, filled, -1).argmax())
-        return row if fits[row] else None
+    def _place_one_feature(self, lengths: Sequence[int], first: int) -> None:
+        """The same with as little as can be for each sequence: most of the time that packing takes is here."""
+        free, fits, flags, rows, members = self._free[0], self._fits, self._flags, self._rows, self._members
+        used, most, fit_check = self._used, self._most, np.greater_equal
+        for number in range(first, len(lengths)):
+            length = lengths[number]
+            fit_check(free, length, fits)
+            row = flags.find(1)
+            if row < 0:
+                break
+            if self._best:
+                row = self._fullest(fits, free)
+            rows.append(row)
+            members[row] += 1
+            free[row] = -1 if members[row] == most else free.item(row) - length
+            if row == used:
+                used += 1
+        self._used = used
 
-    def _enter(self, row: int, start: Any, free: Any) -> None:
-        members = self._members[row] = self._members[row] + 1
-        self._free[:, row] = -1 if members == self._most else free
-        if row == self._used:
-            self._used += 1
-        self._rows.append(row)
-        self._starts.append(start)
-        self._segments.append(members)
+    def _fullest(self, fits: np.ndarray, free: np.ndarray) -> int:
+        """The first of the rows with least room among those where it fits."""
+        return int(np.where(fits, free, _MANY).argmin())
 
     def placement(self) -> Placement:
         """Where the sequences placed so far went."""
-        starts = np.array(self._starts, dtype=np.int64).reshape(len(self._rows), len(self._capacities))
-        return Placement(np.array(self._rows, dtype=np.int64), starts, np.array(self._segments, dtype=np.int64))
+        rows = np.array(self._rows, dtype=np.int64)
+        takes = np.array(self._lengths, dtype=np.int64)
+        if self._alignments is not None:
+            takes = _up_to(takes, self._alignments[:, None])
+        order = np.argsort(rows, kind="stable")
+        firsts = np.searchsorted(rows[order], rows[order])
+        before = np.cumsum(takes[:, order], axis=1) - takes[:, order]
+        segments, starts = np.empty_like(rows), np.empty(takes.shape[::-1], dtype=np.int64)
+        segments[order] = np.arange(len(rows)) - firsts + 1
+        starts[order] = (before - before[:, firsts]).T
+        return Placement(rows, starts, segments)
+
+
+_MANY = np.iinfo(np.int64).max
+
+
+def _up_to(lengths: np.ndarray, alignments: np.ndarray) -> np.ndarray:
+    """What sequences take where all begin at multiples of something."""
+    return -(-lengths // alignments) * alignments
 
 
 def too_long(lengths: np.ndarray, capacities: Sequence[int] | np.ndarray) -> int | None:
@@ -158,11 +185,12 @@ def fit(
             f"Sequence {wrong} has lengths {lengths[wrong].tolist()} and rows have {np.asarray(capacities).tolist()}. "
             "Truncate it, or make rows longer."
         )
+    columns = lengths.T.tolist() if lengths.shape[1] == 1 else lengths.T
     parts: list[Placement] = []
     first = row = 0
     while first < len(lengths):
         group = Bins(capacities, bins, strategy=strategy, alignments=alignments, most=most)
-        first += group.place(lengths[first:])
+        first = group.place(columns, first)
         placed = group.placement()
         parts.append(dataclasses.replace(placed, rows=placed.rows + row))
         row += group.used
@@ -268,13 +296,21 @@ class Layout:
 
     def positions(self) -> np.ndarray:
         """Where in its piece each cell is, from 0; 0 in gaps. Shape (rows, length), int32."""
-        begins = (np.cumsum(self.runs) - self.runs).astype(np.int32)
-        cells = np.arange(self.rows * self.length, dtype=np.int32)
-        cells -= np.repeat(begins, self.runs)
-        held = np.zeros(len(self.runs), dtype=np.int32)
-        held[1::2] = 1
-        cells *= np.repeat(held, self.runs)
-        return cells.reshape(self.rows, self.length)
+        begins = np.cumsum(self.runs) - self.runs
+        positions = np.repeat(begins.astype(np.int32), self.runs)
+        np.subtract(_counting(self.rows * self.length), positions, out=positions)
+        gaps = self.runs[::2]
+        inside = np.cumsum(gaps)
+        positions[np.repeat(begins[::2] - inside + gaps, gaps) + np.arange(inside[-1])] = 0
+        return positions.reshape(self.rows, self.length)
+
+
+@functools.lru_cache(maxsize=8)
+def _counting(count: int) -> np.ndarray:
+    """0, 1, 2, ..., kept: memory that is not touched anew costs nothing."""
+    numbers = np.arange(count, dtype=np.int32)
+    numbers.setflags(write=False)
+    return numbers
 
 
 def layout(

@@ -88,23 +88,30 @@ def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleT
     return x
 
 
-def epoch_table(length: int, seed: Any, xp: ModuleType = np) -> Any:
+def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
     """The whole permutation of [0, length) for a length below 2**16, as an array.
 
     A derived value: kept for a few epochs on the host, never part of a state. It is found by pointer doubling
     over the cipher's domain, so that 10 records take hardly more work than 60,000.
+
+    Under JAX the length may be traced too; the array then has `SMALL` entries, and those past the length mean nothing.
     """
-    if length >= SMALL:
+    fixed = isinstance(length, int)
+    if fixed and length >= SMALL:
         raise ValueError(f"epoch_table serves lengths below {SMALL}, got {length}; use permute.")
     if xp is np:
         return _host_table(length, seed)
+    from jax import lax
+
     jumps = _encrypt(xp.arange(SMALL, dtype=xp.uint32), round_keys(seed, ROUNDS, xp), 8).astype(xp.int32)
-    landed = jumps[:length]
     absorbing = xp.where(xp.arange(SMALL) < length, xp.arange(SMALL), jumps)
-    for _ in range(16):
-        landed = absorbing[landed]
-        absorbing = absorbing[absorbing]
-    return landed
+
+    def double(state: Any) -> Any:
+        landed, absorbing = state
+        return absorbing[landed], absorbing[absorbing]
+
+    start = jumps[:length] if fixed else xp.where(xp.arange(SMALL) < length, jumps, 0)
+    return lax.while_loop(lambda state: (state[0] >= length).any(), double, (start, absorbing))[0]
 
 
 def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
@@ -276,18 +283,31 @@ def _host_table(length: int, seed: int) -> np.ndarray:
 
 
 def _permute_traced(i: Any, *, length: int, seed: Any, rounds: int, xp: ModuleType) -> Any:
-    if length > 1 << 31:
-        raise ValueError(f"Under JAX a shuffle has 32-bit words: the length must be at most 2**31, got {length}.")
     if length < SMALL and rounds == ROUNDS and xp.ndim(seed) == 0:
         return epoch_table(length, seed, xp)[i]
+    return walk(i, length=length, seed=seed, rounds=rounds, xp=xp)
+
+
+def walk(i: Any, *, length: Any, seed: Any, rounds: int = ROUNDS, xp: ModuleType) -> Any:
+    """`permute` under JAX without a table, and for a length that may be traced itself.
+
+    It takes about SMALL / length times log(size of `i`) steps: right for large lengths, dear for tiny ones.
+    """
     from jax import lax
 
-    half = _half_bits(length)
+    if isinstance(length, int):
+        if length > 1 << 31:
+            raise ValueError(f"Under JAX a shuffle has 32-bit words: the length must be at most 2**31, got {length}.")
+        half: Any = _half_bits(length)
+        limit = xp.uint32(length)
+    else:
+        limit = xp.asarray(length).astype(xp.uint32)
+        bits = 32 - lax.clz(xp.maximum(limit, 1) - 1)
+        half = (xp.maximum(bits, 16) + 1) // 2
     keys = round_keys(seed, rounds, xp)
-    limit = xp.uint32(length)
 
-    def walk(x: Any) -> Any:
+    def step(x: Any) -> Any:
         return xp.where(x >= limit, _encrypt(x, keys, half), x)
 
     x = _encrypt(xp.asarray(i).astype(xp.uint32), keys, half)
-    return lax.while_loop(lambda x: (x >= limit).any(), walk, x).astype(xp.int32)
+    return lax.while_loop(lambda x: (x >= limit).any(), step, x).astype(xp.int32)

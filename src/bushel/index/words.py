@@ -18,6 +18,13 @@ def array(numbers: Sequence[int]) -> np.ndarray:
         return np.array(numbers, dtype=object)
 
 
+def ranging(low: int, high: int) -> np.ndarray:
+    """The integers [low, high), as `array` would hold them."""
+    if max(abs(low), abs(high)) < INFINITE:
+        return np.arange(low, high)
+    return array(range(low, high))
+
+
 def split(i: Any, length: int, to: int = 1) -> tuple[Any, Any]:
     """Epoch and position in it, for epochs of `length`: the position in 64 bits, the epoch ready to be multiplied
     by `to`, in Python integers where that would not fit 64 bits. A single Python integer stays one."""

@@ -25,7 +25,7 @@ from bushel.iterator import DatasetIterator
 from bushel.multiprocessing import SharedMemoryArray
 from bushel.samplers import IndexSampler, Sampler, SequentialSampler
 from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
-from bushel.sources import RandomAccessDataSource, RangeDataSource
+from bushel.sources import ArrayRecordDataSource, RandomAccessDataSource, RangeDataSource
 from bushel.sources import SharedMemoryDataSource as InMemoryDataSource
 from bushel.state.handler import CheckpointHandler as PyGrainCheckpointHandler
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bushel.orbax import CheckpointSave as PyGrainCheckpointSave
 
 __all__ = [
+    "ArrayRecordDataSource",
     "Batch",
     "BatchOperation",
     "DATASET_INDEX",

@@ -1,15 +1,98 @@
-"""Where records come from. A source is anything with a length and `source[i]`; see `RandomAccessDataSource`."""
+"""Where records come from. A source is anything with a length and `source[i]`; see `RandomAccessDataSource`.
+
+Formats are loaded when they are first used, so that `import bushel` stays light.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from bushel.base.blocks import Columns
+from bushel.base.errors import DamagedFile
 from bushel.sources.memory import ArrayDataSource, RangeDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
-from bushel.sources.shared import SharedMemoryDataSource
+from bushel.sources.ragged import RaggedDataSource
+
+if TYPE_CHECKING:
+    from bushel.sources.array_files import load_arrays
+    from bushel.sources.array_record import ArrayRecordDataSource
+    from bushel.sources.array_stores import HDF5DataSource, ZarrDataSource
+    from bushel.sources.arrow import ArrowDataSource
+    from bushel.sources.bagz import BagzDataSource
+    from bushel.sources.checksums import check_checksums, write_checksums
+    from bushel.sources.conversion import convert
+    from bushel.sources.example import decode_example, encode_example
+    from bushel.sources.fixed import FixedRecords
+    from bushel.sources.folders import FileDataSource
+    from bushel.sources.lance import LanceDataSource
+    from bushel.sources.lines import LineDataSource
+    from bushel.sources.media import decode_audio, decode_image
+    from bushel.sources.parquet import ParquetDataSource
+    from bushel.sources.shared import SharedMemoryDataSource
+    from bushel.sources.tfds import TFDSDataSource
+    from bushel.sources.tfrecord import TFRecordDataSource
+
+_FORMATS = {
+    "array_files": ("load_arrays",),
+    "array_record": ("ArrayRecordDataSource",),
+    "array_stores": ("HDF5DataSource", "ZarrDataSource"),
+    "arrow": ("ArrowDataSource",),
+    "bagz": ("BagzDataSource",),
+    "checksums": ("check_checksums", "write_checksums"),
+    "conversion": ("convert",),
+    "example": ("decode_example", "encode_example"),
+    "fixed": ("FixedRecords",),
+    "folders": ("FileDataSource",),
+    "lance": ("LanceDataSource",),
+    "lines": ("LineDataSource",),
+    "media": ("decode_audio", "decode_image"),
+    "parquet": ("ParquetDataSource",),
+    "shared": ("SharedMemoryDataSource",),
+    "tfds": ("TFDSDataSource",),
+    "tfrecord": ("TFRecordDataSource",),
+}
+_WHERE = {name: module for module, names in _FORMATS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the module of a name that is asked for the first time."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "ArrayDataSource",
+    "ArrayRecordDataSource",
+    "ArrowDataSource",
+    "BagzDataSource",
     "Columns",
+    "DamagedFile",
+    "FileDataSource",
+    "FixedRecords",
+    "HDF5DataSource",
+    "LanceDataSource",
+    "LineDataSource",
+    "ParquetDataSource",
+    "RaggedDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
+    "TFDSDataSource",
+    "TFRecordDataSource",
+    "ZarrDataSource",
+    "check_checksums",
+    "convert",
+    "decode_audio",
+    "decode_example",
+    "decode_image",
+    "encode_example",
     "file_fingerprint",
+    "load_arrays",
+    "write_checksums",
 ]

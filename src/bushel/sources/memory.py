@@ -63,14 +63,14 @@ class ArrayDataSource:
         return self._tree
 
     def __reduce__(self) -> Any:
-        return (_from_leaves, (trees.map_leaves(_sent, self._tree),))
+        return (_from_leaves, (trees.map_leaves(sent, self._tree),))
 
     def __repr__(self) -> str:
         return f"ArrayDataSource({trees.describe(self._tree)})"
 
 
 @dataclasses.dataclass(frozen=True)
-class _InFile:
+class InFile:
     """An array that is a part of a file: it goes to other processes by name and is mapped again there."""
 
     name: str
@@ -79,7 +79,8 @@ class _InFile:
     dtype: np.dtype[Any]
 
 
-def _sent(leaf: np.ndarray) -> np.ndarray | _InFile:
+def sent(leaf: np.ndarray) -> np.ndarray | InFile:
+    """An array as it goes to another process: by name where it is part of a file."""
     mapped: np.memmap[Any, Any] | None = None
     owner: Any = leaf
     while isinstance(owner, np.ndarray):
@@ -88,15 +89,17 @@ def _sent(leaf: np.ndarray) -> np.ndarray | _InFile:
     if mapped is None or not mapped.filename or not leaf.flags.c_contiguous or leaf.dtype.hasobject:
         return leaf
     first, start = (array.__array_interface__["data"][0] for array in (leaf, mapped))
-    return _InFile(str(mapped.filename), mapped.offset + first - start, leaf.shape, leaf.dtype)
+    return InFile(str(mapped.filename), mapped.offset + first - start, leaf.shape, leaf.dtype)
+
+
+def received(leaf: np.ndarray | InFile) -> np.ndarray:
+    """What `sent` gave, as an array again."""
+    if isinstance(leaf, InFile):
+        return np.memmap(leaf.name, dtype=leaf.dtype, mode="r", offset=leaf.offset, shape=leaf.shape)
+    return leaf
 
 
 def _from_leaves(tree: Any) -> ArrayDataSource:
-    def received(leaf: Any) -> Any:
-        if isinstance(leaf, _InFile):
-            return np.memmap(leaf.name, dtype=leaf.dtype, mode="r", offset=leaf.offset, shape=leaf.shape)
-        return leaf
-
     return ArrayDataSource(trees.map_leaves(received, tree))
 
 

@@ -54,3 +54,35 @@ def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
         else:
             facts.append([os.path.basename(text), stat.st_size, stat.st_mtime_ns])
     return facts
+
+
+class SequentialReader(Protocol):
+    """A position in records that can only be read in order."""
+
+    def read(self, count: int) -> Any:
+        """Up to `count` records as a block (a list, or `Columns`); none at all only at the end."""
+        ...
+
+    def get_state(self) -> dict[str, Any]:
+        """The position as plain JSON data."""
+        ...
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a position that `get_state` returned."""
+        ...
+
+    def close(self) -> None:
+        """Lets go of what is open."""
+        ...
+
+
+class SequentialSource(Protocol):
+    """Records that can only be read in order: describes them, opens nothing until it is asked to."""
+
+    def open(self) -> SequentialReader:
+        """A reader at the first record."""
+        ...
+
+    def fingerprint(self) -> Any:
+        """What tells these records from others, small and plain."""
+        ...

@@ -1,0 +1,260 @@
+"""Computing columns: once over all records, in parallel, resumable, saved under the pipeline's identity.
+
+What a column is and how it follows its records is in `graph/columns.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bushel.base import transforms, trees
+from bushel.base.errors import PipelineNotSent
+from bushel.base.options import MultiprocessingOptions
+from bushel.graph.apply import Map
+from bushel.graph.batch import Batch
+from bushel.graph.columns import Column, Part, computed_on
+from bushel.graph.node import MapNode
+from bushel.graph.streams import Ahead, Elements
+from bushel.iterator import PipelineIterator
+from bushel.state.digest import digest
+from bushel.state.identity import PYTHON, identity
+
+_FORMAT = 1
+_INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
+_SAVE_EVERY_S = 1.0
+_PIECES = 1024
+
+
+def column(
+    node: MapNode,
+    function: Any,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    options: MultiprocessingOptions | None = None,
+    vectorized: bool = False,
+) -> Column:
+    """The column of `function` over the records of `node`; see `MapDataset.column`."""
+    folder = None if cache is None else Path(cache)
+    parts = []
+    for record, made in computed_on(node):
+        values = _computed(Map(made, function, vectorized), folder, options)
+        values.setflags(write=False)
+        parts.append(Part(record, values))
+    return Column(tuple(parts))
+
+
+def _computed(node: Map, folder: Path | None, options: MultiprocessingOptions | None) -> np.ndarray:
+    progress = _Progress(transforms.short_name(node.transform), node.length)
+    if folder is None:
+        return _joined(list(_pieces(node, 0, options, progress)), node)
+    name = digest(_FORMAT, PYTHON, identity(node))
+    folder.mkdir(parents=True, exist_ok=True)
+    whole = folder / f"{name}.npy"
+    if not whole.exists():
+        with _locked(folder / f"{name}.lock", progress):
+            if not whole.exists():  # another process may have made it meanwhile
+                _save(whole, folder / f"{name}.parts", node, options, progress)
+    return _loaded(whole, node.length)
+
+
+def _piece_size(length: int) -> int:
+    """Elements of a piece, in which values are computed. It depends on the length alone, so that any run can go on."""
+    return min(max(-(-length // _PIECES), 64), 1 << 16)
+
+
+def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progress: _Progress) -> Iterator[np.ndarray]:
+    """Values from piece `begin` on, piece by piece: here as long as that is quick, then in worker processes."""
+    checked = Map(node.parent, _with_a_value(node), node.vectorized)
+    batches = Batch(checked, _piece_size(node.length))
+    at, started = begin, time.monotonic()
+    progress.show(min(begin * batches.batch_size, node.length))
+    while at < batches.length:
+        here = options is None and at == begin
+        chosen = MultiprocessingOptions(0) if here else options or MultiprocessingOptions(os.cpu_count() or 1)
+        with PipelineIterator[Any](Ahead(Elements(batches), chosen)) as pieces:
+            pieces._set_next_index(at)
+            try:
+                for piece in pieces:
+                    at += 1
+                    progress.show(min(at * batches.batch_size, node.length))
+                    yield _as_values(piece, node)
+                    if here and time.monotonic() - started > _INLINE_S:
+                        break
+            except PipelineNotSent as error:
+                error.add_note("bushel: options=MultiprocessingOptions(num_workers=0) computes it in this process.")
+                raise
+    progress.end()
+
+
+def _with_a_value(node: Map) -> Callable[[Any], Any]:
+    function = transforms.method(node.transform, transforms.Map, "map")
+
+    @functools.wraps(function)
+    def value(element: Any) -> Any:
+        found = function(element)
+        if found is None:
+            raise ValueError(f"{transforms.short_name(node.transform)} returned None; a column needs a value for each.")
+        return found
+
+    return value
+
+
+def _as_values(piece: Any, node: Map) -> np.ndarray:
+    """A batch of results as one array: a dict of numbers becomes a record with fields."""
+    if isinstance(piece, np.ndarray) and piece.dtype.kind in "biufcSUmMV":
+        return piece
+    if isinstance(piece, dict) and all(isinstance(v, np.ndarray) and not v.dtype.hasobject for v in piece.values()):
+        kinds = np.dtype([(str(name), leaf.dtype, leaf.shape[1:]) for name, leaf in piece.items()])
+        records = np.empty(len(next(iter(piece.values()))), kinds)
+        for name, leaf in piece.items():
+            records[str(name)] = leaf
+        return records
+    raise TypeError(
+        f"A column needs a number, a small array of one shape, or a flat dict of them for each element; "
+        f"{transforms.short_name(node.transform)} gave {trees.describe(piece)} for several."
+    )
+
+
+def _joined(pieces: list[np.ndarray], node: Map) -> np.ndarray:
+    return np.concatenate(pieces, dtype=_common(pieces, node)) if pieces else np.zeros(0)
+
+
+def _common(pieces: list[np.ndarray], node: Map) -> np.dtype[Any]:
+    kinds = list(dict.fromkeys((piece.dtype, piece.shape[1:]) for piece in pieces))
+    try:
+        if len({shape for _, shape in kinds}) > 1:
+            raise TypeError
+        return functools.reduce(np.promote_types, (kind for kind, _ in kinds))
+    except TypeError:
+        told = " and ".join(f"{kind}{list(shape)}" for kind, shape in kinds)
+        raise TypeError(
+            f"A column needs values of one type and shape; {transforms.short_name(node.transform)} gave {told}."
+        ) from None
+
+
+def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions | None, progress: _Progress) -> None:
+    """Computes what is missing, part by part, then puts the parts together. Only what is whole has its name."""
+    parts.mkdir(exist_ok=True)
+    size = _piece_size(node.length)
+    done = _parts_done(parts, node.length, size)
+    for path in set(parts.iterdir()) - {path for _, _, path in done}:
+        path.unlink()  # torn, or after one that is: they would stand in the way of what is computed again
+    begin, saved = done[-1][1] if done else 0, time.monotonic()
+    first = -(-begin // size)
+    waiting: list[np.ndarray] = []
+
+    def flush() -> None:
+        nonlocal begin, saved
+        if waiting:
+            joined = _joined(waiting, node)
+            end = begin + len(joined)
+            _write(parts / f"{begin:015d}-{end:015d}.npy", joined)
+            begin, saved = end, time.monotonic()
+            waiting.clear()
+
+    try:
+        for piece in _pieces(node, first, options, progress):
+            waiting.append(piece)
+            if time.monotonic() - saved > _SAVE_EVERY_S:
+                flush()
+    finally:
+        flush()  # also what was computed before an error, or before Ctrl-C
+    pieces = [np.load(path, mmap_mode="r") for _, _, path in _parts_done(parts, node.length, size)]
+    values = _joined(pieces, node)
+    if len(values) != node.length:
+        raise OSError(f"Of {node.length} values only {len(values)} can be read back from {parts}. Is the disk full?")
+    _write(whole, values)
+    shutil.rmtree(parts)
+
+
+def _parts_done(parts: Path, length: int, size: int) -> list[tuple[int, int, Path]]:
+    """The saved parts from the first record on without a gap: (begin, end, file)."""
+    found = []
+    end = 0
+    for path in sorted(parts.glob("*-*.npy")):
+        begin, stop = (int(number) for number in path.stem.split("-"))
+        if begin != end or (stop % size and stop != length):
+            break
+        try:
+            _loaded(path, stop - begin)
+        except ValueError:  # torn when the machine went down: it is computed again, and all after it
+            break
+        found.append((begin, stop, path))
+        end = stop
+    return found
+
+
+def _write(path: Path, values: np.ndarray) -> None:
+    """Writes a file that has its name only once all of it is there."""
+    temporary = path.with_suffix(".writing")
+    with temporary.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def _loaded(path: Path, length: int) -> np.ndarray:
+    try:
+        values = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
+        if values.ndim == 0 or len(values) != length:
+            raise ValueError(f"it holds {trees.describe(values)}")
+    except (ValueError, EOFError, OSError) as error:
+        raise ValueError(
+            f"The saved column {path} should hold {length} values and cannot be read: {error}. "
+            "Remove the file, and it is computed again."
+        ) from error
+    return np.asarray(values)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, progress: _Progress) -> Iterator[None]:
+    """One process computes; others wait for it. A process that dies gives the lock back."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.say("waiting for another process that computes it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+        path.unlink(missing_ok=True)  # not after an error: what is not whole is still to be locked
+
+
+class _Progress:
+    """A line on a terminal that says how far it is; quiet elsewhere."""
+
+    def __init__(self, name: str, total: int):
+        self._name, self._total = name, total
+        self._begun = self._shown = 0.0
+        self._first = 0
+
+    def show(self, done: int) -> None:
+        now = time.monotonic()
+        if not self._begun:
+            self._begun, self._first = now, done
+        if now - self._shown < 0.2 and done < self._total:
+            return
+        self._shown = now
+        fresh, spent = done - self._first, now - self._begun
+        left = f", {spent * (self._total - done) / fresh:.0f} s left" if fresh and spent > 1 else ""
+        self.say(f"{done:,} of {self._total:,} ({done / max(1, self._total):.0%}){left}")
+
+    def say(self, text: str) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[Kcolumn {self._name}: {text}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write("\n")

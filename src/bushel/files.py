@@ -1,0 +1,124 @@
+"""Files that are read in order, as IterDatasets: names and arguments; the work is in `sources/`.
+
+A format is loaded when a dataset of it is made, so that `import bushel` stays light.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from bushel.dataset import _IterPipeline
+from bushel.graph.interleave import Interleave
+from bushel.graph.records import Records
+from bushel.graph.streams import StreamNode
+from bushel.sources.protocol import SequentialSource
+
+_AT_A_TIME = 16  # as many files as Grain interleaves
+
+
+class TFRecordIterDataset(_IterPipeline[bytes]):
+    """Records of TFRecord files, in order, as bytes. Files may be compressed with gzip or zlib.
+
+    Args:
+      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
+      verify: checks lengths and records against their checksums.
+      storage_options: of the store where the files lie.
+
+    >>> list(TFRecordIterDataset("nothing-*.tfrecord"))
+    Traceback (most recent call last):
+    FileNotFoundError: No file matches 'nothing-*.tfrecord'.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        verify: bool = True,
+        storage_options: Mapping[str, Any] | None = None,
+    ):
+        from bushel.sources.tfrecord_stream import TFRecordStream
+
+        super().__init__(
+            _node(path, storage_options, "TFRecordIterDataset", lambda p: TFRecordStream(p, verify, storage_options))
+        )
+
+
+class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
+    """Rows of Parquet files, in order, as dicts of NumPy values.
+
+    Args:
+      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
+      columns: only these; all by default.
+      storage_options: of the store where the files lie.
+      **read_kwargs: arguments of `pyarrow.parquet.ParquetFile`.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        columns: Sequence[str] | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        **read_kwargs: Any,
+    ):
+        from bushel.sources.parquet import ParquetStream
+
+        def source(name: str) -> SequentialSource:
+            return ParquetStream(name, columns, storage_options, read_kwargs)
+
+        super().__init__(_node(path, storage_options, "ParquetIterDataset", source))
+
+
+class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
+    """Samples of WebDataset shards (tar files), in order: dicts of bytes by ending, such as "jpg", and `__key__`.
+
+    Args:
+      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
+      storage_options: of the store where the files lie.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ):
+        from bushel.sources.webdataset import WebDatasetStream
+
+        super().__init__(
+            _node(path, storage_options, "WebDatasetIterDataset", lambda p: WebDatasetStream(p, storage_options))
+        )
+
+
+class IterableIterDataset(_IterPipeline[Any]):
+    """Any iterable as an IterDataset whose iterators can be saved.
+
+    An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes by these;
+    any other by reading again what was read before.
+
+    Args:
+      iterable: something that can be iterated again and again, or a function that returns such a thing.
+
+    >>> ds = IterableIterDataset(lambda: (x * x for x in range(4)))
+    >>> it = iter(ds)
+    >>> next(it), next(it), it.get_state()["elements_read"]
+    (0, 1, 2)
+    """
+
+    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]):
+        from bushel.sources.iterables import IterableStream
+
+        source = IterableStream(iterable)
+        super().__init__(Records(source, f"IterableIterDataset({source.fingerprint()})"))
+
+
+def _node(
+    path: Any, options: Mapping[str, Any] | None, name: str, source: Callable[[str], SequentialSource]
+) -> StreamNode:
+    from bushel.sources import stores
+
+    paths = stores.find(path, options)
+    files = tuple(Records(source(entry), f"{name}({os.path.basename(entry)})") for entry in paths)
+    return files[0] if len(files) == 1 else Interleave(files, _AT_A_TIME)

@@ -1,0 +1,221 @@
+"""Columns: one small value per record, found again wherever the record went. Computing them is left to others.
+
+A column belongs to the elements of nodes that are the same in every epoch. Through shuffles, slices, mixtures and maps
+it is followed by index arithmetic, in whatever epoch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from bushel.base.checks import INFINITE
+from bushel.graph.apply import Map
+from bushel.graph.custom import CustomMap
+from bushel.graph.node import Epochs, MapNode
+from bushel.graph.reindex import Reindex, Repeat, Seed
+from bushel.index import words
+from bushel.sources import memory
+
+_STRIDE = 1 << 20  # so many positions of an epoch are followed at once
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """`values[i]` belongs to the element `i` of `node`, in every epoch."""
+
+    node: MapNode
+    values: np.ndarray
+
+    def __reduce__(self) -> Any:
+        return _part, (self.node, memory.sent(self.values))
+
+
+def _part(node: MapNode, values: Any) -> Part:
+    return Part(node, np.asarray(memory.received(values)))
+
+
+class Column(NDArrayOperatorsMixin):
+    """One value for each record of a dataset, as `ds.column(...)` returns it.
+
+    It calculates like an array, and keeps to its records: `lengths > 10` is a mask for `where`. Of a column of
+    records with several fields, `column["field"]` is one. `np.asarray(column)` are the values.
+
+    >>> import bushel
+    >>> words = bushel.MapDataset.source(["fig", "banana", "kiwi"])
+    >>> lengths = words.column(len)
+    >>> np.asarray(lengths).tolist(), np.asarray(lengths > 3).tolist()
+    ([3, 6, 4], [False, True, True])
+    """
+
+    def __init__(self, parts: tuple[Part, ...]):
+        self._parts = parts
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The nodes whose elements have values here, with these values."""
+        return self._parts
+
+    @property
+    def values(self) -> np.ndarray:
+        """The values, record by record; those of several datasets one after the other."""
+        first, *others = (part.values for part in self._parts)
+        return np.concatenate([first, *others]) if others else first
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of a value."""
+        return functools.reduce(np.promote_types, (part.values.dtype for part in self._parts))
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A digest of all values: what tells one column from another in a pipeline's identity."""
+        found = hashlib.blake2b(digest_size=8)
+        for part in self._parts:
+            found.update(f"{part.values.dtype.descr}{part.values.shape}".encode())
+            found.update(np.ascontiguousarray(part.values).view(np.uint8).data if part.values.size else b"")
+        return found.hexdigest()
+
+    def __len__(self) -> int:
+        return sum(len(part.values) for part in self._parts)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.values, dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if method != "__call__":  # the maximum, a sum: of all values
+            return getattr(ufunc, method)(*(v.values if isinstance(v, Column) else v for v in inputs), **options)
+        if options:
+            return NotImplemented
+        columns = [value for value in inputs if isinstance(value, Column)]
+        if any([part.node for part in column.parts] != [part.node for part in self.parts] for column in columns):
+            raise ValueError(
+                f"{ufunc.__name__} of columns of different records. Compute both columns on the same dataset."
+            )
+        for value in inputs:
+            if not isinstance(value, Column) and np.ndim(value):
+                raise ValueError(
+                    f"{ufunc.__name__} of a column and {np.shape(value)} other values: which record each of them "
+                    "belongs to is not known. Calculate with numbers and columns, or with np.asarray(column)."
+                )
+        return self._each(
+            lambda number: ufunc(*(v.parts[number].values if isinstance(v, Column) else v for v in inputs))
+        )
+
+    def __getitem__(self, field: str) -> Column:
+        if not isinstance(field, str) or field not in (self.dtype.names or ()):
+            fields = f"it has the fields {list(self.dtype.names)}" if self.dtype.names else "it has none"
+            raise KeyError(f"column[{field!r}] takes the name of a field; {fields}. For values use np.asarray(column).")
+        return self._each(lambda number: self._parts[number].values[field])
+
+    def __repr__(self) -> str:
+        return f"Column({len(self):,} x {self.dtype})"
+
+    def _each(self, function: Callable[[int], np.ndarray]) -> Column:
+        return Column(tuple(Part(part.node, np.asarray(function(n))) for n, part in enumerate(self._parts)))
+
+    # How values are found.
+
+    def reaches(self, node: MapNode) -> bool:
+        """Whether every element of `node` is made of one record with a value here."""
+        if self._part_of(node) is not None:
+            return True
+        return node.one_to_one and all(map(self.reaches, node.parents))
+
+    def at(self, node: MapNode, indices: np.ndarray) -> np.ndarray:
+        """The values of the elements of `node` at `indices`, in any epoch."""
+        part = self._part_of(node)
+        if part is not None:
+            return part.values[words.narrowed(indices % len(part.values))]
+        _, which, positions = node.made_of(indices)
+        if len(node.parents) == 1:
+            return self.at(node.parents[0], positions)
+        values = np.zeros((len(indices), *self._parts[0].values.shape[1:]), self.dtype)
+        for number, parent in enumerate(node.parents):
+            here = which == number
+            if here.any():
+                values[here] = self.at(parent, positions[here])
+        return values
+
+    def of_epoch(self, node: MapNode, epoch: int) -> np.ndarray:
+        """The values of one epoch of `node`, in its order."""
+        length = node.length
+        strides = [range(low, min(low + _STRIDE, length)) for low in range(0, length, _STRIDE)]
+        first = epoch * length
+        if not strides:
+            return np.zeros((0, *self._parts[0].values.shape[1:]), self.dtype)
+        return np.concatenate([self.at(node, words.ranging(first + s.start, first + s.stop)) for s in strides])
+
+    def _part_of(self, node: MapNode) -> Part | None:
+        return next((part for part in self._parts if part.node is node), None)
+
+
+def computed_on(node: MapNode) -> list[tuple[MapNode, MapNode]]:
+    """Where a column of `node` is computed: the nodes whose records have values, and what the values are taken of.
+
+    These are the nearest finite ancestors that are the same in every epoch. Maps below them are done there, since what
+    a map makes of a record is the same wherever the record stands.
+    """
+    if isinstance(node, Reindex) and isinstance(node.map, (Seed, Repeat)):
+        return computed_on(node.parent)
+    if node.length < INFINITE and _steady(node):
+        if node.sparse:
+            raise ValueError(
+                f"A column has one value per element, and after {node.call()} elements may be missing. "
+                "Compute it before the filter, or filter with `where`, which leaves none missing."
+            )
+        return [(node, node)]
+    if isinstance(node, Map):
+        maps = computed_on(node.parent)
+        return [(record, dataclasses.replace(node, parent=made)) for record, made in maps]
+    if not node.moves:
+        raise ValueError(_why_not(node))
+    found: dict[int, tuple[MapNode, MapNode]] = {}
+    for record, made in (pair for parent in node.parents for pair in computed_on(parent)):
+        known = found.setdefault(id(record), (record, made))[1]
+        if _maps(known, record) != _maps(made, record):
+            raise ValueError(
+                f"Elements of {record.call()} come to {node.call()} in several ways, through different maps, so there "
+                "is no one value for each. Compute a column on each part, and use it before the parts are put together."
+            )
+    return list(found.values())
+
+
+def _maps(made: MapNode, record: MapNode) -> list[Any]:
+    """The maps between a record and what a value is taken of."""
+    found = []
+    while made is not record:
+        assert isinstance(made, Map)
+        found.append(made.transform)
+        made = made.parent
+    return found
+
+
+def _why_not(node: MapNode) -> str:
+    if isinstance(node, CustomMap):
+        return (
+            f"{node.call()} is a dataset of your own, which may give other elements in every epoch. "
+            "If it does not, wrap it: MapDataset.source(dataset) reads the same elements in every epoch."
+        )
+    if not node.pure:
+        return (
+            f"{node.call()} gives other elements in every epoch, so after it there is no one value per record. "
+            "Compute the column before it."
+        )
+    return (
+        f"{node.call()} is made of other records in every epoch, so there is no one value for each of its elements. "
+        "Compute the column before it."
+    )
+
+
+def _steady(node: MapNode) -> bool:
+    """Whether the elements of `node` are the same in every epoch, chance and indices included."""
+    if isinstance(node, Reindex) and isinstance(node.map, Repeat) and not node.map.reseed_each_epoch:
+        return True
+    return node.pure and node.epochs is Epochs.SAME and all(map(_steady, node.parents))

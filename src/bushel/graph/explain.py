@@ -1,0 +1,121 @@
+"""Which source records an element is made of, of which component and epoch. Arithmetic alone: nothing is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from bushel.graph.elementwise import Elementwise
+from bushel.graph.leaves import Source, source_name
+from bushel.graph.node import MapNode, Node
+from bushel.graph.ordered import BatchStream
+from bushel.graph.streams import Elements, SeedStream, StreamNode
+from bushel.index import words
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceRecord:
+    """A record of a source, as part of an element."""
+
+    source: str
+    """The source as it reads in a pipeline."""
+    record: int
+    """Which record of it."""
+    epoch: int
+    """How many times all records of the source come before this one, in the order of this pipeline."""
+    component: tuple[int, ...] = ()
+    """Which dataset of a mixture, concatenation or zip it comes through; several numbers where these are nested."""
+
+    def __str__(self) -> str:
+        through = f", component {'.'.join(map(str, self.component))}" if self.component else ""
+        return f"record {self.record} of {self.source}, epoch {self.epoch}{through}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """What one element of a dataset is made of."""
+
+    index: int
+    records: tuple[SourceRecord, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"element {self.index} is made of", *(f"  {record}" for record in self.records)])
+
+
+def explain(node: MapNode, indices: np.ndarray) -> list[Explanation]:
+    """Explains the elements at `indices`."""
+    found: list[list[tuple[tuple[int, ...], SourceRecord]]] = [[] for _ in indices]
+    _walk(node, np.arange(len(indices)), indices, [()] * len(indices), (), found)
+    return [
+        # Parts were collected source by source: each goes back to its place among the parts of its element.
+        Explanation(index, tuple(record for _, record in sorted(records, key=lambda entry: entry[0])))
+        for index, records in zip(indices.tolist(), found, strict=True)
+    ]
+
+
+def _walk(
+    node: MapNode,
+    rows: np.ndarray,
+    indices: np.ndarray,
+    places: list[tuple[int, ...]],
+    component: tuple[int, ...],
+    found: list[list[tuple[tuple[int, ...], SourceRecord]]],
+) -> None:
+    """Follows elements of `node`: which output each belongs to, which element it is, its place among the others."""
+    made, which, positions = node.made_of(indices)
+    if not len(made):
+        name = source_name(node.source) if isinstance(node, Source) else node.call()
+        for row, index, place in zip(rows.tolist(), indices.tolist(), places, strict=True):
+            epoch, record = divmod(index, node.length)
+            found[row].append((place, SourceRecord(name, record, epoch, component)))
+        return
+    if not node.one_to_one:
+        places = [(*places[row], number) for number, row in enumerate(made.tolist())]
+    for number, parent in enumerate(node.parents):
+        here = np.flatnonzero(which == number)
+        if len(here):
+            path = (*component, number) if node.joins else component
+            _walk(parent, rows[made[here]], positions[here], [places[n] for n in here.tolist()], path, found)
+
+
+def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) -> list[Explanation]:
+    """Explains the next steps of a stream, where they follow from its position."""
+    batches: list[BatchStream] = []
+    node: Node = stream
+    while not isinstance(node, Elements):
+        if isinstance(node, BatchStream):
+            batches.append(node)
+        elif not (node.transparent or isinstance(node, SeedStream) or _keeps_all(node)):
+            raise ValueError(
+                f"What comes after {node.call()} depends on what was read before, so its next steps cannot be told "
+                "without reading. Use `where` for a filter, and `pack` or `batch` on the MapDataset."
+            )
+        (node,) = node.parents
+    if node.parent.sparse and not node.allow_nones:
+        raise ValueError(
+            "Elements may be missing, so the next steps cannot be told without reading. Filter by `where`."
+        )
+    unit = math.prod(batch.batch_size for batch in batches)
+    found = []
+    first = next_index()
+    for step in range(first, first + steps):
+        elements = range(step * unit, min(node.parent.length, (step + 1) * unit))
+        if not _rows(len(elements), batches):
+            break
+        records = explain(node.parent, words.ranging(elements.start, elements.stop))
+        found.append(Explanation(step, tuple(record for element in records for record in element.records)))
+    return found
+
+
+def _keeps_all(node: Node) -> bool:
+    return isinstance(node, Elementwise) and not node.drops
+
+
+def _rows(count: int, batches: list[BatchStream]) -> int:
+    """How many rows so many elements make, the last batch possibly being smaller or left out."""
+    for batch in reversed(batches):
+        count = count // batch.batch_size if batch.drop_remainder else -(-count // batch.batch_size)
+    return count

@@ -1,0 +1,116 @@
+"""Mixtures with exact shares: weights that follow a schedule, that follow lengths, that may be zero."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.graph.node import MapNode
+from bushel.graph.reindex import Select, SelectMap
+from bushel.index.quota import Quotas, Stage, Stretches, exact_mixture, whole_numbers
+
+Weights = Sequence[float] | Sequence[tuple[int, Sequence[float]]] | str
+"""A number for each part; or a schedule of such by position; or "size"."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExactMix(SelectMap):
+    """Parts in shares that are exact in every prefix, to within one element."""
+
+    stages: tuple[Stage, ...]
+    restarts: bool
+
+    @functools.cached_property
+    def _quotas(self) -> Quotas | Stretches:
+        return exact_mixture(self.stages)
+
+    def length(self, parent_lengths: tuple[int, ...]) -> int:
+        return checks.INFINITE if self.restarts else self._quotas.length(parent_lengths)
+
+    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        return self._quotas.mixed(indices)
+
+    def call(self) -> str:
+        stages = [(start, _shown(weights)) for start, weights in self.stages]
+        weights = stages[0][1] if len(stages) == 1 else stages
+        return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
+
+
+def _shown(weights: tuple[int, ...]) -> list[float]:
+    """Weights for people: whole numbers if they are short, else shares."""
+    return list(weights) if max(weights) < 10**6 else [float(f"{weight / sum(weights):.4g}") for weight in weights]
+
+
+def is_special(weights: Any) -> bool:
+    """Whether weights are more than a number for each part."""
+    return isinstance(weights, str) or (weights is not None and any(_is_stage(entry) for entry in weights))
+
+
+def _is_stage(entry: Any) -> bool:
+    return isinstance(entry, (tuple, list)) and len(entry) == 2
+
+
+def exact(
+    parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None, when_exhausted: str
+) -> MapNode:
+    """An exact mixture, its arguments checked."""
+    if when_exhausted not in ("stop", "restart"):
+        raise ValueError(f'when_exhausted must be "stop" or "restart", got {when_exhausted!r}.')
+    stages = _stages(parts, weights, temperature)
+    for number, part in enumerate(parts):
+        if part.length == 0 and any(numbers[number] for _, numbers in stages):
+            raise ValueError(
+                f"Datasets with a weight must have elements, but the one at index {number} ({part.call()}) has none."
+            )
+    return Select(parts, ExactMix(stages, when_exhausted == "restart"))
+
+
+def _stages(parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None) -> tuple[Stage, ...]:
+    count = len(parts)
+    if weights == "size":
+        return ((0, _by_size([part.length for part in parts], temperature)),)
+    if temperature is not None:
+        raise ValueError(f'temperature goes with weights="size"; got temperature={temperature!r}, weights={weights!r}.')
+    if isinstance(weights, str):
+        raise ValueError(f'weights must be numbers, a schedule or "size", got {weights!r}.')
+    if not is_special(weights):
+        return ((0, _numbers([1] * count if weights is None else weights, count)),)
+    stages: list[Stage] = []
+    for entry in weights or ():
+        if not _is_stage(entry):
+            raise TypeError(f"A schedule is a list of (position, weights); got {entry!r} in it.")
+        start, numbers = entry  # type: ignore[misc]
+        start = checks.integer(start, "A position in a schedule")
+        if start != 0 if not stages else start <= stages[-1][0]:
+            raise ValueError(
+                f"Positions of a schedule must begin with 0 and grow, got {[entry[0] for entry in weights or ()]}."  # type: ignore[index]
+            )
+        stages.append((start, _numbers(numbers, count)))
+    return tuple(stages)
+
+
+def _numbers(weights: Any, count: int) -> tuple[int, ...]:
+    checked = checks.weights(weights, count, zero_allowed=True)
+    assert checked is not None
+    whole = [int(number) if float(number).is_integer() else number for number in checked]
+    return whole_numbers(whole)
+
+
+def _by_size(lengths: list[int], temperature: float | None) -> tuple[int, ...]:
+    heat = 1.0 if temperature is None else float(temperature)
+    if not 0 < heat < float("inf"):
+        raise ValueError(f"temperature must be above zero and finite, got {temperature!r}.")
+    endless = [number for number, length in enumerate(lengths) if length >= checks.INFINITE]
+    if endless:
+        raise ValueError(f'weights="size" needs lengths, but the dataset at index {endless[0]} has no end.')
+    if not any(lengths):
+        raise ValueError('weights="size" needs at least one dataset with elements.')
+    if heat == 1:
+        return whole_numbers(lengths)
+    largest = max(lengths)
+    return whole_numbers([(length / largest) ** (1 / heat) if length else 0 for length in lengths])

@@ -1,0 +1,89 @@
+"""The loader inside `jax.jit`: sources and transforms that are pure functions, over arrays that stay on the device.
+
+>>> import numpy as np
+>>> from bushel.jit import ArraySource, BatchTransform, DataLoader
+>>> loader = DataLoader([ArraySource({"x": np.arange(10)}), BatchTransform(4, pad_last_batch=True)])
+>>> state, total, _ = loader.scan_epoch(loader.init_state(0), 0, lambda total, batch, mask: (total + mask.sum(), None))
+>>> int(total)
+10
+"""
+
+try:
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError("bushel.jit needs JAX: pip install 'bushel[jax]'") from error
+
+from bushel.jit import cereal, datasets
+from bushel.jit.arrays import ArraySource, dataset_to_jax, mix
+from bushel.jit.augment import (
+    ColorJitterTransform,
+    CutMixTransform,
+    CutoutTransform,
+    MixupTransform,
+    RandomCropTransform,
+    RandomFlipTransform,
+)
+from bushel.jit.chunks import ChunkLoader
+from bushel.jit.gym import GymnaxSource, set_loader_policy_state, set_source_policy_state
+from bushel.jit.host import DiskSource, HostCallbackTransform
+from bushel.jit.loader import DataLoader, LoaderState
+from bushel.jit.mesh import ShardedSource
+from bushel.jit.priority import PrioritisedBuffer, importance_weights
+from bushel.jit.protocol import Source
+from bushel.jit.replay import BufferTransform, ReplayBuffer
+from bushel.jit.trajectories import TrajectoryBuffer, n_step_return
+from bushel.jit.transforms import (
+    BatchTransform,
+    DevicePutTransform,
+    FlattenImageTransform,
+    FlattenTransform,
+    MapTransform,
+    NormalizeImageTransform,
+    RandomMapTransform,
+    RenameTransform,
+    TimeSeriesBatchTransform,
+    masked_mean,
+)
+from bushel.jit.windows import Window, WindowSource
+
+__all__ = [
+    "ArraySource",
+    "BatchTransform",
+    "BufferTransform",
+    "ChunkLoader",
+    "ColorJitterTransform",
+    "CutMixTransform",
+    "CutoutTransform",
+    "DataLoader",
+    "DevicePutTransform",
+    "DiskSource",
+    "FlattenImageTransform",
+    "FlattenTransform",
+    "GymnaxSource",
+    "HostCallbackTransform",
+    "LoaderState",
+    "MapTransform",
+    "MixupTransform",
+    "NormalizeImageTransform",
+    "PrioritisedBuffer",
+    "RandomCropTransform",
+    "RandomFlipTransform",
+    "RandomMapTransform",
+    "RenameTransform",
+    "ReplayBuffer",
+    "ShardedSource",
+    "Source",
+    "TimeSeriesBatchTransform",
+    "TrajectoryBuffer",
+    "Window",
+    "WindowSource",
+    "cereal",
+    "dataset_to_jax",
+    "datasets",
+    "importance_weights",
+    "masked_mean",
+    "mix",
+    "n_step_return",
+    "set_loader_policy_state",
+    "set_source_policy_state",
+]

@@ -1,0 +1,109 @@
+"""Rows of Arrow tables as records: dicts of NumPy values, by whole columns where that is possible."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks
+from bushel.base.blocks import Block, Columns
+from bushel.sources.needs import package
+
+
+class ArrowRows:
+    """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
+
+    A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
+    column of integers with nulls floats.
+    """
+
+    def __init__(self, table: Any):
+        types = package("pyarrow", "parquet", "Parquet and Arrow files").types
+        self.length = int(table.num_rows)
+        self.nbytes = int(table.nbytes)
+        self._columns: dict[str, Any] = {}
+        self._numbers = True
+        for name, column in zip(table.schema.names, table.columns):
+            if hasattr(column, "combine_chunks"):
+                column = column.combine_chunks()
+            if types.is_primitive(column.type):
+                self._columns[name] = column.to_numpy(zero_copy_only=False)
+                self._numbers &= self._columns[name].dtype != object
+            else:
+                self._columns[name] = column
+                self._numbers = False
+
+    def row(self, place: int) -> dict[str, Any]:
+        """One record."""
+        return {
+            name: column[place] if isinstance(column, np.ndarray) else _objects(column, [place])[0]
+            for name, column in self._columns.items()
+        }
+
+    def take(self, places: np.ndarray) -> Block:
+        """Many records: columns where all values are numbers, else rows."""
+        if self._numbers:
+            return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
+        parts = [
+            column[places] if isinstance(column, np.ndarray) else _objects(column, places)
+            for column in self._columns.values()
+        ]
+        names = tuple(self._columns)
+        return [dict(zip(names, values)) for values in zip(*parts)]
+
+
+def _objects(column: Any, places: Any) -> np.ndarray:
+    return values(column.take(np.asarray(places)))
+
+
+def values(column: Any) -> np.ndarray:
+    """A column as an array, as `to_numpy` has it; lists in it are arrays that may be changed."""
+    found = column.to_numpy(zero_copy_only=False)
+    if found.dtype == object and package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
+        for place, value in enumerate(found):
+            found[place] = value.copy() if isinstance(value, np.ndarray) else value
+    return found
+
+
+class RowsCache:
+    """Decoded parts of tables by number, within a limit of bytes: those used longest ago go first."""
+
+    def __init__(self, limit_bytes: int, decode: Callable[[int], ArrowRows]):
+        self._limit, self._decode = limit_bytes, decode
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[int, ArrowRows] = collections.OrderedDict()
+        self._bytes = 0
+
+    def __call__(self, number: int) -> ArrowRows:
+        with self._lock:
+            rows = self._kept.get(number)
+            if rows is not None:
+                self._kept.move_to_end(number)
+                return rows
+        rows = self._decode(number)  # outside of the lock: threads decode at the same time
+        with self._lock:
+            if number not in self._kept:
+                self._kept[number] = rows
+                self._bytes += rows.nbytes
+            while self._bytes > self._limit and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return rows
+
+
+def gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowRows]) -> Block:
+    """Records at `places` of a row of parts that end at `ends`; each part is asked for once."""
+    if not len(places):
+        return []
+    numbers = ends.searchsorted(places, "right")
+    within = places - np.concatenate(([0], ends))[numbers]
+    order = np.argsort(numbers, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    found = blocks.joined([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
+    back = np.argsort(order)
+    if isinstance(found, Columns):
+        return Columns({name: column[back] for name, column in found.tree.items()}, len(places))
+    return [found[place] for place in back.tolist()]

@@ -1,0 +1,122 @@
+"""Bagz files: records back to back, then the offset of each one's end. No checksums: see `checksums.py` for those."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import numpy as np
+
+from bushel.base.errors import DamagedFile
+from bushel.sources import codecs, stores
+from bushel.sources.records import RecordReader, RecordSource, copied_into
+from bushel.sources.stores import File, Options
+
+_SHARDED = re.compile(r"(.*)@(\d+)(\.[^./]*)?")
+
+
+class BagzDataSource(RecordSource):
+    """Records of Bagz files as bytes: `.bagz` files are compressed record by record with zstd, `.bag` files are not.
+
+    Args:
+      paths: one or many files, patterns, URLs, or "name@3.bagz" for the three shards of a set.
+      compressed: whether records are compressed; by default as the file's name says.
+      separate_limits: the offsets are in a file of their own, "limits." before the name.
+      storage_options: of the store where the files lie.
+
+    >>> import os, struct, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "two.bag")
+    >>> _ = open(path, "wb").write(b"one" + b"three" + struct.pack("<QQ", 3, 8))
+    >>> list(BagzDataSource(path))
+    [b'one', b'three']
+    """
+
+    def __init__(
+        self,
+        paths: Any,
+        *,
+        compressed: bool | None = None,
+        separate_limits: bool = False,
+        storage_options: Options | None = None,
+    ):
+        self._compressed, self._separate = compressed, bool(separate_limits)
+        super().__init__(_all_shards(paths), storage_options)
+
+    def _reader(self, file: File) -> RecordReader:
+        compressed = file.name.endswith(".bagz") if self._compressed is None else self._compressed
+        if not self._separate:
+            return _BagFile(file, file, compressed)
+        folder, name = os.path.split(file.name)
+        limits = os.path.join(folder, f"limits.{name}")
+        return _BagFile(file, stores.open_file(limits, self._options), compressed)
+
+
+def _all_shards(paths: Any) -> Any:
+    if isinstance(paths, (str, os.PathLike)):
+        found = _SHARDED.fullmatch(os.fspath(paths))
+        if found:
+            stem, count, ending = found.group(1), int(found.group(2)), found.group(3) or ""
+            return [f"{stem}-{number:05d}-of-{count:05d}{ending}" for number in range(count)]
+    return paths
+
+
+class _BagFile(RecordReader):
+    def __init__(self, file: File, limits: File, compressed: bool):
+        self._file, self._compressed = file, compressed
+        ends = _limits(file, limits)
+        self.count = len(ends)
+        self._ends = ends
+        self._starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
+
+    def read(self, position: int) -> bytes:
+        start = self._starts.item(position)
+        data = self._file.read(start, self._ends.item(position) - start)
+        return self._decoded(position, data) if self._compressed else data
+
+    def read_many(self, positions: np.ndarray) -> list[bytes]:
+        starts = self._starts[positions]
+        data = self._file.read_many(starts.tolist(), (self._ends[positions] - starts).tolist())
+        if not self._compressed:
+            return data
+        return [self._decoded(position, part) for position, part in zip(positions.tolist(), data)]
+
+    def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
+        starts, ends = self._starts[positions], self._ends[positions]
+        if self._compressed or (ends - starts != size).any():
+            return copied_into(self.read_many(positions), rows, size, self._file.name)
+        for place, start in enumerate(starts.tolist()):
+            self._file.read_into(start, [rows[place * size : (place + 1) * size]])
+
+    def _decoded(self, position: int, data: bytes) -> bytes:
+        if not data:
+            return data  # an empty record is stored as nothing at all
+        try:
+            return codecs.unzstd(data, 0)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise DamagedFile(
+                f"{self._file.name}: record {position} is damaged: it cannot be decompressed ({error}). If the file is "
+                "not compressed, pass compressed=False."
+            ) from error
+
+
+def _limits(file: File, limits: File) -> np.ndarray:
+    """Where each record ends."""
+    separate = limits is not file
+    if not limits.size:
+        return np.zeros(0, np.int64)
+    if limits.size < 8:
+        raise DamagedFile(f"{limits.name} is no complete Bagz file: it has {limits.size} bytes, too few for an offset.")
+    last = int.from_bytes(limits.read(limits.size - 8, 8), "little")
+    first = 0 if separate else last
+    if last > file.size or first > limits.size - 8 or (limits.size - first) % 8:
+        raise DamagedFile(
+            f"{file.name} is no complete Bagz file: its last 8 bytes should say where the offsets begin, and they say "
+            f"{last} in a file of {file.size} bytes. It was cut short, or is of another format."
+        )
+    ends = np.frombuffer(limits.read(first, limits.size - first), "<u8").astype(np.int64)
+    if (np.diff(ends) < 0).any() or ends[0] < 0:
+        raise DamagedFile(f"{file.name}: the offsets of its records are damaged: they do not grow.")
+    return ends

@@ -1,0 +1,59 @@
+"""Checksums beside files, for formats that have none of their own: written once, compared whenever there is doubt."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+from bushel.base.errors import DamagedFile
+from bushel.sources import stores
+from bushel.sources.stores import File, Options, Path
+
+_PIECE = 1 << 20
+_ENDING = ".checksums"
+
+
+def write_checksums(paths: Path | Iterable[Path]) -> list[str]:
+    """Writes a file of checksums beside each local file, one per MiB; returns their names.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
+    >>> _ = open(path, "wb").write(b"abc")
+    >>> [os.path.basename(name) for name in write_checksums(path)]
+    ['x.npy.checksums']
+    >>> check_checksums(path)  # doctest: +ELLIPSIS
+    >>> _ = open(path, "wb").write(b"abd")
+    >>> check_checksums(path)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not fit their checksum.
+    """
+    written = []
+    for path in stores.find(paths):
+        if stores.is_url(path):
+            raise ValueError(f"{path}: checksums are written beside local files. Upload them along with the data.")
+        found = {"size": os.path.getsize(path), "piece": _PIECE, "crc32": _sums(stores.open_file(path))}
+        stores.write_atomically(path + _ENDING, json.dumps(found).encode())
+        written.append(path + _ENDING)
+    return written
+
+
+def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> None:
+    """Reads files whole and compares them with the checksums beside them, which `write_checksums` has written."""
+    for path in stores.find(paths, storage_options):
+        beside = stores.open_file(path + _ENDING, storage_options)
+        known: dict[str, Any] = json.loads(beside.read(0, beside.size))
+        file = stores.open_file(path, storage_options)
+        if file.size != known["size"]:
+            raise DamagedFile(f"{path} has {file.size} bytes; it had {known['size']} when its checksums were written.")
+        for number, (was, now) in enumerate(zip(known["crc32"], _sums(file), strict=True)):
+            if was != now:
+                low = number * _PIECE
+                high = min(low + _PIECE, file.size)
+                raise DamagedFile(f"{path} is damaged: bytes {low} to {high} do not fit their checksum.")
+
+
+def _sums(file: File) -> list[int]:
+    return [zlib.crc32(file.read(low, min(_PIECE, file.size - low))) for low in range(0, file.size, _PIECE)]

@@ -1,0 +1,47 @@
+"""Whole files as records: images, sounds and texts in folders."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from bushel.base import checks
+from bushel.sources import stores
+from bushel.sources.stores import Options
+
+
+class FileDataSource:
+    """One record per file: its path and its content as bytes. The folder often is the label.
+
+    >>> import os, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> os.mkdir(os.path.join(folder, "cat"))
+    >>> _ = open(os.path.join(folder, "cat", "1.txt"), "w").write("meow")
+    >>> record = FileDataSource(f"{folder}/*/*.txt")[0]
+    >>> record["content"], record["path"].split("/")[-2:]
+    (b'meow', ['cat', '1.txt'])
+    """
+
+    def __init__(self, paths: Any, *, storage_options: Options | None = None):
+        self._options = dict(storage_options or {})
+        self._paths = stores.find(paths, self._options)
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in order."""
+        return list(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        path = self._paths[checks.integer(index, "index")]
+        file = stores.open_file(path, self._options)
+        return {"path": path, "content": file.read(0, file.size)}
+
+    def fingerprint(self) -> Any:
+        return [os.path.basename(path) for path in self._paths]
+
+    def __repr__(self) -> str:
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return f"FileDataSource({os.path.basename(self._paths[0])}{more})"

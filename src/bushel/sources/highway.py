@@ -1,0 +1,130 @@
+"""HighwayHash of many messages at once, on arrays: the checksum inside ArrayRecord files.
+
+One message is a chain of dependent steps, so speed comes from hashing many side by side: a step costs the same for one
+message as for a hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_KEY = np.array([0x2F696C6567656952, 0x0A7364726F636572] * 2, np.uint64)  # "Riegeli/", "records\n", twice
+_MUL0 = np.array([0xDBE6D5D5FE4CCE2F, 0xA4093822299F31D0, 0x13198A2E03707344, 0x243F6A8885A308D3], np.uint64)
+_MUL1 = np.array([0x3BD39E10CB0EF593, 0xC0ACF169B5F18A8C, 0xBE5466CF34E90C6C, 0x452821E638D01377], np.uint64)
+_LOW = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_PACKET = 32
+_AT_ONCE_BYTES = 32 << 20
+
+# The merge of two lanes is a shuffle of their 16 bytes: byte n of the sum comes from byte _ZIPPER[n] of the pair.
+_ZIPPER = np.array([3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7])
+
+
+def hashes(messages: Sequence[bytes | memoryview]) -> np.ndarray:
+    """One uint64 per message.
+
+    >>> [hex(value) for value in hashes([b"", b"abc"])]
+    ['0x72c3b1e9c0139fe1', '0x672fe946c18d0ed9']
+    """
+    lengths = np.array([len(message) for message in messages], np.int64)
+    found = np.zeros(len(messages), np.uint64)
+    order = np.argsort(-lengths, kind="stable")  # messages of one length side by side, the longest first
+    low = 0
+    while low < len(order):
+        width = max(1, int(lengths[order[low]]))
+        high = low + max(1, _AT_ONCE_BYTES // width)
+        part = order[low:high]
+        found[part] = _hashes([messages[place] for place in part], lengths[part])
+        low = high
+    return found
+
+
+def _hashes(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarray:
+    """Hashes of messages in order of falling length."""
+    count, whole, rest = len(messages), lengths // _PACKET, lengths % _PACKET
+    steps = int(whole[0])
+    padded = np.zeros((count, steps + 1, _PACKET), np.uint8)
+    for row, message in zip(padded.reshape(count, -1), messages):
+        row[: len(message)] = np.frombuffer(message, np.uint8)
+    tails = padded[np.arange(count), whole]
+    packets = np.ascontiguousarray(padded.view("<u8").transpose(1, 0, 2))
+    state = _State(count)
+    alive = np.searchsorted(-whole, -np.arange(1, steps + 1), side="right")  # how many have a packet at each step
+    for step in range(steps):
+        state.update(packets[step], int(alive[step]))
+    state.finish_lengths(tails, rest.astype(np.uint64))
+    return state.digest()
+
+
+class _State:
+    """The four vectors of the algorithm, of four lanes each, for many messages."""
+
+    def __init__(self, count: int):
+        self.v0 = np.tile(_MUL0 ^ _KEY, (count, 1))
+        self.v1 = np.tile(_MUL1 ^ _turned(_KEY), (count, 1))
+        self.mul0 = np.tile(_MUL0, (count, 1))
+        self.mul1 = np.tile(_MUL1, (count, 1))
+
+    def update(self, packet: np.ndarray, count: int) -> None:
+        """One packet of 32 bytes into each of the first `count` messages."""
+        v0, v1, mul0, mul1 = self.v0[:count], self.v1[:count], self.mul0[:count], self.mul1[:count]
+        v1 += mul0
+        v1 += packet[:count]
+        mul0 ^= (v1 & _LOW) * (v0 >> _HALF)
+        v0 += mul1
+        mul1 ^= (v0 & _LOW) * (v1 >> _HALF)
+        v0 += _zipped(v1)
+        v1 += _zipped(v0)
+
+    def finish_lengths(self, tails: np.ndarray, rest: np.ndarray) -> None:
+        """The last bytes of messages whose length is no multiple of 32."""
+        some = np.flatnonzero(rest)
+        if not len(some):
+            return
+        rest = rest[some, None]
+        part = _State(0)
+        part.v0 = self.v0[some] + ((rest << _HALF) + rest)
+        part.v1 = _rotated_halves(self.v1[some], rest)
+        part.mul0, part.mul1 = self.mul0[some], self.mul1[some]
+        part.update(_last_packets(tails[some], rest[:, 0].astype(np.int64)).view("<u8"), len(some))
+        self.v0[some], self.v1[some], self.mul0[some], self.mul1[some] = part.v0, part.v1, part.mul0, part.mul1
+
+    def digest(self) -> np.ndarray:
+        for _ in range(4):
+            self.update(_turned(self.v0[:, [2, 3, 0, 1]]), len(self.v0))
+        return self.v0[:, 0] + self.v1[:, 0] + self.mul0[:, 0] + self.mul1[:, 0]
+
+
+def _turned(lanes: np.ndarray) -> np.ndarray:
+    return (lanes >> _HALF) | (lanes << _HALF)
+
+
+def _zipped(lanes: np.ndarray) -> np.ndarray:
+    """The shuffle that mixes lanes 0 with 1 and 2 with 3. Lanes are little-endian, as every machine that we run on."""
+    return lanes.view(np.uint8).reshape(-1, 16).take(_ZIPPER, axis=1).view("<u8").reshape(lanes.shape)
+
+
+def _rotated_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Each 32-bit half of each lane, rotated left by `by` bits (1 to 31)."""
+    back = _HALF - by
+    halves = [lanes & _LOW, lanes >> _HALF]
+    low, high = (((half << by) | (half >> back)) & _LOW for half in halves)
+    return low | (high << _HALF)
+
+
+def _last_packets(tails: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """The packets of the last `rest` bytes: whole words first, the few bytes after them in places of their own."""
+    packets = tails.copy()
+    rows = np.arange(len(rest))
+    words, odd = rest & ~3, rest & 3
+    packets[np.arange(_PACKET) >= words[:, None]] = 0
+    long = rest >= 16
+    for place in range(4):
+        packets[rows[long], 28 + place] = tails[rows[long], rest[long] - 4 + place]
+    short = ~long & (odd > 0)
+    first, odd = words[short], odd[short]
+    for place, byte in enumerate((first, first + (odd >> 1), first + odd - 1)):
+        packets[rows[short], 16 + place] = tails[rows[short], byte]
+    return packets

@@ -1,0 +1,97 @@
+"""Any iterable as a stream that can be saved: with a state of its own, or by counting what was read."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Any
+
+from bushel.base.errors import StateMismatch
+
+
+@dataclasses.dataclass(frozen=True)
+class IterableStream:
+    """The elements of an iterable, or of what a function without arguments returns."""
+
+    iterable: Iterable[Any] | Callable[[], Iterable[Any]]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.iterable, (Generator, Iterator)):
+            raise TypeError(
+                f"{type(self.iterable).__name__} can be read once only, and a stream may be read again. Pass what it "
+                "is made of, or a function that makes it: lambda: my_generator()."
+            )
+        if not callable(self.iterable) and not hasattr(self.iterable, "__iter__"):
+            raise TypeError(f"An iterable or a function that returns one is needed, got {self.iterable!r}.")
+
+    def open(self) -> IterableReader | StatefulReader:
+        made = self.iterable() if callable(self.iterable) else self.iterable
+        if hasattr(made, "state_dict") and hasattr(made, "load_state_dict"):
+            return StatefulReader(made)
+        return IterableReader(made)
+
+    def fingerprint(self) -> Any:
+        named = self.iterable if callable(self.iterable) else type(self.iterable)
+        return getattr(named, "__qualname__", type(named).__qualname__)
+
+
+class IterableReader:
+    """A position in an iterable: how many elements came before. Going there reads them again."""
+
+    def __init__(self, iterable: Iterable[Any]):
+        self._iterable = iterable
+        self._go(0)
+
+    def _go(self, count: int) -> None:
+        self._iterator = iter(self._iterable)
+        self._count = sum(1 for _ in itertools.islice(self._iterator, count))
+        if self._count < count:
+            raise StateMismatch(
+                f"This state stands after {count} elements; {type(self._iterable).__name__} ended after {self._count}."
+            )
+
+    def read(self, count: int) -> list[Any]:
+        rows = list(itertools.islice(self._iterator, count))
+        self._count += len(rows)
+        return rows
+
+    def get_state(self) -> dict[str, Any]:
+        return {"elements_read": self._count}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._go(state["elements_read"])
+
+    def close(self) -> None:
+        getattr(self._iterator, "close", lambda: None)()
+
+
+class StatefulReader:
+    """A position in an iterable with `state_dict` and `load_state_dict`: Hugging Face streams, torchdata's loaders."""
+
+    def __init__(self, iterable: Any):
+        self._first = iterable
+        self._begin(None)
+
+    def _begin(self, state: Any) -> None:
+        self._iterable = copy.deepcopy(self._first)  # its state is inside: two readers must not share it
+        self._set = state  # until something is read, it may not show in the iterable's own state
+        if state is not None:
+            self._iterable.load_state_dict(copy.deepcopy(state))
+        self._iterator = iter(self._iterable)
+
+    def read(self, count: int) -> list[Any]:
+        rows = list(itertools.islice(self._iterator, count))
+        if rows:
+            self._set = None
+        return rows
+
+    def get_state(self) -> dict[str, Any]:
+        return {"state_dict": copy.deepcopy(self._iterable.state_dict() if self._set is None else self._set)}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._begin(copy.deepcopy(state["state_dict"]))
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,92 @@
+"""Lance data sets, through the `lance` package: rows at any position."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.base.blocks import Block
+from bushel.base.errors import DamagedFile
+from bushel.sources.arrow_rows import ArrowRows
+from bushel.sources.needs import package
+from bushel.sources.stores import Options, Path
+
+
+class LanceDataSource:
+    """Rows of a Lance data set as dicts, at any position.
+
+    Args:
+      path: a folder or a URL that the `lance` package knows.
+      columns: only these; all by default.
+      version: of the data set; the latest when the source is made, and the same one from then on.
+      storage_options: of the store, as the `lance` package has them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str] | None = None,
+        *,
+        version: int | None = None,
+        storage_options: Options | None = None,
+    ):
+        self._path, self._columns = os.fspath(path), None if columns is None else list(columns)
+        self._options, self._version = dict(storage_options or {}), version
+        self._forget()
+        data = self._opened()
+        self._version = data.version
+        self._length = data.count_rows()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._data: Any = None
+
+    def _opened(self) -> Any:
+        with self._lock:
+            if self._data is None:
+                lance = package("lance", "lance", "Lance data sets")
+                try:
+                    self._data = lance.dataset(self._path, version=self._version, storage_options=self._options or None)
+                except (OSError, ValueError) as error:
+                    raise DamagedFile(f"{self._path} is no complete Lance data set: {error}") from error
+            return self._data
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place = checks.integer(index, "index")
+        if not -self._length <= place < self._length:
+            raise IndexError(f"index {place} is out of range for {self._length} records")
+        return self._rows([place % self._length]).row(0)
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """The rows at `indices` (each in [0, len)), in one call."""
+        if not len(indices):
+            return []
+        wanted, back = np.unique(np.asarray(indices, np.int64), return_inverse=True)
+        return self._rows(wanted.tolist()).take(back)
+
+    def _rows(self, places: list[int]) -> ArrowRows:
+        try:
+            return ArrowRows(self._opened().take(places, columns=self._columns))
+        except (OSError, ValueError) as error:
+            raise DamagedFile(f"{self._path}: rows {places[:8]} cannot be read: {error}") from error
+
+    def fingerprint(self) -> Any:
+        return [os.path.basename(self._path), self._version, self._length, self._columns]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_data")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        return f"LanceDataSource({os.path.basename(self._path)}: {self._length} records)"

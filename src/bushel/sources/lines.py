@@ -1,0 +1,57 @@
+"""Text files line by line: JSON lines, CSV, plain text. A line is a record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bushel.sources.records import RecordReader, RecordSource, copied_into
+from bushel.sources.stores import File, Options
+
+_WINDOW = 8 << 20
+
+
+class LineDataSource(RecordSource):
+    r"""Lines of text files as bytes, without their ends, at any position. The files are scanned once when it is made.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.jsonl")
+    >>> _ = open(path, "w").write('{"a": 1}\n{"a": 2}\n')
+    >>> LineDataSource(path)[1]
+    b'{"a": 2}'
+    """
+
+    def __init__(self, paths: Any, *, storage_options: Options | None = None):
+        super().__init__(paths, storage_options)
+
+    def _reader(self, file: File) -> RecordReader:
+        return _LineFile(file)
+
+
+class _LineFile(RecordReader):
+    def __init__(self, file: File):
+        self._file = file
+        places = [np.zeros(1, np.int64)]
+        for start in range(0, file.size, _WINDOW):
+            window = np.frombuffer(file.read(start, min(_WINDOW, file.size - start)), np.uint8)
+            places.append(np.flatnonzero(window == ord("\n")) + (start + 1))
+        bounds = np.concatenate(places)
+        if bounds[-1] != file.size:  # a last line without an end
+            bounds = np.append(bounds, file.size)
+        self._starts, self._lengths = bounds[:-1], np.diff(bounds)
+        self.count = len(self._starts)
+
+    def read(self, position: int) -> bytes:
+        return _bare(self._file.read(self._starts.item(position), self._lengths.item(position)))
+
+    def read_many(self, positions: np.ndarray) -> list[bytes]:
+        lines = self._file.read_many(self._starts[positions].tolist(), self._lengths[positions].tolist())
+        return [_bare(line) for line in lines]
+
+    def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
+        copied_into(self.read_many(positions), rows, size, self._file.name)
+
+
+def _bare(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")

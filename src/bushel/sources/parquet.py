@@ -1,0 +1,216 @@
+"""Parquet files: row groups at any position, or rows in order. Decoding is pyarrow's."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.base.blocks import Block
+from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.sources import stores
+from bushel.sources.arrow_rows import ArrowRows, RowsCache, gathered, values
+from bushel.sources.needs import package
+from bushel.sources.stores import Options
+
+_FILES_PER_THREAD = 8
+
+
+def opened(path: str, options: Options | None, settings: dict[str, Any]) -> Any:
+    """A `pyarrow.parquet.ParquetFile`. Pages with checksums are checked against them."""
+    parquet = package("pyarrow.parquet", "parquet", "Parquet files")
+    place = stores.open_stream(path, options) if stores.is_url(path) else path
+    if place == path and os.path.isdir(path):
+        raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.parquet.")
+    try:
+        return parquet.ParquetFile(place, **{"page_checksum_verification": True, **settings})
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{path} does not exist.") from None
+    except PermissionError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DamagedFile(f"{path} is no complete Parquet file: {error}") from error
+
+
+def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
+    """A row group as a table."""
+    try:
+        return file.read_row_group(number, columns=columns)
+    except (OSError, ValueError) as error:
+        raise DamagedFile(f"{path}: row group {number} cannot be read: {error}") from error
+
+
+def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
+    """Refuses columns that are not there, which pyarrow would leave out without a word."""
+    names = file.schema_arrow.names
+    for name in columns or ():
+        if name not in names:
+            raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(map(repr, names))}.")
+
+
+class ParquetDataSource:
+    """Rows of Parquet files as dicts, at any position.
+
+    A read decodes the whole row group that holds the row; decoded groups are kept within `cache_bytes`. So reads that
+    are near to each other are quick, and a global shuffle decodes a group for each row unless the groups are small or
+    all of them fit: `bushel convert` makes files that shuffle well.
+
+    Args:
+      paths: one or many files, patterns or URLs.
+      columns: only these; all by default.
+      cache_bytes: decoded row groups that are kept.
+      storage_options: of the store where the files lie.
+    """
+
+    def __init__(
+        self,
+        paths: Any,
+        columns: Sequence[str] | None = None,
+        *,
+        cache_bytes: int = 256 << 20,
+        storage_options: Options | None = None,
+    ):
+        self._options = dict(storage_options or {})
+        self._columns = None if columns is None else list(columns)
+        self._cache_bytes = checks.positive(cache_bytes, "cache_bytes")
+        self._paths = stores.find(paths, self._options)
+        self._forget()
+        groups: list[tuple[int, int]] = []  # file, row group in it
+        lengths: list[int] = []
+        for number, path in enumerate(self._paths):
+            file = opened(path, self._options, {})
+            check_columns(file, path, self._columns)
+            meta = file.metadata
+            groups += [(number, entry) for entry in range(meta.num_row_groups)]
+            lengths += [meta.row_group(entry).num_rows for entry in range(meta.num_row_groups)]
+        self._groups = groups
+        self._ends = np.cumsum(lengths, dtype=np.int64)
+        self._length = int(self._ends[-1]) if len(self._ends) else 0
+
+    def _forget(self) -> None:
+        self._rows = RowsCache(self._cache_bytes, self._decoded)
+        self._files = threading.local()  # a ParquetFile that threads share crashes
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in the order of their rows."""
+        return list(self._paths)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place = checks.integer(index, "index")
+        if not -self._length <= place < self._length:
+            raise IndexError(f"index {place} is out of range for {self._length} records")
+        place %= self._length
+        number = int(self._ends.searchsorted(place, "right"))
+        return self._rows(number).row(place - (int(self._ends[number - 1]) if number else 0))
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """The rows at `indices` (each in [0, len)): each row group that they need is decoded once."""
+        return gathered(np.asarray(indices, np.int64), self._ends, self._rows)
+
+    def _decoded(self, number: int) -> ArrowRows:
+        file, entry = self._groups[number]
+        rows = ArrowRows(group(self._file(file), self._paths[file], entry, self._columns))
+        expected = int(self._ends[number]) - (int(self._ends[number - 1]) if number else 0)
+        if rows.length != expected:
+            raise DamagedFile(
+                f"{self._paths[file]}: row group {entry} had {expected} rows when the source was made and has "
+                f"{rows.length} now."
+            )
+        return rows
+
+    def _file(self, number: int) -> Any:
+        files = vars(self._files).setdefault("open", collections.OrderedDict())
+        if number not in files:
+            files[number] = opened(self._paths[number], self._options, {})
+            if len(files) > _FILES_PER_THREAD:
+                files.popitem(last=False)
+        return files[number]
+
+    def fingerprint(self) -> Any:
+        return [stores.fingerprint(self._paths, self._options), self._columns]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_files")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return f"ParquetDataSource({os.path.basename(self._paths[0])}{more}: {self._length} records)"
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetStream:
+    """The rows of one Parquet file, in order."""
+
+    path: str
+    columns: Sequence[str] | None
+    storage_options: Options | None
+    settings: dict[str, Any]
+
+    def open(self) -> ParquetReader:
+        return ParquetReader(self)
+
+    def fingerprint(self) -> Any:
+        columns = None if self.columns is None else list(self.columns)
+        return [stores.fingerprint([self.path], self.storage_options), columns]
+
+
+class ParquetReader:
+    """A position in a Parquet file: row group and row in it, as in Grain's state."""
+
+    def __init__(self, stream: ParquetStream):
+        self._stream = stream
+        self._file = opened(stream.path, stream.storage_options, stream.settings)
+        check_columns(self._file, stream.path, stream.columns)
+        meta = self._file.metadata
+        self._lengths = [meta.row_group(number).num_rows for number in range(meta.num_row_groups)]
+        self._group = self._row = 0
+        self._read: int | None = None  # the group that `_columns` holds
+        self._columns: dict[str, np.ndarray] = {}
+
+    def read(self, count: int) -> list[dict[str, Any]]:
+        while self._group < len(self._lengths) and self._row >= self._lengths[self._group]:
+            if self._group == len(self._lengths) - 1:
+                return []
+            self._group, self._row = self._group + 1, 0
+        if not self._lengths:
+            return []
+        if self._read != self._group:
+            table = group(self._file, self._stream.path, self._group, self._stream.columns)
+            self._columns = {name: values(column) for name, column in zip(table.schema.names, table.columns)}
+            self._read = self._group
+        names = tuple(self._columns)
+        low, high = self._row, min(self._row + count, self._lengths[self._group])
+        self._row = high
+        if high == low + 1:
+            return [{name: column[low] for name, column in self._columns.items()}]
+        return [dict(zip(names, values)) for values in zip(*(column[low:high] for column in self._columns.values()))]
+
+    def get_state(self) -> dict[str, Any]:
+        return {"row_group": self._group, "index_within_row_group": self._row}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        number, row = state["row_group"], state["index_within_row_group"]
+        known = len(self._lengths)
+        if not 0 <= number < max(known, 1) or not 0 <= row <= (self._lengths[number] if known else 0):
+            raise StateMismatch(
+                f"Row {row} of row group {number} is not in {self._stream.path}, which has {known} row groups of "
+                f"{', '.join(map(str, self._lengths[:8]))} rows."
+            )
+        self._group, self._row = number, row
+
+    def close(self) -> None:
+        self._read, self._columns = None, {}

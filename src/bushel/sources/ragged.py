@@ -1,0 +1,105 @@
+"""Sequences of different lengths in one long array: a ragged column."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import checks, trees
+from bushel.base.specs import ShapeDtypeStruct
+from bushel.sources import memory
+
+
+class Sequences(list[np.ndarray]):
+    """Arrays of one dtype and one shape but for the first axis, with their lengths."""
+
+    def __init__(self, arrays: Iterable[np.ndarray], lengths: np.ndarray):
+        super().__init__(arrays)
+        self.lengths = lengths
+
+
+class RaggedDataSource:
+    """Sequences end to end: record i is `values[offsets[i]:offsets[i + 1]]`.
+
+    `values` may be a tree of arrays that are cut at the same places, such as tokens and their types. Arrays are not
+    copied: memory-mapped ones stay on disk. What comes out is a copy of its own.
+
+    >>> source = RaggedDataSource({"tokens": np.arange(6)}, offsets=[0, 2, 2, 6])
+    >>> len(source), source[2], source.lengths.tolist()
+    (3, {'tokens': array([2, 3, 4, 5])}, [2, 0, 4])
+    """
+
+    in_memory = True
+
+    def __init__(self, values: Any, offsets: Sequence[int] | np.ndarray):
+        self._tree = trees.map_leaves(lambda leaf: np.asarray(leaf), values)
+        self._leaves, self._rebuild = trees.flatten(self._tree)
+        self._offsets = np.asarray(offsets)
+        if not self._leaves or any(leaf.ndim == 0 for leaf in self._leaves) or len(set(map(len, self._leaves))) != 1:
+            raise ValueError(
+                "All values of a RaggedDataSource need the same first axis, sequences end to end; "
+                f"got {trees.describe(self._tree)}."
+            )
+        if self._offsets.ndim != 1 or not len(self._offsets) or self._offsets.dtype.kind not in "iu":
+            raise ValueError(f"offsets must be a list of integers, got {trees.describe(self._offsets)}.")
+        total = len(self._leaves[0])
+        if self._offsets[0] != 0 or self._offsets[-1] != total or (self.lengths < 0).any():
+            raise ValueError(
+                f"offsets must begin with 0, never fall, and end with the {total} values there are; "
+                f"they go from {self._offsets[0]} to {self._offsets[-1]}."
+            )
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """How long each sequence is: what `ds.pack` and `ds.bucket` ask for, at no cost."""
+        return np.diff(self._offsets.astype(np.int64, copy=False))
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Any:
+        index = checks.integer(index, "index")
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} records")
+        low, high = self._offsets[index % len(self)], self._offsets[index % len(self) + 1]
+        return self._rebuild([leaf[low:high].copy() for leaf in self._leaves])
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
+        """The records at `indices` (each in [0, len)), each with arrays of its own."""
+        columns = [self._views(leaf, indices) for leaf in self._leaves]
+        return [self._rebuild([view.copy() for view in views]) for views in zip(*columns, strict=True)]
+
+    def has(self, names: Sequence[str | None]) -> bool:
+        """Whether records are dicts of arrays with these names; None stands for records that are arrays."""
+        tree: Any = {None: self._tree} if isinstance(self._tree, np.ndarray) else self._tree
+        return isinstance(tree, dict) and all(isinstance(tree.get(name), np.ndarray) for name in names)
+
+    def entries(self, indices: np.ndarray, names: Sequence[str | None]) -> list[Sequences]:
+        """For each name, the entries of that name of the records at `indices`, as views of the source's own memory."""
+        return [self._views(self._tree if name is None else self._tree[name], indices) for name in names]
+
+    def _views(self, leaf: np.ndarray, indices: Sequence[int] | np.ndarray) -> Sequences:
+        positions = np.asarray(indices, dtype=np.intp)
+        lows, highs = self._offsets[positions], self._offsets[positions + 1]
+        cuts = zip(lows.tolist(), highs.tolist(), strict=True)
+        return Sequences([leaf[low:high] for low, high in cuts], highs - lows)
+
+    def element_spec(self) -> Any:
+        """Shape and dtype of each leaf of a record; the first axis is None."""
+        return trees.map_leaves(lambda leaf: ShapeDtypeStruct((None, *leaf.shape[1:]), leaf.dtype), self._tree)
+
+    def fingerprint(self) -> Any:
+        """The arrays themselves; identity takes shapes, dtypes and sampled bytes of them."""
+        return [self._tree, self._offsets]
+
+    def __reduce__(self) -> Any:
+        return _received, (trees.map_leaves(memory.sent, self._tree), memory.sent(self._offsets))
+
+    def __repr__(self) -> str:
+        return f"RaggedDataSource({len(self)} sequences of {trees.describe(self._tree)})"
+
+
+def _received(values: Any, offsets: Any) -> RaggedDataSource:
+    return RaggedDataSource(trees.map_leaves(memory.received, values), memory.received(offsets))

@@ -1,0 +1,220 @@
+"""Files of records as one index space: many files, each read at any position. The formats are in files of their own."""
+
+from __future__ import annotations
+
+import abc
+import concurrent.futures
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.base.errors import DamagedFile
+from bushel.sources import stores
+from bushel.sources.stores import File, Options
+
+_SLICE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
+
+
+class RecordReader(abc.ABC):
+    """The records of one file. Reads may come from any thread."""
+
+    count: int
+
+    @abc.abstractmethod
+    def read(self, position: int) -> bytes:
+        """One record."""
+
+    @abc.abstractmethod
+    def read_many(self, positions: np.ndarray) -> list[bytes]:
+        """Many records, in the order asked for."""
+
+    @abc.abstractmethod
+    def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
+        """Fills `rows`, `size` bytes each, with records of just that size."""
+
+
+def copied_into(records: Sequence[bytes], rows: memoryview, size: int, name: str) -> None:
+    """Records into rows, for formats that cannot read straight into place."""
+    for place, record in enumerate(records):
+        if len(record) != size:
+            raise ValueError(f"{name}: a record of {len(record)} bytes cannot fill a row of {size} bytes.")
+        rows[place * size : (place + 1) * size] = record
+
+
+class RecordSource(abc.ABC):
+    """Records of one or many files, by position. Base of the sources for each format.
+
+    A source may be pickled and used from many threads; open files stay behind and are opened again where they are
+    needed. As a context manager it closes its files at the end.
+    """
+
+    def __init__(self, paths: Any, storage_options: Options | None = None):
+        self._options = dict(storage_options or {})
+        self._shards = _shards(paths, self._options)
+        self._paths = [path for path, _, _ in self._shards]
+        self._forget()
+        counts = self._counted()
+        bounds = [_bounds(shard, count) for shard, count in zip(self._shards, counts)]
+        self._totals = counts  # what each file held when the source was made
+        self._starts = np.array([start for start, _ in bounds], np.int64)
+        self._ends = np.cumsum([stop - start for start, stop in bounds])
+        self._length = int(self._ends[-1])
+
+    @abc.abstractmethod
+    def _reader(self, file: File) -> RecordReader:
+        """The reader of one file."""
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._readers: list[RecordReader | None] = [None] * len(self._shards)
+
+    def _counted(self) -> list[int]:
+        if len(self._shards) == 1:
+            return [self._opened(0).count]
+        with concurrent.futures.ThreadPoolExecutor(min(16, len(self._shards))) as pool:
+            return [reader.count for reader in pool.map(self._opened, range(len(self._shards)))]
+
+    def _opened(self, number: int) -> RecordReader:
+        reader = self._readers[number]
+        if reader is not None:
+            return reader
+        reader = self._reader(stores.open_file(self._paths[number], self._options))
+        known = getattr(self, "_totals", None)
+        if known is not None and reader.count != known[number]:
+            raise DamagedFile(
+                f"{self._paths[number]} had {known[number]} records when the source was made and has {reader.count} "
+                "now. Make the source again."
+            )
+        with self._lock:
+            self._readers[number] = reader
+        return reader
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in the order of their records."""
+        return list(self._paths)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> bytes:
+        place = checks.integer(index, "index")
+        if place < 0:
+            place += self._length
+        if not 0 <= place < self._length:
+            raise IndexError(f"index {index} is out of range for {self._length} records")
+        number = 0
+        if len(self._ends) > 1:
+            number = int(self._ends.searchsorted(place, "right"))
+            place -= int(self._ends[number - 1]) if number else 0
+        return (self._readers[number] or self._opened(number)).read(place + int(self._starts[number]))
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[bytes]:
+        """The records at `indices` (each in [0, len)), read together."""
+        places = np.asarray(indices, np.int64)
+        if len(self._ends) == 1:
+            return (self._readers[0] or self._opened(0)).read_many(places + self._starts[0])
+        found: list[Any] = [None] * len(places)
+        for reader, positions, rows in self._by_file(places):
+            for row, record in zip(rows.tolist(), reader.read_many(positions)):
+                found[row] = record
+        return found
+
+    def read_into(self, indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
+        """Fills the rows of `out`, of any dtype, with records of just their size: one copy, from file to place."""
+        places = np.asarray(indices, np.int64)
+        if not out.flags.c_contiguous or out.dtype.hasobject or len(out) != len(places):
+            raise ValueError(f"read_into needs a contiguous array of {len(places)} rows, got {out.dtype}{out.shape}.")
+        if not len(places):
+            return
+        rows: Any = out.reshape(-1).view(np.uint8)
+        rows = memoryview(rows)
+        size = out.nbytes // len(out)
+        for reader, positions, where in self._by_file(places):
+            if len(where) == len(places):
+                reader.read_into(positions, rows, size)
+            else:
+                for position, row in zip(positions, where.tolist()):
+                    reader.read_into(np.array([position]), rows[row * size : (row + 1) * size], size)
+
+    def _by_file(self, places: np.ndarray) -> Iterator[tuple[RecordReader, np.ndarray, np.ndarray]]:
+        """Readers with the positions asked of each, and the rows they belong to."""
+        numbers = self._ends.searchsorted(places, "right")
+        before = np.concatenate(([0], self._ends))
+        positions = places - before[numbers] + self._starts[numbers]
+        order = np.argsort(numbers, kind="stable")
+        for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+            if len(rows):
+                yield self._opened(int(numbers[rows[0]])), positions[rows], rows
+
+    def __iter__(self) -> Iterator[bytes]:
+        for low in range(0, self._length, 256):
+            yield from self.__getitems__(np.arange(low, min(low + 256, self._length)))
+
+    def fingerprint(self) -> Any:
+        """Name, size and time (or the store's tag) of each file, and which part of it."""
+        files = stores.fingerprint(self._paths, self._options)
+        return [[version, start, stop] for version, (_, start, stop) in zip(files, self._shards)]
+
+    def close(self) -> None:
+        """Closes the files; a read after that opens them again."""
+        self._forget()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_readers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return f"{type(self).__name__}({os.path.basename(self._paths[0])}{more}: {self._length} records)"
+
+
+Shard = tuple[str, int, int | None]
+
+
+def _shards(paths: Any, options: Options) -> list[Shard]:
+    """Paths, patterns, "file[3:7]" and TFDS's file instructions as (path, start, stop)."""
+    if isinstance(paths, (str, os.PathLike)) or _instruction(paths):
+        paths = [paths]
+    elif not isinstance(paths, Iterable):
+        raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")
+    found: list[Shard] = []
+    for path in paths:
+        if _instruction(path):
+            found.append((os.fspath(path.filename), int(path.skip), int(path.skip) + int(path.take)))
+        elif isinstance(path, (str, os.PathLike)) and (part := _SLICE.fullmatch(os.fspath(path))):
+            found.append((part.group(1), int(part.group(2)), int(part.group(3))))
+        else:
+            found += [(match, 0, None) for match in stores.find([path], options)]
+    if not found:
+        raise ValueError("No paths were given: a source needs at least one file.")
+    return found
+
+
+def _instruction(path: Any) -> bool:
+    return all(hasattr(path, name) for name in ("filename", "skip", "take"))
+
+
+def _bounds(shard: Shard, count: int) -> tuple[int, int]:
+    path, start, stop = shard
+    stop = count if stop is None else stop
+    if not 0 <= start <= stop <= count:
+        raise ValueError(f"{path} has {count} records; there is no part [{start}:{stop}] of it.")
+    return start, stop

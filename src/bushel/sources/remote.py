@@ -1,0 +1,251 @@
+"""Files behind URLs: S3, GCS, Azure and HTTP through obstore, every other store through fsspec.
+
+Many ranges are asked for at once, near ones merged into one request. obstore repeats failed requests with
+growing pauses; what it does not repeat, a body that ends early, is repeated here.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import os
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bushel.base.errors import DamagedFile
+from bushel.sources import cache
+from bushel.sources.needs import package
+from bushel.sources.stores import File, Options
+
+_OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https"}
+_OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
+_MERGE_BYTES = 64 * 1024
+"""Ranges nearer than this are one request: a gap costs less than a round trip."""
+
+
+def open_url(url: str, options: Options | None) -> File:
+    """An object, read from its store, or from a copy on disk where the options name a `cache_dir`."""
+    settings = dict(options or {})
+    folder, limit = settings.get("cache_dir"), settings.get("cache_bytes")
+    file = _opened(url, settings)
+    if folder is None:
+        if limit is not None:
+            raise ValueError(f"cache_bytes={limit} needs a cache_dir to keep the copies in.")
+        return file
+    return cache.kept(file, folder, limit)
+
+
+def _opened(url: str, settings: dict[str, Any]) -> File:
+    scheme = url.partition("://")[0]
+    return _Object(url, settings) if scheme in _OBJECT_STORES else _FsspecFile(url, settings)
+
+
+def listed(prefix: str, options: Options | None) -> list[str]:
+    """The URLs of all objects below a prefix."""
+    settings = dict(options or {})
+    scheme, _, rest = prefix.partition("://")
+    if scheme not in _OBJECT_STORES:
+        system = _fsspec(prefix, settings)
+        folder = rest.rpartition("/")[0]
+        return [f"{scheme}://{path.lstrip('/')}" for path in system.find(folder) if path.lstrip("/").startswith(rest)]
+    if scheme in ("http", "https"):
+        raise ValueError(f"{prefix}*: a web server cannot list its files. Name each of them.")
+    root, key = _split(prefix)
+    folder = key.rpartition("/")[0]  # stores list whole folders
+    store = _store(root, _frozen(settings))
+    pages = _attempts(lambda: list(store.list(prefix=folder or None)), prefix)
+    return [f"{root}/{entry['path']}" for page in pages for entry in page]
+
+
+def _split(url: str) -> tuple[str, str]:
+    """A URL as its store and the name of an object in it."""
+    parts = urllib.parse.urlsplit(url)
+    key = parts.path.lstrip("/")
+    return f"{parts.scheme}://{parts.netloc}", key + (f"?{parts.query}" if parts.query else "")
+
+
+def _frozen(settings: dict[str, Any]) -> str:
+    try:
+        return json.dumps({key: value for key, value in settings.items() if not key.startswith("cache_")})
+    except TypeError:
+        raise TypeError(f"Options of a store are plain values (str, int, float, bool), got {settings!r}.") from None
+
+
+_process: int | None = None
+"""The process that has used obstore: its threads do not survive a fork, and a child would wait for them forever."""
+
+
+def _store(root: str, frozen: str) -> Any:
+    _refuse_after_fork(root)
+    settings = tuple(
+        sorted(entry for entry in os.environ.items() if entry[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
+    )
+    return _store_of(root, frozen, settings)
+
+
+def _refuse_after_fork(name: str) -> None:
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise RuntimeError(
+            f"{name}: this process was forked from one that had read from an object store, whose connections do not "
+            "survive that. Use `mp_prefetch`, whose workers start clean, or the start method 'spawn'."
+        )
+
+
+@functools.lru_cache(maxsize=64)
+def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) -> Any:
+    del environment  # read by the store itself; another one makes another store
+    obstore = package("obstore.store", "cloud", "Files in object stores")
+    settings = json.loads(frozen)
+    timeout = datetime.timedelta(seconds=settings.pop("timeout_s", 30))
+    retry = {
+        "max_retries": settings.pop("retries", 8),
+        "retry_timeout": datetime.timedelta(seconds=180),
+        "backoff": {
+            "init_backoff": datetime.timedelta(milliseconds=100),
+            "max_backoff": datetime.timedelta(seconds=10),
+        },
+    }
+    connect = min(timeout, datetime.timedelta(seconds=10))
+    # Whoever names an endpoint with http:// means it; without one, all addresses are https.
+    client = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
+    if root.startswith(("http://", "https://")):
+        return obstore.HTTPStore.from_url(root, client_options=client, retry_config=retry)
+    return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
+
+
+_TRIES = 3
+
+
+def _attempts(request: Any, name: str) -> Any:
+    """What a request gives. A body that broke off is asked for again, a few times."""
+    for attempt in range(_TRIES):
+        try:
+            return request()
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{name} does not exist.") from None
+        except Exception as error:
+            if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+                raise PermissionError(f"{name} may not be read: {_first_line(error)}") from None
+            if attempt + 1 == _TRIES or "decoding response body" not in str(error):
+                raise OSError(f"{name} could not be read: {_first_line(error)}") from error
+    raise AssertionError("unreachable")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+class _Object(File):
+    """An object of a store that obstore knows."""
+
+    def __init__(self, url: str, settings: dict[str, Any]):
+        self.name = url
+        root, self._key = _split(url)
+        self._store = _store(root, _frozen(settings))
+        meta = _attempts(lambda: self._store.head(self._key), url)
+        self.size = meta["size"]
+        modified = meta.get("last_modified")
+        self._tag = meta.get("e_tag") or (modified.isoformat() if modified else None)
+
+    def read(self, start: int, length: int) -> bytes:
+        return self.read_many([start], [length])[0]
+
+    def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        return [bytes(part) for part in self._parts(starts, lengths)]
+
+    def _parts(self, starts: Sequence[int], lengths: Sequence[int]) -> list[Any]:
+        if not len(starts):
+            return []
+        asked = [(start, length) for start, length in zip(starts, lengths) if length]
+        for start, length in asked:
+            if start + length > self.size:
+                raise self.short(start, length, max(0, self.size - start))
+        firsts, counts = [start for start, _ in asked], [length for _, length in asked]
+        parts = iter(())
+        if asked:
+            _refuse_after_fork(self.name)
+            got = _attempts(
+                lambda: self._store.get_ranges(self._key, starts=firsts, lengths=counts, coalesce=_MERGE_BYTES),
+                self.name,
+            )
+            parts = iter(got)
+        found = [next(parts) if length else b"" for length in lengths]
+        for start, length, part in zip(starts, lengths, found):
+            if len(part) != length:
+                raise self.short(start, length, len(part))
+        return found
+
+    def read_into(self, start: int, buffers: Sequence[Any]) -> None:
+        _scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
+
+    def version(self) -> list[Any]:
+        return [self._key.rpartition("/")[2], self.size, self._tag]
+
+
+def _fsspec(url: str, settings: dict[str, Any]) -> Any:
+    fsspec = package("fsspec", "fsspec", f"URLs such as {url}")
+    scheme = url.partition("://")[0]
+    own = {key: value for key, value in settings.items() if key not in _OURS}
+    try:
+        return fsspec.filesystem(scheme, **own)
+    except (ValueError, ImportError) as error:
+        raise ValueError(f"{url}: no store is known for {scheme}:// ({error}).") from None
+
+
+class _FsspecFile(File):
+    """A file of any store that has an fsspec driver."""
+
+    def __init__(self, url: str, settings: dict[str, Any]):
+        self.name = url
+        self._system = _fsspec(url, settings)
+        self._path = url.partition("://")[2]
+        try:
+            info = self._system.info(self._path)
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{url} does not exist.") from None
+        if info.get("size") is None:
+            raise DamagedFile(f"{url}: its store does not tell how large it is.")
+        self.size = int(info["size"])
+        self._tag = next(
+            (str(info[key]) for key in ("ETag", "etag", "mtime", "created", "updated") if key in info), None
+        )
+
+    def read(self, start: int, length: int) -> bytes:
+        return self.read_many([start], [length])[0]
+
+    def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        ends = [start + length for start, length in zip(starts, lengths)]
+        found = self._system.cat_ranges([self._path] * len(ends), list(starts), ends, on_error="raise")
+        for start, length, part in zip(starts, lengths, found):
+            if len(part) != length:
+                raise self.short(start, length, len(part))
+        return found
+
+    def read_into(self, start: int, buffers: Sequence[Any]) -> None:
+        _scatter(self.read(start, sum(map(len, buffers))), buffers)
+
+    def version(self) -> list[Any]:
+        return [self._path.rpartition("/")[2], self.size, self._tag]
+
+
+def _scatter(data: Any, buffers: Sequence[Any]) -> None:
+    view = memoryview(data)
+    for buffer, part in zip(buffers, _pieces(view, buffers)):
+        memoryview(buffer).cast("B")[:] = part
+
+
+def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
+    low = 0
+    for buffer in buffers:
+        yield view[low : low + len(buffer)]
+        low += len(buffer)
+
+
+def folder(url: str, options: Options | None) -> Any:
+    """An obstore store for everything below a URL, for libraries that take one."""
+    return _store(url.rstrip("/"), _frozen(dict(options or {})))

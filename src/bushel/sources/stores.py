@@ -1,0 +1,285 @@
+"""The one door to files, wherever they lie: find them, open them, read ranges of them.
+
+Formats never open files themselves. What lies behind a URL is in `remote.py`, a copy kept on disk in `cache.py`.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import glob
+import io
+import os
+import re
+import stat
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from bushel.base.errors import DamagedFile
+
+Path = str | os.PathLike[str]
+Options = Mapping[str, Any]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_WILD = re.compile(r"[*?\[]")
+_OPEN_AT_ONCE = 256
+_BUFFERS_AT_ONCE = 512  # the system takes at least 1024
+
+
+class File(abc.ABC):
+    """One file or object: its size, and reads at any place from any thread."""
+
+    name: str
+    size: int
+
+    @abc.abstractmethod
+    def read(self, start: int, length: int) -> bytes:
+        """Exactly `length` bytes from `start` on, or an error: never fewer."""
+
+    @abc.abstractmethod
+    def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        """Many ranges, in the order asked for."""
+
+    @abc.abstractmethod
+    def read_into(self, start: int, buffers: Sequence[Any]) -> None:
+        """Fills writable buffers, one after the other, from `start` on."""
+
+    @abc.abstractmethod
+    def version(self) -> list[Any]:
+        """What changes when the content does: name, size and time, or the store's own tag."""
+
+    def short(self, start: int, wanted: int, got: int) -> DamagedFile:
+        """The error for a read that came back short."""
+        return DamagedFile(
+            f"{self.name} ended early: {wanted} bytes were asked for at byte {start}, {got} came back. It had "
+            f"{self.size} bytes when it was opened; it was cut short or replaced since."
+        )
+
+
+def is_url(path: Path) -> bool:
+    """Whether a path names something other than a local file."""
+    found = _URL.match(os.fspath(path))
+    return found is not None and found.group(1) != "file"
+
+
+def local(path: Path) -> str:
+    """A path as text, without `file://` and with the home folder for `~`; URLs as they are."""
+    return os.path.expanduser(os.fspath(path).removeprefix("file://"))
+
+
+def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[str]:
+    """The files that paths and patterns name, those of a pattern sorted. A pattern that names none is an error.
+
+    `*` and `?` stay inside one folder, `**` goes through folders.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        paths = [paths]
+    elif not isinstance(paths, Iterable):
+        raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")
+    found: list[str] = []
+    for path in paths:
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
+        text = local(path)
+        if not _WILD.search(text) or (not is_url(text) and os.path.exists(text)):
+            found.append(text)
+            continue
+        matches = sorted(_matches(text, options))
+        if not matches:
+            raise FileNotFoundError(f"No file matches {text!r}.")
+        found += matches
+    if not found:
+        raise ValueError("No paths were given: a source needs at least one file.")
+    return found
+
+
+def _matches(pattern: str, options: Options | None) -> list[str]:
+    if not is_url(pattern):
+        return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+    from bushel.sources import remote
+
+    wild = _WILD.search(pattern)
+    assert wild is not None
+    fits = re.compile(translated(pattern))
+    return [url for url in remote.listed(pattern[: wild.start()], options) if fits.fullmatch(url)]
+
+
+def translated(pattern: str) -> str:
+    """A pattern of file names as a regular expression."""
+    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    return "".join(
+        parts.get(piece) or (piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece))
+        for piece in pieces
+    )
+
+
+def open_file(path: Path, options: Options | None = None) -> File:
+    """Opens a local file or an object behind a URL.
+
+    Args:
+      path: a path, or a URL such as "s3://bucket/key", "gs://...", "az://...", "https://...", or of any fsspec store.
+      options: of the store: its own settings, "timeout_s", "retries", and "cache_dir" with "cache_bytes".
+    """
+    text = local(path)
+    if not is_url(text):
+        return LocalFile(text)
+    from bushel.sources import remote
+
+    return remote.open_url(text, options)
+
+
+def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase:
+    """A file as an object with `read` and `seek`, for libraries that want one."""
+    text = local(path)
+    return io.BufferedReader(Readable(open_file(text, options)), 1 << 20) if is_url(text) else open(text, "rb")
+
+
+def fingerprint(paths: Iterable[str], options: Options | None = None) -> list[Any]:
+    """What tells these files from others, without reading them."""
+    return [open_file(path, options).version() for path in paths]
+
+
+class _Descriptor:
+    """An open file descriptor, closed when the last one who reads from it lets go."""
+
+    def __init__(self, path: str):
+        self.number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+
+    def __del__(self) -> None:
+        if "number" in vars(self):  # not where opening failed
+            os.close(self.number)
+
+
+class LocalFile(File):
+    """A file of this machine, read by position, so that threads do not meet.
+
+    Descriptors are few: beyond 256 of them the oldest is given back, and opened again when it is needed.
+    """
+
+    _open: ClassVar[collections.deque[weakref.ref[LocalFile]]] = collections.deque()
+    _lock = threading.Lock()
+
+    def __init__(self, path: str):
+        self.name = path
+        kind = os.stat(path).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.")
+        if not stat.S_ISREG(kind):  # a pipe would be waited for
+            raise ValueError(f"{path} is no regular file, so that it cannot be read at any place.")
+        self._descriptor: _Descriptor | None = _Descriptor(path)
+        facts = os.fstat(self._descriptor.number)
+        self.size, self._time = facts.st_size, facts.st_mtime_ns
+        self._remember()
+
+    def _remember(self) -> None:
+        with LocalFile._lock:
+            files = LocalFile._open
+            files.append(weakref.ref(self))
+            while len(files) > _OPEN_AT_ONCE:
+                oldest = files.popleft()()
+                if oldest is not None:
+                    oldest._descriptor = None
+
+    def _opened(self) -> _Descriptor:
+        descriptor = self._descriptor
+        if descriptor is None:
+            descriptor = _Descriptor(self.name)
+            facts = os.fstat(descriptor.number)
+            if (facts.st_size, facts.st_mtime_ns) != (self.size, self._time):
+                raise DamagedFile(f"{self.name} was changed while it was being read. Open the source again.")
+            self._descriptor = descriptor
+            self._remember()
+        return descriptor
+
+    def read(self, start: int, length: int) -> bytes:
+        descriptor = self._descriptor or self._opened()
+        data = os.pread(descriptor.number, length, start)
+        return data if len(data) == length else self._rest(descriptor, data, start, length)
+
+    def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        descriptor = self._descriptor or self._opened()
+        number, pread = descriptor.number, os.pread
+        found = [pread(number, length, start) for start, length in zip(starts, lengths)]
+        if list(map(len, found)) != list(lengths):
+            return [self.read(start, length) for start, length in zip(starts, lengths)]
+        return found
+
+    def _rest(self, descriptor: _Descriptor, data: bytes, start: int, length: int) -> bytes:
+        parts, got = [data], len(data)
+        while got < length:  # the system gives at most 2 GiB at a time
+            part = os.pread(descriptor.number, length - got, start + got)
+            if not part:
+                raise self.short(start, length, got)
+            parts.append(part)
+            got += len(part)
+        return b"".join(parts)
+
+    def read_into(self, start: int, buffers: Sequence[Any]) -> None:
+        if len(buffers) > _BUFFERS_AT_ONCE:
+            head, rest = buffers[:_BUFFERS_AT_ONCE], buffers[_BUFFERS_AT_ONCE:]
+            self.read_into(start, head)
+            return self.read_into(start + sum(map(len, head)), rest)
+        descriptor = self._descriptor or self._opened()
+        wanted = sum(map(len, buffers))
+        got = os.preadv(descriptor.number, buffers, start)
+        if got != wanted:
+            self._rest_into(descriptor, start, got, buffers)
+
+    def _rest_into(self, descriptor: _Descriptor, start: int, got: int, buffers: Sequence[Any]) -> None:
+        low = 0
+        for buffer in buffers:
+            high = low + len(buffer)
+            while got < high:
+                count = os.preadv(descriptor.number, [memoryview(buffer)[max(got - low, 0) :]], start + got)
+                if not count:
+                    raise self.short(start, sum(map(len, buffers)), got)
+                got += count
+            low = high
+
+    def version(self) -> list[Any]:
+        return [os.path.basename(self.name), self.size, self._time]
+
+
+class Readable(io.RawIOBase):
+    """A file with a position, as Python's own files have."""
+
+    def __init__(self, file: File):
+        self._file = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = (0, self._position, self._file.size)[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), max(0, self._file.size - self._position))
+        if count:
+            self._file.read_into(self._position, [memoryview(buffer)[:count]])
+            self._position += count
+        return count
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a small local file so that others see all of it or nothing."""
+    part = f"{os.fspath(path)}.{os.getpid()}-{threading.get_ident()}.part"
+    try:
+        with open(part, "wb") as file:
+            file.write(data)
+        os.replace(part, path)
+    except BaseException:
+        if os.path.exists(part):
+            os.unlink(part)
+        raise

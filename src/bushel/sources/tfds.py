@@ -1,0 +1,239 @@
+"""Data sets that TFDS has prepared: a folder of ArrayRecord or TFRecord files and a description. No TensorFlow."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.sources import stores
+from bushel.sources.array_record import ArrayRecordDataSource
+from bushel.sources.example import decode_example
+from bushel.sources.media import decode_image
+from bushel.sources.records import RecordSource
+from bushel.sources.stores import Options, Path
+from bushel.sources.tfrecord import TFRecordDataSource
+
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+_FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
+
+
+class TFDSDataSource:
+    """Examples of one split of a prepared TFDS data set, decoded as its `features.json` says.
+
+    Numbers are NumPy arrays and scalars of the declared types, texts are bytes, images are uint8 arrays. A sequence is
+    an array with a leading axis (a list where its entries differ in shape); a sequence of dicts, and the steps of an
+    episode, are a dict of such columns.
+
+    Args:
+      folder: where `dataset_info.json` lies, for example ~/tensorflow_datasets/mnist/3.0.1; a path or URL.
+      split: its name, such as "train".
+      decode: False gives the features of each `tf.train.Example` as they are stored.
+      storage_options: of the store where the folder lies.
+    """
+
+    def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
+        text = stores.local(folder).rstrip("/")
+        info = _json(f"{text}/dataset_info.json", storage_options)
+        splits = {entry["name"]: entry for entry in info.get("splits", ())}
+        if split not in splits:
+            known = ", ".join(map(repr, splits))
+            raise ValueError(f"{text} has no split {split!r}; it has {known}. Slice a dataset with ds[:100].")
+        kind = info.get("fileFormat", "tfrecord")
+        if kind not in _FORMATS:
+            raise ValueError(f"{text} holds {kind} files; {' and '.join(_FORMATS)} files can be read.")
+        paths = [f"{text}/{name}" for name in _names(info["name"], splits[split], kind)]
+        self._name = f"{info['name']}/{split}"
+        self._records = _FORMATS[kind](paths, storage_options=storage_options)
+        stated = sum(int(length) for length in splits[split].get("shardLengths", ()))
+        if stated != len(self._records):
+            raise ValueError(
+                f"{text}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
+            )
+        self._feature = feature(_json(f"{text}/features.json", storage_options), self._name) if decode else None
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self._decoded(self._records[index])
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+        """The examples at `indices` (each in [0, len)), read together."""
+        return [self._decoded(record) for record in self._records.__getitems__(indices)]
+
+    def _decoded(self, record: bytes) -> dict[str, Any]:
+        stored = decode_example(record)
+        return stored if self._feature is None else self._feature.decode("", stored, 0)
+
+    def fingerprint(self) -> Any:
+        return self._records.fingerprint()
+
+    def __repr__(self) -> str:
+        return f"TFDSDataSource({self._name}: {len(self)} records)"
+
+
+def _json(path: str, options: Options | None) -> dict[str, Any]:
+    file = stores.open_file(path, options)
+    return json.loads(file.read(0, file.size))
+
+
+def _names(dataset: str, split: dict[str, Any], kind: str) -> Iterator[str]:
+    lengths = split.get("shardLengths", ())
+    template = split.get("filepathTemplate") or _TEMPLATE
+    for number in range(len(lengths)):
+        yield template.format(
+            DATASET=dataset,
+            SPLIT=split["name"],
+            FILEFORMAT=kind,
+            SHARD_X_OF_Y=f"{number:05d}-of-{len(lengths):05d}",
+            SHARD_INDEX=f"{number:05d}",
+            NUM_SHARDS=f"{len(lengths):05d}",
+        )
+
+
+class Feature(abc.ABC):
+    """How a feature is stored, and what it means."""
+
+    @abc.abstractmethod
+    def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
+        """The value of feature `name` inside of `rank` sequences."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dict(Feature):
+    entries: dict[str, Feature]
+
+    def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
+        prefix = f"{name}/" if name else ""
+        return {key: entry.decode(prefix + key, stored, rank) for key, entry in self.entries.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sequence(Feature):
+    entry: Feature
+
+    def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
+        return self.entry.decode(name, stored, rank + 1)
+
+
+class _Leaf(Feature):
+    """A value of its own. Inside sequences, values lie one after the other; of sequences in sequences, lengths too."""
+
+    def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
+        if rank < 2:
+            values = stored.get(name)
+            if values is None and f"{name}/value" in stored:  # more than one axis of unknown length
+                return self.shaped(stored[f"{name}/value"], stored[f"{name}/shape"])
+            if values is None:
+                return None
+            return self.many(values) if rank else self.one(values)
+        rows = self.many(stored[f"{name}/ragged_flat_values"])
+        for level in reversed(range(rank - 1)):
+            ends = np.cumsum(stored[f"{name}/ragged_row_lengths_{level}"]).tolist()
+            rows = [rows[low:high] for low, high in zip([0, *ends], ends)]
+        return rows
+
+    @abc.abstractmethod
+    def one(self, values: Any) -> Any: ...
+
+    @abc.abstractmethod
+    def many(self, values: Any) -> Any: ...
+
+    def shaped(self, values: Any, shape: Any) -> Any:
+        raise ValueError(f"a value with a shape of its own, {shape}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Numbers(_Leaf):
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    packed: Callable[[bytes], bytes] | None = None
+
+    def one(self, values: Any) -> Any:
+        found = self._array(values).reshape(self.shape)
+        return found if found.ndim else found[()]
+
+    def many(self, values: Any) -> Any:
+        shape = tuple(abs(size) if size else 0 for size in self.shape)
+        if -1 in self.shape:
+            raise ValueError(f"a sequence of values of the shape {self.shape}")
+        count = len(values) if self.packed else len(values) // max(1, int(np.prod(shape)))
+        return self._array(values).reshape(count, *shape)
+
+    def shaped(self, values: Any, shape: Any) -> Any:
+        return self._array(values).reshape(tuple(np.asarray(shape).tolist()))
+
+    def _array(self, values: Any) -> np.ndarray:
+        if self.packed is not None:
+            return np.frombuffer(b"".join(map(self.packed, values)), self.dtype).copy()
+        if self.dtype == np.uint64:
+            return np.asarray(values, np.int64).view(np.uint64)
+        return np.asarray(values).astype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bytes(_Leaf):
+    shape: tuple[int, ...]
+
+    def one(self, values: Any) -> Any:
+        if not self.shape:
+            return values[0]
+        found = np.empty(len(values), object)
+        found[:] = values
+        return found.reshape(self.shape)
+
+    def many(self, values: Any) -> Any:
+        return list(values)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Image(_Leaf):
+    mode: str | None
+
+    def one(self, values: Any) -> np.ndarray:
+        return decode_image(values[0], self.mode)
+
+    def many(self, values: Any) -> Any:
+        images = [decode_image(value, self.mode) for value in values]
+        return np.stack(images) if len({image.shape for image in images}) == 1 else images
+
+
+def feature(spec: dict[str, Any], name: str) -> Feature:
+    """The feature that an entry of `features.json` describes."""
+    if "featuresDict" in spec:
+        entries = spec["featuresDict"]["features"]
+        return _Dict({key: feature(entry, f"{name}/{key}") for key, entry in entries.items()})
+    if "sequence" in spec:
+        return _Sequence(feature(spec["sequence"]["feature"], name))
+    if "text" in spec:
+        return _Bytes(())
+    if "classLabel" in spec:
+        return _Numbers(np.dtype(np.int64), ())
+    for kind in ("tensor", "boundingBox"):
+        if kind in spec:
+            return _tensor(spec[kind])
+    if "image" in spec and spec["image"].get("dtype", "uint8") == "uint8":
+        channels = [*_shape(spec["image"]), -1][2] if _shape(spec["image"]) else -1
+        return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(channels))
+    what = spec.get("pythonClassName", "?").rpartition(".")[2]
+    raise ValueError(
+        f"{name}: features of the kind {what} are not decoded here. Pass decode=False and decode them yourself."
+    )
+
+
+def _tensor(spec: dict[str, Any]) -> Feature:
+    shape, kind = _shape(spec), spec.get("dtype", "float32")
+    if kind in ("string", "object"):
+        return _Bytes(shape)
+    packed = {"zlib": zlib.decompress, "bytes": bytes}.get(spec.get("encoding", "none"))
+    return _Numbers(np.dtype(kind), shape, packed)
+
+
+def _shape(spec: dict[str, Any]) -> tuple[int, ...]:
+    return tuple(int(size) for size in spec.get("shape", {}).get("dimensions", ()))

@@ -1,0 +1,186 @@
+"""TFRecord files: lengths and bytes with checksums, read in order or, with an index of offsets, at any position.
+
+No TensorFlow. What the bytes mean (usually a `tf.train.Example`) is the business of `example.py`.
+"""
+
+from __future__ import annotations
+
+import array
+import hashlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bushel.base.errors import DamagedFile
+from bushel.sources import stores
+from bushel.sources.needs import package
+from bushel.sources.records import RecordReader, RecordSource, copied_into
+from bushel.sources.stores import File, LocalFile, Options
+
+HEADER = 12  # length (8 bytes) and its checksum
+FOOTER = 4  # checksum of the data
+_LENGTH = struct.Struct("<QI")
+_WORTH_KEEPING = 1 << 20
+_MAGIC = b"bushel tfrecord index 1\n"
+
+Checksum = Callable[[Any], int]
+
+
+def checksum() -> Checksum:
+    """The function behind the format's checksums, before masking."""
+    return package("crc32c", "tfrecord", "Checksums of TFRecord files (or verify=False)").crc32c
+
+
+def masked(crc: int) -> int:
+    """A checksum as the format stores it."""
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def framed(record: bytes, crc32c: Checksum) -> bytes:
+    """A record with its length and checksums, as it stands in a file."""
+    length = struct.pack("<Q", len(record))
+    return b"".join(
+        (length, struct.pack("<I", masked(crc32c(length))), record, struct.pack("<I", masked(crc32c(record))))
+    )
+
+
+class TFRecordDataSource(RecordSource):
+    """Records of TFRecord files as bytes, at any position.
+
+    The files are scanned once for the offsets of their records; the index of a large file is kept in a cache folder
+    ($BUSHEL_CACHE_DIR, or bushel in $XDG_CACHE_HOME or ~/.cache). Compressed files can only be read in order: see
+    `bushel.experimental.TFRecordIterDataset`.
+
+    Args:
+      paths: one or many files, patterns or URLs.
+      verify: checks the checksum of every record.
+      storage_options: of the store where the files lie.
+    """
+
+    def __init__(self, paths: Any, *, verify: bool = True, storage_options: Options | None = None):
+        self._verify = bool(verify)
+        super().__init__(paths, storage_options)
+
+    def _reader(self, file: File) -> RecordReader:
+        return _TFRecordFile(file, checksum() if self._verify else None)
+
+
+class _TFRecordFile(RecordReader):
+    def __init__(self, file: File, crc32c: Checksum | None):
+        self._file, self._crc32c = file, crc32c
+        bounds = _offsets(file, crc32c)
+        self.count = len(bounds) - 1
+        self._starts, self._sizes = bounds[:-1], np.diff(bounds)
+
+    def read(self, position: int) -> bytes:
+        return self._record(position, self._file.read(self._starts.item(position), self._sizes.item(position)))
+
+    def read_many(self, positions: np.ndarray) -> list[bytes]:
+        data = self._file.read_many(self._starts[positions].tolist(), self._sizes[positions].tolist())
+        return [self._record(position, part) for position, part in zip(positions.tolist(), data)]
+
+    def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
+        if (self._sizes[positions] != size + HEADER + FOOTER).any():
+            return copied_into(self.read_many(positions), rows, size, self._file.name)
+        head, foot = bytearray(HEADER), bytearray(FOOTER)
+        for place, position in enumerate(positions.tolist()):
+            row = rows[place * size : (place + 1) * size]
+            self._file.read_into(self._starts.item(position), [head, row, foot])
+            self._check(position, head, row, foot)
+
+    def _record(self, position: int, data: bytes) -> bytes:
+        record = data[HEADER:-FOOTER]
+        self._check(position, data, record, data[-FOOTER:])
+        return record
+
+    def _check(self, position: int, head: Any, record: Any, foot: Any) -> None:
+        length, _ = _LENGTH.unpack_from(head)
+        if length != len(record):
+            raise self._damaged(position, f"its length is {len(record)} in the index and {length} in the file")
+        if self._crc32c is not None and masked(self._crc32c(record)) != int.from_bytes(foot, "little"):
+            raise self._damaged(position, "its content does not fit its checksum")
+
+    def _damaged(self, position: int, why: str) -> DamagedFile:
+        return DamagedFile(f"{self._file.name}: record {position} is damaged: {why}.")
+
+
+def _offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
+    """Where each record begins, and where the last one ends; from the cache where they are known."""
+    if file.size < _WORTH_KEEPING:
+        return _scan(file, crc32c)
+    name = os.path.abspath(file.name) if isinstance(file, LocalFile) else file.name
+    digest = hashlib.blake2b(json.dumps([name, *file.version()]).encode(), digest_size=16).hexdigest()
+    path = os.path.join(cache_folder(), "tfrecord", f"{digest}.offsets")
+    known = _kept(path, file.size)
+    if known is None:
+        known = _scan(file, crc32c)
+        data = known.astype("<i8").tobytes()
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            stores.write_atomically(path, _MAGIC + struct.pack("<I", zlib.crc32(data)) + data)
+        except OSError:
+            pass  # no place to keep it: the next run scans again
+    return known
+
+
+def cache_folder() -> str:
+    """Where derived files are kept between runs."""
+    own = os.environ.get("BUSHEL_CACHE_DIR")
+    return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")
+
+
+def _kept(path: str, size: int) -> np.ndarray | None:
+    try:
+        with open(path, "rb") as file:
+            content = file.read()
+    except OSError:
+        return None
+    head = len(_MAGIC) + 4
+    data = content[head:]
+    if content[: len(_MAGIC)] != _MAGIC or content[len(_MAGIC) : head] != struct.pack("<I", zlib.crc32(data)):
+        return None
+    bounds = np.frombuffer(data, "<i8").astype(np.int64)
+    return bounds if len(bounds) and bounds[-1] == size else None
+
+
+def _scan(file: File, crc32c: Checksum | None) -> np.ndarray:
+    """Goes from length to length through the whole file."""
+    bounds = array.array("q", [0])
+    window = 1 << 16 if isinstance(file, LocalFile) else 8 << 20
+    place, size = 0, file.size
+    while place < size:
+        if size - place < HEADER + FOOTER:
+            raise _cut_short(file, len(bounds) - 1, size - place)
+        data = file.read(place, min(window, size - place))
+        base, last = place, place + len(data) - HEADER
+        while place <= last:
+            length, crc = _LENGTH.unpack_from(data, place - base)
+            if crc32c is not None and masked(crc32c(data[place - base : place - base + 8])) != crc:
+                raise bad_length(file.name, len(bounds) - 1, data[:2] if not base else b"")
+            place += length + HEADER + FOOTER
+            if place > size:
+                raise _cut_short(file, len(bounds) - 1, length)
+            bounds.append(place)
+    return np.array(bounds, np.int64)
+
+
+def _cut_short(file: File, record: int, length: int) -> DamagedFile:
+    return DamagedFile(
+        f"{file.name} ends in the middle of record {record} ({length} bytes of a file of {file.size}): it was cut "
+        "short, or it is no TFRecord file."
+    )
+
+
+def bad_length(name: str, record: int, beginning: bytes) -> DamagedFile:
+    """The error for a length that does not fit its checksum."""
+    if beginning == b"\x1f\x8b" or beginning[:1] == b"\x78":
+        return DamagedFile(
+            f"{name} is compressed, so its records can only be read in order: use TFRecordIterDataset, or convert it."
+        )
+    what = "it is no TFRecord file" if record == 0 else "it is damaged"
+    return DamagedFile(f"{name}: the length of record {record} does not fit its checksum: {what}.")

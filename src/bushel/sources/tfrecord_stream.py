@@ -1,0 +1,204 @@
+"""TFRecord files read in order, plain or compressed with gzip or zlib."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+
+from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.sources import stores
+from bushel.sources.stores import File, Options
+from bushel.sources.tfrecord import FOOTER, HEADER, Checksum, bad_length, checksum, masked
+
+_WINDOW = 1 << 20
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclasses.dataclass(frozen=True)
+class TFRecordStream:
+    """The records of one TFRecord file, in order, as bytes."""
+
+    path: str
+    verify: bool = True
+    storage_options: Options | None = None
+
+    def open(self) -> TFRecordReader:
+        file = stores.open_file(self.path, self.storage_options)
+        return TFRecordReader(file, checksum() if self.verify else None)
+
+    def fingerprint(self) -> Any:
+        return stores.fingerprint([self.path], self.storage_options)
+
+
+class _Bytes(abc.ABC):
+    """The bytes of a file, after decompression."""
+
+    @abc.abstractmethod
+    def fill(self, start: int, wanted: int) -> bytes:
+        """At least `wanted` bytes from `start` on, fewer only at the end."""
+
+
+class _Plain(_Bytes):
+    def __init__(self, file: File):
+        self._file = file
+
+    def fill(self, start: int, wanted: int) -> bytes:
+        return self._file.read(start, max(0, min(max(wanted, _WINDOW), self._file.size - start)))
+
+
+class _Inflated(_Bytes):
+    """Decompressed as it is read; going back begins again at the start."""
+
+    def __init__(self, file: File):
+        self._file = file
+        self._restart()
+
+    def _restart(self) -> None:
+        self._inflate = zlib.decompressobj(wbits=47)  # gzip or zlib, as the data say
+        self._read = 0  # of the file
+        self._at = 0  # of what comes out, where `_ahead` begins
+        self._ahead = b""
+
+    def fill(self, start: int, wanted: int) -> bytes:
+        if start < self._at:
+            self._restart()
+        while True:
+            skipped = min(start - self._at, len(self._ahead))
+            self._ahead, self._at = self._ahead[skipped:], self._at + skipped
+            if len(self._ahead) >= wanted and self._at == start:
+                return self._ahead
+            more = self._more()
+            if more is None:
+                return self._ahead
+            self._ahead += more
+
+    def _more(self) -> bytes | None:
+        file = self._file
+        if self._read == file.size:
+            if not self._inflate.eof:
+                raise DamagedFile(f"{file.name} ends in the middle of its compressed data: it was cut short.")
+            return None
+        if self._inflate.eof:  # several compressed files one after the other are one
+            self._inflate = zlib.decompressobj(wbits=47)
+        data = file.read(self._read, min(_WINDOW, file.size - self._read))
+        try:
+            out = self._inflate.decompress(data)
+        except zlib.error as error:
+            raise DamagedFile(
+                f"{file.name}: its compressed data are damaged near byte {self._read} ({error})."
+            ) from error
+        self._read += len(data) - len(self._inflate.unused_data)
+        return out
+
+
+class TFRecordReader:
+    """A position in a TFRecord file: the offset of the next record, as in Grain's state.
+
+    Records are cut from a window of the file together, so that one of them costs little.
+    """
+
+    def __init__(self, file: File, crc32c: Checksum | None):
+        self._name, self._crc32c = file.name, crc32c
+        beginning = file.read(0, min(HEADER, file.size))
+        compressed = beginning[:2] == b"\x1f\x8b" or (beginning[:1] == b"\x78" and not _is_length(beginning, crc32c))
+        self._bytes: _Bytes = _Inflated(file) if compressed else _Plain(file)
+        self._size = None if compressed else file.size
+        self._go(0)
+
+    def _go(self, offset: int) -> None:
+        self._records: list[bytes] = []
+        self._bounds = [offset]  # where each of them begins, and where the last one ends
+        self._next = 0  # the one to give out next
+        self._failure: DamagedFile | None = None  # of the record after them
+
+    def read(self, count: int) -> list[bytes]:
+        if self._next == len(self._records) and not self._cut():
+            return []
+        low = self._next
+        rows = self._records[low : low + count]
+        self._next = low + len(rows)
+        return rows
+
+    def _cut(self) -> bool:
+        """Cuts the next window into records; False at the end."""
+        if self._failure is not None:
+            raise self._failure
+        start = self._bounds[-1]
+        data = self._bytes.fill(start, HEADER + FOOTER)
+        if not data:
+            return False
+        bounds, place, last = [0], 0, len(data) - HEADER - FOOTER
+        unpack = _LENGTH.unpack_from
+        while place <= last:
+            place += unpack(data, place)[0] + HEADER + FOOTER
+            bounds.append(place)
+        if bounds[-1] > len(data):
+            bounds.pop()
+        if len(bounds) == 1:
+            data = self._whole(start, data)
+            bounds = [0, len(data)]
+        records = [data[low + HEADER : high - FOOTER] for low, high in itertools.pairwise(bounds)]
+        self._go(start)
+        good = self._good(records, data, bounds)
+        if good < len(records):
+            self._failure = self._damaged("is damaged: a record does not fit its checksum", start + bounds[good])
+            if not good:
+                raise self._failure
+        self._records = records[:good]
+        self._bounds = [start + bound for bound in bounds[: good + 1]]
+        return True
+
+    def _whole(self, start: int, data: bytes) -> bytes:
+        """The one record at `start`, which did not fit into the window."""
+        if len(data) < HEADER + FOOTER:
+            raise self._damaged(f"ends with {len(data)} bytes that are no record: it was cut short", start)
+        (length,) = _LENGTH.unpack_from(data)
+        if self._crc32c is not None and not _is_length(data, self._crc32c):
+            if start == 0:
+                raise bad_length(self._name, 0, b"")
+            raise self._damaged("is damaged: a length does not fit its checksum", start)
+        wanted = HEADER + length + FOOTER
+        if self._size is None or start + wanted <= self._size:
+            data = self._bytes.fill(start, wanted)[:wanted]
+        if len(data) < wanted:
+            raise self._damaged(f"ends in the middle of a record of {length} bytes: it was cut short", start)
+        return data
+
+    def _good(self, records: list[bytes], data: bytes, bounds: list[int]) -> int:
+        """How many records from the first on fit their checksums."""
+        if self._crc32c is None:
+            return len(records)
+        found = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
+        found = (found >> 15 | found << 17) + np.uint32(0xA282EAD8)
+        places = np.array(bounds[1:])[:, None] + np.arange(-FOOTER, 0)
+        stored = np.frombuffer(data, np.uint8)[places].view("<u4")[:, 0]
+        wrong = np.flatnonzero(found != stored)
+        return int(wrong[0]) if len(wrong) else len(records)
+
+    def _damaged(self, what: str, offset: int) -> DamagedFile:
+        return DamagedFile(f"{self._name} {what} (at byte {offset}).")
+
+    def get_state(self) -> dict[str, Any]:
+        return {"reader_offset": self._bounds[self._next]}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        offset = state["reader_offset"]
+        if offset < 0 or (self._size is not None and offset > self._size):
+            raise StateMismatch(f"Byte {offset} lies outside of {self._name} with its {self._size} bytes.")
+        self._go(offset)
+
+    def close(self) -> None:
+        self._go(self._bounds[self._next])
+
+
+def _is_length(beginning: bytes, crc32c: Checksum | None) -> bool:
+    """Whether a file begins with a length and its checksum."""
+    if crc32c is None or len(beginning) < HEADER:
+        return False
+    return masked(crc32c(beginning[:8])) == int.from_bytes(beginning[8:HEADER], "little")

@@ -1,0 +1,62 @@
+"""Variable-length integers of protocol buffers: one at a time, and whole arrays of them at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def one(data: bytes | memoryview, place: int) -> tuple[int, int]:
+    """The integer at `place`, and where the next byte is.
+
+    >>> one(bytes([0xAC, 0x02, 0x07]), 0)
+    (300, 2)
+    """
+    value = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place
+        shift += 7
+        if shift > 63:
+            raise ValueError("an integer of more than 64 bits")
+
+
+def encoded(value: int) -> bytes:
+    """An integer in as few bytes as it needs.
+
+    >>> encoded(300).hex()
+    'ac02'
+    """
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def many(data: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
+    """All integers of a buffer as uint64, and the place after each.
+
+    >>> values, ends = many(bytes([0xAC, 0x02, 0x07]))
+    >>> values.tolist(), ends.tolist()
+    ([300, 7], [2, 3])
+    """
+    raw = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(raw < 0x80) + 1
+    if not len(ends) or ends[-1] != len(raw):
+        if len(raw):
+            raise ValueError("integers that end in the middle of one")
+        return np.zeros(0, np.uint64), ends
+    starts = np.concatenate(([0], ends[:-1]))
+    lengths = ends - starts
+    if lengths.max() > 10:
+        raise ValueError("an integer of more than 64 bits")
+    values = np.zeros(len(ends), np.uint64)
+    for place in range(int(lengths.max())):
+        there = np.flatnonzero(lengths > place) if place else slice(None)
+        part = (raw[starts[there] + place] & 0x7F).astype(np.uint64)
+        values[there] |= part << np.uint64(7 * place)
+    return values, ends

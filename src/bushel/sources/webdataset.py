@@ -1,0 +1,159 @@
+"""WebDataset shards: tar files, whose members with one name before the first dot are one sample. Read in order."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.sources import stores
+from bushel.sources.stores import File, Options
+
+_BLOCK = 512
+_WINDOW = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class WebDatasetStream:
+    """The samples of one tar file, in order: dicts of bytes by the ending of their name, and `__key__`."""
+
+    path: str
+    storage_options: Options | None = None
+
+    def open(self) -> WebDatasetReader:
+        return WebDatasetReader(stores.open_file(self.path, self.storage_options))
+
+    def fingerprint(self) -> Any:
+        return stores.fingerprint([self.path], self.storage_options)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Member:
+    name: str
+    content: bytes
+    after: int  # where the next member begins
+
+
+class WebDatasetReader:
+    """A position in a tar file: where the first member of the next sample begins."""
+
+    def __init__(self, file: File):
+        self._file = file
+        self._base, self._data = 0, b""
+        self._place = 0
+
+    def read(self, count: int) -> list[dict[str, Any]]:
+        samples: list[dict[str, Any]] = []
+        while len(samples) < count:
+            try:
+                sample = self._sample()
+            except Exception:
+                if samples:  # those before the damaged one first
+                    return samples
+                raise
+            if sample is None:
+                break
+            samples.append(sample)
+        return samples
+
+    def _sample(self) -> dict[str, Any] | None:
+        sample: dict[str, Any] = {}
+        place = self._place
+        while True:
+            member = self._member(place)
+            if member is None:
+                break
+            folder, _, base = member.name.rpartition("/")
+            stem, dot, ending = base.partition(".")
+            if not dot or not stem:  # no sample's: a folder's own entry, a hidden file
+                place = member.after
+                continue
+            key = f"{folder}/{stem}" if folder else stem
+            if sample and (key != sample["__key__"] or ending.lower() in sample):
+                if key == sample["__key__"]:
+                    raise self._damaged(place, f"sample {key!r} has two members .{ending}")
+                break
+            sample["__key__"] = key
+            sample[ending.lower()] = member.content
+            place = member.after
+        self._place = place
+        return sample or None
+
+    def _member(self, place: int) -> _Member | None:
+        """The next member that is a file; None at the end mark."""
+        long_name: str | None = None
+        long_size: int | None = None
+        while True:
+            header = self._bytes(place, _BLOCK)
+            if not any(header):
+                return None
+            size, name, kind = self._parsed(header, place)
+            start = place + _BLOCK
+            size = size if long_size is None or kind in b"xLg" else long_size
+            place = start + -(-size // _BLOCK) * _BLOCK
+            if kind in b"xgL":
+                text = self._bytes(start, size)
+                if kind == b"L":  # GNU's way to give a long name
+                    long_name = text.rstrip(b"\0").decode("utf-8", "surrogateescape")
+                elif kind == b"x":  # POSIX's way
+                    facts = _pax(text)
+                    long_name = facts.get("path", long_name)
+                    long_size = int(facts["size"]) if "size" in facts else None
+                continue
+            if kind in b"0\0":
+                return _Member(long_name or name, bytes(self._bytes(start, size)), place)
+            long_name = long_size = None
+
+    def _parsed(self, header: bytes, place: int) -> tuple[int, str, bytes]:
+        """Size, name and kind of a member."""
+        try:
+            stated = int(header[148:156].strip(b" \0") or b"0", 8)
+            raw = header[124:136]
+            size = int.from_bytes(raw[1:], "big") if raw[0] & 0x80 else int(raw.strip(b" \0") or b"0", 8)
+        except ValueError:
+            stated, size = -1, 0
+        if stated != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+            raise self._damaged(place, "it is no tar file" if place == 0 else "the header of a member is damaged")
+        name = header[:100].rstrip(b"\0").decode("utf-8", "surrogateescape")
+        prefix = header[345:500].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+        if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":
+            name = f"{prefix}/{name}"
+        return size, name, header[156:157]
+
+    def _bytes(self, place: int, length: int) -> bytes:
+        low = place - self._base
+        if low < 0 or low + length > len(self._data):
+            if place + length > self._file.size:
+                raise self._damaged(place, "the file ends before its end mark: it was cut short")
+            self._base = place
+            self._data = self._file.read(place, min(max(length, _WINDOW), self._file.size - place))
+            low = 0
+        return self._data[low : low + length]
+
+    def _damaged(self, place: int, why: str) -> DamagedFile:
+        return DamagedFile(f"{self._file.name} is damaged at byte {place}: {why}.")
+
+    def get_state(self) -> dict[str, Any]:
+        return {"tar_offset": self._place}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        place = state["tar_offset"]
+        if not 0 <= place <= self._file.size or place % _BLOCK:
+            name, size = os.path.basename(self._file.name), self._file.size
+            raise StateMismatch(f"No member begins at byte {place} of {name}, a tar file of {size} bytes.")
+        self._place = place
+
+    def close(self) -> None:
+        self._data = b""
+
+
+def _pax(text: bytes) -> dict[str, str]:
+    """Lines "LENGTH key=value" of an extended header."""
+    found: dict[str, str] = {}
+    while text:
+        length, _, _ = text.partition(b" ")
+        line, text = text[: int(length)], text[int(length) :]
+        key, _, value = line[len(length) + 1 :].rstrip(b"\n").partition(b"=")
+        found[key.decode()] = value.decode("utf-8", "surrogateescape")
+    return found

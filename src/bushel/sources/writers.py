@@ -1,0 +1,109 @@
+"""Writers of record files, for `bushel convert`. Each writes one local file, from the first record to the last."""
+
+from __future__ import annotations
+
+import abc
+import struct
+import sys
+from collections.abc import Callable
+from typing import BinaryIO
+
+from bushel.sources.needs import package
+from bushel.sources.tfrecord import checksum, framed
+
+_ROWS_PER_GROUP = 1000
+
+
+class Writer(abc.ABC):
+    """An open file that takes records."""
+
+    @abc.abstractmethod
+    def write(self, record: bytes) -> None: ...
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Completes the file."""
+
+
+class ArrayRecordWriter(Writer):
+    """Through the `array_record` package, one record a chunk: what random access needs."""
+
+    def __init__(self, path: str, compress: bool):
+        module = package("array_record.python.array_record_module", "array-record", "Writing ArrayRecord files")
+        self._writer = module.ArrayRecordWriter(path, f"group_size:1{'' if compress else ',uncompressed'}")
+
+    def write(self, record: bytes) -> None:
+        self._writer.write(record)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class TFRecordWriter(Writer):
+    """Lengths, records and checksums."""
+
+    def __init__(self, path: str, compress: bool):
+        del compress  # a compressed file can only be read in order
+        self._crc32c = checksum()
+        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115
+
+    def write(self, record: bytes) -> None:
+        self._file.write(framed(record, self._crc32c))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class BagWriter(Writer):
+    """Records back to back, and the end of each after the last."""
+
+    def __init__(self, path: str, compress: bool):
+        self._pack = _zstd() if compress else None
+        self._file: BinaryIO = open(path, "wb")  # noqa: SIM115
+        self._ends: list[int] = []
+        self._place = 0
+
+    def write(self, record: bytes) -> None:
+        data = self._pack(record) if self._pack and record else record
+        self._file.write(data)
+        self._place += len(data)
+        self._ends.append(self._place)
+
+    def close(self) -> None:
+        self._file.write(struct.pack(f"<{len(self._ends)}Q", *self._ends))
+        self._file.close()
+
+
+def _zstd() -> Callable[[bytes], bytes]:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+
+        return zstd.compress
+    return package("zstandard", "zstd", "Compressed Bagz files").ZstdCompressor().compress
+
+
+class ParquetWriter(Writer):
+    """One column `record` of bytes, in row groups of 1000."""
+
+    def __init__(self, path: str, compress: bool):
+        self._arrow = package("pyarrow", "parquet", "Writing Parquet files")
+        parquet = package("pyarrow.parquet", "parquet", "Writing Parquet files")
+        self._schema = self._arrow.schema([("record", self._arrow.binary())])
+        self._writer = parquet.ParquetWriter(
+            path, self._schema, compression="zstd" if compress else "none", write_page_checksum=True
+        )
+        self._rows: list[bytes] = []
+
+    def write(self, record: bytes) -> None:
+        self._rows.append(record)
+        if len(self._rows) == _ROWS_PER_GROUP:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._writer.write_table(self._arrow.table({"record": self._rows}, schema=self._schema))
+        self._rows = []
+
+    def close(self) -> None:
+        if self._rows:
+            self._flush()
+        self._writer.close()

@@ -1,0 +1,142 @@
+"""Servers on loopback: S3 (which speaks the XML interface of GCS too) by moto, and a web server that misbehaves."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+MOTO = """
+import logging, sys
+logging.getLogger("werkzeug").setLevel(logging.ERROR)
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto takes literally
+
+
+@contextlib.contextmanager
+def s3(folder):
+    """An S3 server with an empty bucket; the environment says where it is. Yields a boto3 client.
+
+    GCS's XML interface is the same protocol: with `gs://` the same objects are read, unsigned, as public ones.
+    """
+    server = subprocess.Popen([sys.executable, "-c", MOTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None and server.stdin is not None
+    endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
+    account = folder / "account.json"
+    account.write_text(
+        json.dumps(
+            {
+                "gcs_base_url": endpoint,
+                "disable_oauth": True,
+                "client_email": "",
+                "private_key": "",
+                "private_key_id": "",
+            }
+        )
+    )
+    settings = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "GOOGLE_SERVICE_ACCOUNT": str(account),
+    }
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        import boto3
+
+        client = boto3.client("s3", endpoint_url=endpoint)
+        client.create_bucket(Bucket=BUCKET)
+        yield client
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        server.stdin.close()
+        server.wait(10)
+
+
+class Web:
+    """A web server for some bytes, with ranges, that can be told to fail.
+
+    `behave` is called with the number of the request (HEAD requests not counted) and returns "ok", "error" (500),
+    "half" (announces all, sends half), "hang" (answers nothing) or "missing" (404).
+    """
+
+    def __init__(self, content, behave=lambda number: "ok", latency_s=0.0):
+        self.content, self.behave, self.latency_s = content, behave, latency_s
+        self.requests = 0
+        self.ranges = []
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *words):
+                pass
+
+            def do_HEAD(self):
+                self._headers(200, len(web.content))
+
+            def do_GET(self):
+                low, high = 0, len(web.content)
+                asked = self.headers.get("Range")
+                if asked:
+                    first, _, last = asked.removeprefix("bytes=").partition("-")
+                    low, high = int(first), int(last or high - 1) + 1
+                with web._lock:
+                    number = web.requests
+                    web.requests += 1
+                    web.ranges.append((low, high))
+                time.sleep(web.latency_s)
+                manner = web.behave(number)
+                if manner == "hang":
+                    web._over.wait(20)
+                    self.close_connection = True
+                    return
+                if manner in ("error", "missing"):
+                    self._headers(500 if manner == "error" else 404, 0)
+                    return
+                body = web.content[low:high]
+                self._headers(206 if asked else 200, len(body), f"bytes {low}-{high - 1}/{len(web.content)}")
+                if manner == "half":
+                    body = body[: len(body) // 2]
+                    self.close_connection = True
+                self.wfile.write(body)
+
+            def _headers(self, status, length, content_range=None):
+                self.send_response(status)
+                self.send_header("Content-Length", str(length))
+                self.send_header("ETag", '"one"')
+                self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
+                self.send_header("Accept-Ranges", "bytes")
+                if content_range:
+                    self.send_header("Content-Range", content_range)
+                self.end_headers()
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        self._server.shutdown()
+        self._server.server_close()

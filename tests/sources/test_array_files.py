@@ -1,0 +1,142 @@
+"""Arrays in files, written by NumPy and safetensors: mapped, sent by name, refused when damaged; checksums."""
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from servers import Web
+
+import bushel
+from bushel import MapDataset
+from bushel.sources import ArrayDataSource, DamagedFile, check_checksums, load_arrays, write_checksums
+from bushel.testing import same
+
+KINDS = ["npz", "compressed", "safetensors"]
+
+
+def saved(folder, kind, arrays):
+    path = folder / f"arrays.{'npz' if kind == 'compressed' else kind}"
+    if kind == "npz":
+        np.savez(path, **arrays)
+    elif kind == "compressed":
+        np.savez_compressed(path, **arrays)
+    else:
+        safetensors.numpy.save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
+    return path
+
+
+dtypes = st.sampled_from(
+    [np.dtype(kind) for kind in ("f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?")]
+)
+arrays = hnp.arrays(dtypes, hnp.array_shapes(min_dims=1, min_side=0, max_side=4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25, deadline=None)
+@given(content=st.dictionaries(st.sampled_from("abc"), arrays, min_size=1), fortran=st.booleans())
+def test_arrays_come_back(kind, content, fortran, tmp_path_factory):
+    if fortran:
+        content = {name: np.asfortranarray(array) for name, array in content.items()}
+    found = load_arrays(saved(tmp_path_factory.mktemp("arrays"), kind, content))
+    assert found.keys() == content.keys()
+    for name, array in content.items():
+        assert found[name].dtype == array.dtype
+        assert np.array_equal(found[name], array, equal_nan=array.dtype.kind == "f")
+
+
+@settings(max_examples=25, deadline=None)
+@given(array=arrays)
+def test_an_array_comes_back(array, tmp_path_factory):
+    path = tmp_path_factory.mktemp("array") / "x.npy"
+    np.save(path, array)
+    found = load_arrays(path)
+    assert found.dtype == array.dtype
+    assert np.array_equal(found, array, equal_nan=array.dtype.kind == "f")
+
+
+CONTENT = {"x": np.arange(300_000, dtype=np.float32).reshape(1000, 300), "y": np.arange(1000)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_pipelines_read_arrays_of_files(kind, tmp_path):
+    path = saved(tmp_path, kind, CONTENT)
+    source = ArrayDataSource(load_arrays(path))
+    expected = MapDataset.source(ArrayDataSource(CONTENT)).shuffle(seed=1).batch(64)
+    ds = MapDataset.source(source).shuffle(seed=1).batch(64)
+    assert same(list(ds), list(expected))
+    with iter(ds.to_iter_dataset().mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as workers:
+        assert same(list(workers), list(expected))
+    if kind != "compressed":
+        sent = pickle.dumps(source)
+        assert len(sent) < 2_000
+        assert same(pickle.loads(sent)[7], source[7])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "npy"])
+def test_files_cut_short_are_refused(kind, tmp_path):
+    if kind == "npy":
+        path = tmp_path / "x.npy"
+        np.save(path, CONTENT["x"])
+    else:
+        path = saved(tmp_path, kind, CONTENT)
+    content = path.read_bytes()
+    for length in [0, 5, 60, *random.Random(0).sample(range(len(content)), 5), len(content) - 1]:
+        path.write_bytes(content[:length])
+        with pytest.raises(DamagedFile, match="is no complete"):
+            load_arrays(path)
+
+
+def test_some_arrays_of_a_file(tmp_path):
+    path = saved(tmp_path, "safetensors", CONTENT)
+    assert list(load_arrays(path, ["y"])) == ["y"]
+    with pytest.raises(ValueError, match=r"has no array 'z'; it has '[xy]', '[xy]'"):
+        load_arrays(path, ["z"])
+    with pytest.raises(ValueError, match="an array file ends in"):
+        load_arrays(tmp_path / "x.txt")
+    with pytest.raises(ValueError, match=r"an \.npy file has one array"):
+        load_arrays(tmp_path / "x.npy", ["x"])
+
+
+def test_bfloat16(tmp_path):
+    import jax.numpy as jnp
+    import safetensors.flax
+
+    array = jnp.arange(6, dtype=jnp.bfloat16).reshape(3, 2)
+    safetensors.flax.save_file({"w": array}, tmp_path / "x.safetensors")
+    assert np.array_equal(load_arrays(tmp_path / "x.safetensors")["w"], np.asarray(array))
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_arrays_behind_a_url(kind, tmp_path):
+    path = saved(tmp_path, kind, CONTENT)
+    with Web(path.read_bytes()) as web:
+        assert same(load_arrays(f"{web.url}/arrays.{kind}"), CONTENT)
+
+
+@settings(max_examples=25, deadline=None)
+@given(place=st.integers(0, 2_500_000 - 1), bit=st.integers(0, 7))
+def test_a_checksum_beside_a_file_finds_any_change(place, bit, tmp_path_factory):
+    path = tmp_path_factory.mktemp("sums") / "data.bag"
+    content = bytearray(2_500_000)
+    path.write_bytes(content)
+    assert write_checksums(path) == [f"{path}.checksums"]
+    check_checksums(path)
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+    low = place >> 20 << 20
+    with pytest.raises(DamagedFile, match=f"bytes {low} to {min(low + (1 << 20), len(content))} do not fit"):
+        check_checksums(path)
+
+
+def test_a_file_of_another_size_does_not_fit_its_checksums(tmp_path):
+    path = tmp_path / "data.bag"
+    path.write_bytes(b"abc")
+    write_checksums(path)
+    path.write_bytes(b"ab")
+    with pytest.raises(DamagedFile, match="has 2 bytes; it had 3 when its checksums were written"):
+        check_checksums(path)

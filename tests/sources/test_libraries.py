@@ -1,0 +1,223 @@
+"""Data sets of other libraries: TFDS folders, Hugging Face datasets, PyTorch datasets, webdataset, Lance.
+
+These packages are large, so `make test` does not install them: pip install 'bushel[test-libraries]' and run this file.
+A prepared TFDS folder is checked by `test_tfds.py` without them.
+"""
+
+import io
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+
+import bushel
+from bushel import MapDataset
+from bushel.experimental import IterableIterDataset, WebDatasetIterDataset
+from bushel.testing import check_resumes_anywhere, same
+
+WORKERS = bushel.MultiprocessingOptions(num_workers=2)
+
+
+def in_workers(ds):
+    with iter(ds.to_iter_dataset().mp_prefetch(WORKERS)) as workers:
+        return list(workers)
+
+
+def test_hugging_face_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": list(range(50)), "text": [f"row {n}" for n in range(50)]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    stored = datasets.load_from_disk(str(tmp_path / "saved"))
+    ds = MapDataset.source(stored).shuffle(seed=1)
+    order = [int(n) for n in MapDataset.range(50).shuffle(seed=1)]
+    assert list(ds) == [{"x": n, "text": f"row {n}"} for n in order]
+    assert in_workers(ds) == list(ds)
+    assert list(ds[3:9]) == list(ds)[3:9]
+    check_resumes_anywhere(ds.map(lambda row: row["x"]).batch(8).to_iter_dataset())
+    assert len(pickle.dumps(stored)) < 5_000
+
+
+def test_hugging_face_streams():
+    datasets = pytest.importorskip("datasets")
+
+    def rows():
+        for number in range(40):
+            yield {"x": number}
+
+    stream = datasets.IterableDataset.from_generator(rows)
+    ds = IterableIterDataset(stream)
+    assert [row["x"] for row in ds] == list(range(40))
+    check_resumes_anywhere(ds.map(lambda row: row["x"]).batch(8))
+
+
+def test_torch_datasets():
+    torch = pytest.importorskip("torch")
+
+    class Squares(torch.utils.data.Dataset):
+        def __len__(self):
+            return 30
+
+        def __getitem__(self, index):
+            return {"x": torch.arange(3) * index, "y": index}
+
+    ds = MapDataset.source(Squares()).shuffle(seed=2)
+    order = [int(n) for n in MapDataset.range(30).shuffle(seed=2)]
+    batches = list(ds.batch(10))
+    assert np.array_equal(np.concatenate([b["x"] for b in batches]), np.outer(order, np.arange(3)))
+    assert [b["y"].tolist() for b in batches] == [order[:10], order[10:20], order[20:]]
+    assert same(in_workers(ds.batch(10)), batches)
+    tensors = torch.utils.data.TensorDataset(torch.arange(6).reshape(3, 2))
+    assert [row[0].tolist() for row in MapDataset.source(tensors)] == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_webdataset_reads_the_same(tmp_path):
+    webdataset = pytest.importorskip("webdataset")
+    path = str(tmp_path / "shard.tar")
+    with webdataset.TarWriter(path) as sink:
+        for number in range(30):
+            sink.write(
+                {"__key__": f"sample/{number:03d}", "txt": f"row {number}", "cls": number, "npy": np.arange(number)}
+            )
+    theirs = list(webdataset.WebDataset(path, shardshuffle=False))
+    ours = list(WebDatasetIterDataset(path))
+    assert [{key: row[key] for key in row if key not in ("__url__", "__local_path__")} for row in theirs] == ours
+
+
+def test_lance(tmp_path):
+    lance = pytest.importorskip("lance")
+    import pyarrow as pa
+
+    from bushel.sources import LanceDataSource
+
+    table = pa.table({"x": list(range(60)), "text": [f"row {n}" for n in range(60)]})
+    lance.write_dataset(table, str(tmp_path / "data.lance"), max_rows_per_file=25)
+    source = LanceDataSource(str(tmp_path / "data.lance"))
+    assert len(source) == 60
+    assert source.__getitems__([5, 50, 5]) == [{"x": n, "text": f"row {n}"} for n in (5, 50, 5)]
+    ds = MapDataset.source(source).shuffle(seed=1)
+    assert [row["x"] for row in ds] == [int(n) for n in MapDataset.range(60).shuffle(seed=1)]
+    assert in_workers(ds) == list(ds)
+    assert len(pickle.dumps(source)) < 1_000
+    assert LanceDataSource(str(tmp_path / "data.lance"), ["x"])[7] == {"x": 7}
+
+
+# TFDS: what it has written, read by it and by us.
+
+
+def png(number):
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(np.full((4, 5, 3), number, np.uint8)).save(out, "png")
+    return out.getvalue()
+
+
+def example(i):
+    return {
+        "image": io.BytesIO(png(i)),
+        "label": i % 10,
+        "text": f"t{i}",
+        "vec": np.arange(3, dtype=np.float32) * i,
+        "mat": np.full((2, i % 3), i, np.int32),
+        "b": bool(i % 2),
+        "f64": i / 4,
+        "u8": np.array([i, i], np.uint8),
+        "u64": 2**63 + i,
+        "z": np.full((2, 2), i, np.float32),
+        "nested": {"x": i, "s": f"s{i}"},
+        "seq": list(range(i % 4)),
+        "seqs": [{"a": k, "t": f"{k}"} for k in range(i % 3)],
+        "texts": ["x"] * (i % 3),
+        "imgs": [io.BytesIO(png(k)) for k in range(i % 3)],
+        "steps": [
+            {"obs": np.array([k, k + 1], np.float32), "img": io.BytesIO(png(k)), "is_last": k == i % 4 - 1}
+            for k in range(i % 4)
+        ],
+    }
+
+
+def plain(value):
+    """Values of either library as nested lists of Python values."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def columns(steps):
+    """TFDS's steps, one dict each, as a dict of columns."""
+    rows = [steps[number] for number in range(len(steps))]
+    names = rows[0] if rows else ("img", "is_last", "obs")
+    return {name: [plain(row[name]) for row in rows] for name in names}
+
+
+def test_tfds_folders(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    from bushel.sources import TFDSDataSource
+
+    features = tfds.features
+
+    class Mine(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            return tfds.core.DatasetInfo(
+                builder=self,
+                features=features.FeaturesDict(
+                    {
+                        "image": features.Image(shape=(None, None, 3)),
+                        "label": features.ClassLabel(num_classes=10),
+                        "text": features.Text(),
+                        "vec": features.Tensor(shape=(3,), dtype=np.float32),
+                        "mat": features.Tensor(shape=(2, None), dtype=np.int32),
+                        "b": features.Scalar(np.bool_),
+                        "f64": features.Scalar(np.float64),
+                        "u8": features.Tensor(shape=(2,), dtype=np.uint8),
+                        "u64": features.Scalar(np.uint64),
+                        "z": features.Tensor(shape=(2, 2), dtype=np.float32, encoding="zlib"),
+                        "nested": {"x": features.Scalar(np.int64), "s": features.Tensor(shape=(), dtype=np.str_)},
+                        "seq": features.Sequence(features.Scalar(np.int64)),
+                        "seqs": features.Sequence({"a": features.Scalar(np.int64), "t": features.Text()}),
+                        "texts": features.Sequence(features.Text()),
+                        "imgs": features.Sequence(features.Image(shape=(4, 5, 3))),
+                        "steps": features.Dataset(
+                            {
+                                "obs": features.Tensor(shape=(2,), dtype=np.float32),
+                                "img": features.Image(shape=(4, 5, 3)),
+                                "is_last": features.Scalar(np.bool_),
+                            }
+                        ),
+                    }
+                ),
+            )
+
+        def _split_generators(self, manager):
+            return {"train": self._generate_examples(23), "test": self._generate_examples(4)}
+
+        def _generate_examples(self, count):
+            yield from ((number, example(number)) for number in range(count))
+
+    builder = Mine(data_dir=str(tmp_path), file_format="array_record")
+    builder.download_and_prepare()
+    for split, count in (("train", 23), ("test", 4)):
+        theirs = builder.as_data_source(split=split)
+        ours = TFDSDataSource(builder.data_path, split)
+        assert len(ours) == len(theirs) == count
+        for index in range(count):
+            their, our = dict(theirs[index]), dict(ours[index])
+            assert plain(our.pop("steps")) == columns(their.pop("steps"))
+            assert plain(our) == plain(their), index
+    labels = MapDataset.source(ours).map(lambda row: int(row["label"]))
+    assert in_workers(labels) == list(labels)
+
+
+def test_iterables_with_state_from_torchdata():
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loader = stateful.StatefulDataLoader(list(range(20)), batch_size=None)
+    ds = IterableIterDataset(loader)
+    assert list(itertools.islice(ds, 20)) == list(range(20))
+    check_resumes_anywhere(ds)

@@ -1,0 +1,238 @@
+"""Arrays in HDF5 files and Zarr stores, lines of text, files in folders, images and sounds."""
+
+import io
+import pickle
+import threading
+
+import h5py
+import numpy as np
+import pytest
+import simplejpeg
+import soundfile
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from servers import BUCKET, Web, s3
+
+import bushel
+from bushel import MapDataset
+from bushel.sources import (
+    ArrayDataSource,
+    DamagedFile,
+    FileDataSource,
+    HDF5DataSource,
+    LineDataSource,
+    ZarrDataSource,
+    decode_audio,
+    decode_image,
+)
+from bushel.testing import check_resumes_anywhere, same
+
+COUNT = 97
+CONTENT = {
+    "inner/y": np.arange(COUNT),
+    "x": np.random.default_rng(0).standard_normal((COUNT, 3, 5)).astype(np.float32),
+}
+
+
+def write_hdf5(path):
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=CONTENT["x"], chunks=(10, 3, 5), compression="gzip", fletcher32=True)
+        file.create_dataset("inner/y", data=CONTENT["inner/y"])
+    return path
+
+
+def write_zarr(path):
+    group = zarr.open_group(path, mode="w")
+    group.create_array("x", data=CONTENT["x"], chunks=(10, 3, 5))
+    group.create_group("inner").create_array("y", data=CONTENT["inner/y"], chunks=(20,))
+    return path
+
+
+KINDS = {"hdf5": (write_hdf5, HDF5DataSource), "zarr": (write_zarr, ZarrDataSource)}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def source(request, tmp_path_factory):
+    write, build = KINDS[request.param]
+    return build(write(tmp_path_factory.mktemp("arrays") / f"data.{request.param}"))
+
+
+EXPECTED = ArrayDataSource(CONTENT)
+
+
+@settings(max_examples=20, deadline=None)
+@given(indices=st.lists(st.integers(0, COUNT - 1), max_size=30))
+def test_many_records_are_those_of_the_arrays(source, indices):
+    assert len(source) == COUNT
+    assert same(source.__getitems__(indices).tree, EXPECTED.__getitems__(indices).tree)
+    for index in indices[:2]:
+        assert same(source[index], EXPECTED[index])
+        assert same(source[index - COUNT], EXPECTED[index])
+
+
+def test_pipelines_workers_and_pickles(source):
+    ds = MapDataset.source(source).shuffle(seed=1).batch(16)
+    expected = list(MapDataset.source(EXPECTED).shuffle(seed=1).batch(16))
+    assert same(list(ds), expected)
+    check_resumes_anywhere(ds.to_iter_dataset())
+    with iter(ds.to_iter_dataset().mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as workers:
+        assert same(list(workers), expected)
+    sent = pickle.dumps(source)
+    assert len(sent) < 1_000
+    assert same(pickle.loads(sent)[5], EXPECTED[5])
+    assert bushel.experimental.get_element_spec(MapDataset.source(source))["x"].shape == (3, 5)
+
+
+def test_eight_threads_read_the_right_records(source):
+    wrong = []
+
+    def read(seed):
+        for index in np.random.default_rng(seed).integers(0, COUNT, 15).tolist():
+            if not same(source[index], EXPECTED[index]):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_arrays_and_bad_names(kind, tmp_path):
+    write, build = KINDS[kind]
+    path = write(tmp_path / f"data.{kind}")
+    assert list(build(path, ["x"])[0]) == ["x"]
+    with pytest.raises(ValueError, match="has no array 'z'; it has 'inner/y', 'x'"):
+        build(path, ["z"])
+    with pytest.raises(FileNotFoundError):
+        build(tmp_path / "none")
+    with pytest.raises(IndexError, match=f"index {COUNT} is out of range for {COUNT} records"):
+        build(path)[COUNT]
+
+
+def test_one_zarr_array(tmp_path):
+    zarr.save_array(str(tmp_path / "one.zarr"), CONTENT["x"])
+    assert same(ZarrDataSource(tmp_path / "one.zarr")[4], {"array": CONTENT["x"][4]})
+
+
+def test_arrays_of_several_lengths_are_refused(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a"], file["b"] = np.zeros(3), np.zeros(4)
+    with pytest.raises(ValueError, match=r"their lengths are \{'a': 3, 'b': 4\}. Choose some by their names"):
+        HDF5DataSource(tmp_path / "x.h5")
+    assert len(HDF5DataSource(tmp_path / "x.h5", ["b"])) == 4
+
+
+def test_damaged_hdf5_files(tmp_path):
+    path = write_hdf5(tmp_path / "data.hdf5")
+    content = bytearray(path.read_bytes())
+    for length in (0, 10, len(content) // 2):
+        (tmp_path / "cut.hdf5").write_bytes(content[:length])
+        with pytest.raises(DamagedFile, match=r"cut\.hdf5 is no complete HDF5 file"):
+            HDF5DataSource(tmp_path / "cut.hdf5")
+    with h5py.File(path) as file:
+        chunk = file["x"].id.get_chunk_info(2)
+    content[chunk.byte_offset + chunk.size // 2] ^= 1
+    path.write_bytes(content)
+    damaged = HDF5DataSource(path)
+    assert same(damaged[5], EXPECTED[5])
+    with pytest.raises(DamagedFile, match=r"data\.hdf5: the array 'x' cannot be read"):
+        damaged[25]
+
+
+def test_arrays_on_s3_and_behind_http(tmp_path):
+    path = write_hdf5(tmp_path / "data.hdf5")
+    with Web(path.read_bytes()) as web:
+        assert same(
+            HDF5DataSource(f"{web.url}/data.hdf5").__getitems__([7, 3]).tree, EXPECTED.__getitems__([7, 3]).tree
+        )
+    folder = write_zarr(tmp_path / "data.zarr")
+    with s3(tmp_path) as client:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                key = f"data.zarr/{file.relative_to(folder).as_posix()}"
+                client.put_object(Bucket=BUCKET, Key=key, Body=file.read_bytes())
+        source = ZarrDataSource(f"s3://{BUCKET}/data.zarr")
+        assert same(source.__getitems__([7, 3]).tree, EXPECTED.__getitems__([7, 3]).tree)
+
+
+# Lines and files.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lines=st.lists(st.text(st.characters(blacklist_characters="\r\n", codec="utf-8"), max_size=8)), last=st.booleans()
+)
+def test_lines_of_text(lines, last, tmp_path_factory):
+    path = tmp_path_factory.mktemp("lines") / "x.txt"
+    end = "\n" if last or (lines and not lines[-1]) else ""
+    path.write_bytes(("\n".join(lines) + (end if lines else "")).encode())
+    source = LineDataSource(path)
+    assert [line.decode() for line in source] == lines
+    assert [source[index].decode() for index in range(len(source))] == lines
+
+
+def test_lines_of_windows(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"a,b\r\n1,2\r\n")
+    assert list(MapDataset.source(LineDataSource(tmp_path / "x.csv"))) == [b"a,b", b"1,2"]
+
+
+PIXELS = np.random.default_rng(1).integers(0, 256, (20, 30, 3), np.uint8)
+
+
+def encoded(pixels, kind):
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind)
+    return out.getvalue()
+
+
+def test_images_in_folders(tmp_path):
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "1.png").write_bytes(encoded(PIXELS if label == "cat" else PIXELS[::-1], "png"))
+    source = FileDataSource(str(tmp_path / "*/*.png"))
+    ds = MapDataset.source(source).map(lambda r: (r["path"].split("/")[-2], decode_image(r["content"])))
+    assert same(list(ds), [("cat", PIXELS), ("dog", PIXELS[::-1])])
+    with pytest.raises(IndexError):
+        source[2]
+
+
+@pytest.mark.parametrize("kind", ["png", "bmp", "tiff", "webp"])
+def test_images_are_those_of_pillow(kind):
+    data = encoded(PIXELS, kind)
+    assert np.array_equal(decode_image(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+    assert decode_image(data, "L").shape == (20, 30, 1)
+
+
+def test_jpeg_images_are_those_of_pillow_within_rounding():
+    smooth = np.linspace(0, 255, 40 * 60 * 3).reshape(40, 60, 3).astype(np.uint8)
+    data = simplejpeg.encode_jpeg(smooth, quality=95)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB")).astype(int)
+    assert np.abs(decode_image(data).astype(int) - expected).max() <= 2
+    assert decode_image(data, "L").shape == (40, 60, 1)
+    assert decode_image(data, None).shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_damaged_images_are_refused(kind):
+    data = encoded(PIXELS, kind)
+    for bad in (b"", b"hello", data[:20], data[: len(data) // 2] if kind == "png" else data[:200]):
+        with pytest.raises(ValueError, match=f"These {len(bad)} bytes are no complete"):
+            decode_image(bad)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC"])
+def test_sounds_come_back(kind):
+    samples = np.random.default_rng(0).integers(-(2**15), 2**15, (1000, 2), np.int16)
+    out = io.BytesIO()
+    soundfile.write(out, samples, 16_000, format=kind, subtype="PCM_16")
+    found, rate = decode_audio(out.getvalue(), "int16")
+    assert rate == 16_000
+    assert np.array_equal(found, samples)
+    with pytest.raises(ValueError, match="These 5 bytes are no complete sound"):
+        decode_audio(b"hello")

@@ -1,0 +1,307 @@
+"""Files wherever they lie: local, on S3 and GCS servers, behind HTTP, in any fsspec store; and bad servers."""
+
+import glob
+import os
+import random
+import threading
+import time
+
+import pyarrow.parquet as pq
+import pytest
+from formats import FORMATS, opened, table, written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import BUCKET, Web, s3
+
+import bushel
+from bushel import MapDataset
+from bushel.experimental import ParquetIterDataset, TFRecordIterDataset
+from bushel.sources import BagzDataSource, DamagedFile, ParquetDataSource, stores
+from bushel.testing import check_resumes_anywhere, same
+
+CONTENT = random.Random(0).randbytes(1_000_000)
+RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
+QUICK = {"timeout_s": 1, "retries": 1}
+REMOTE = ["array_record plain", "array_record groups", "tfrecord", "bagz"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A client of an S3 server that holds files of several formats."""
+    folder = tmp_path_factory.mktemp("store")
+    with s3(folder) as client:
+
+        def put(key, content):
+            client.put_object(Bucket=BUCKET, Key=key, Body=content, ACL="public-read")
+
+        put("plain/content.bin", CONTENT)
+        for number, name in enumerate(REMOTE):
+            for part in range(2):
+                path = written(folder, name, RECORDS[part::2], f"part-{part}")
+                put(f"format-{number}/{path.name}", path.read_bytes())
+        pq.write_table(table(), folder / "rows.parquet", row_group_size=10)
+        put("tables/rows.parquet", (folder / "rows.parquet").read_bytes())
+        yield client
+
+
+schemes = pytest.mark.parametrize("scheme", ["s3", "gs"])
+
+
+def url(scheme, key):
+    return f"{scheme}://{BUCKET}/{key}"
+
+
+@schemes
+@settings(max_examples=10, deadline=None)
+@given(ranges=st.lists(st.tuples(st.integers(0, 900_000), st.integers(0, 100_000)), max_size=8))
+def test_ranges_of_an_object(store, scheme, ranges):
+    file = stores.open_file(url(scheme, "plain/content.bin"))
+    assert file.size == len(CONTENT)
+    starts, lengths = [low for low, _ in ranges], [length for _, length in ranges]
+    assert file.read_many(starts, lengths) == [CONTENT[low : low + length] for low, length in ranges]
+
+
+@schemes
+@pytest.mark.parametrize("number", range(len(REMOTE)), ids=REMOTE)
+def test_formats_are_read_from_stores(store, scheme, number):
+    name = REMOTE[number]
+    source = opened(name, url(scheme, f"format-{number}/part-*.{FORMATS[name][0]}"))
+    whole = RECORDS[0::2] + RECORDS[1::2]
+    assert list(source) == whole
+    assert source[-1] == whole[-1]
+    ds = MapDataset.source(source).shuffle(seed=1)
+    assert list(ds) == [whole[index] for index in MapDataset.range(len(whole)).shuffle(seed=1)]
+    check_resumes_anywhere(ds.map(len).batch(20).to_iter_dataset())
+
+
+@schemes
+def test_two_worker_processes_read_from_a_store(store, scheme):
+    source = opened("bagz", url(scheme, "format-3/part-*.bagz"))
+    ds = MapDataset.source(source).shuffle(seed=1).map(len).to_iter_dataset()
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as workers:
+        assert list(workers) == list(ds)
+
+
+@schemes
+def test_streams_are_read_from_stores(store, scheme):
+    ds = TFRecordIterDataset(url(scheme, "format-2/part-*.tfrecord"))
+    assert list(ds) == [record for pair in zip(RECORDS[0::2], RECORDS[1::2]) for record in pair]
+    rows = ParquetIterDataset(url(scheme, "tables/rows.parquet"))
+    assert [row["id"] for row in rows] == list(range(53))
+    source = ParquetDataSource(url(scheme, "tables/rows.parquet"))
+    assert same([source[index] for index in range(53)], list(rows))
+
+
+@schemes
+def test_what_is_not_there(store, scheme):
+    with pytest.raises(FileNotFoundError, match=r"none\.bag does not exist"):
+        BagzDataSource(url(scheme, "none.bag"))
+    with pytest.raises(FileNotFoundError, match="No file matches"):
+        BagzDataSource(url(scheme, "none-*.bag"))
+
+
+def test_what_may_not_be_read(store):
+    store.put_object(Bucket=BUCKET, Key="private.bag", Body=b"")
+    with pytest.raises(PermissionError, match=r"private\.bag may not be read"):
+        BagzDataSource(url("gs", "private.bag"))
+
+
+def test_a_copy_on_disk_within_its_limit(store, tmp_path):
+    limit = {"cache_dir": str(tmp_path / "copies"), "cache_bytes": 1_500_000}
+    store.put_object(Bucket=BUCKET, Key="cached/one", Body=CONTENT)
+    store.put_object(Bucket=BUCKET, Key="cached/two", Body=CONTENT[::-1])
+    store.put_object(Bucket=BUCKET, Key="cached/large", Body=CONTENT * 2)
+
+    def copies():
+        return sorted(os.path.getsize(path) for path in glob.glob(str(tmp_path / "copies" / "*")))
+
+    first = stores.open_file(url("s3", "cached/one"), limit)
+    assert first.read(10, 20) == CONTENT[10:30]
+    assert copies() == [len(CONTENT)]
+    store.put_object(Bucket=BUCKET, Key="cached/one", Body=CONTENT[:500_000])  # another version: another copy
+    assert stores.open_file(url("s3", "cached/one"), limit).read(0, 10) == CONTENT[:10]
+    assert copies() == [500_000, len(CONTENT)]
+    assert stores.open_file(url("s3", "cached/two"), limit).read(0, 10) == CONTENT[::-1][:10]
+    assert sum(copies()) <= limit["cache_bytes"]
+    assert first.read(10, 20) == CONTENT[10:30]  # who holds an evicted copy still reads it
+    assert stores.open_file(url("s3", "cached/large"), limit).size == 2_000_000
+    assert sum(copies()) <= limit["cache_bytes"]
+    with pytest.raises(ValueError, match="cache_bytes must be positive, got 0"):
+        stores.open_file(url("s3", "cached/one"), limit | {"cache_bytes": 0})
+    with pytest.raises(ValueError, match="cache_bytes=5 needs a cache_dir"):
+        stores.open_file(url("s3", "cached/one"), {"cache_bytes": 5})
+
+
+# Patterns: those of a store mean what they mean on disk.
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    names=st.lists(st.from_regex(r"[ab]{1,2}(/[ab]{1,2}){0,2}", fullmatch=True), max_size=8),
+    pattern=st.from_regex(r"(\*\*/)?[ab*?]{1,3}(/[ab*?]{1,3}){0,2}", fullmatch=True).filter(
+        lambda p: "**" not in p[1:]
+    ),
+)
+def test_patterns_mean_what_they_mean_on_disk(names, pattern, tmp_path_factory):
+    import re
+
+    folder = tmp_path_factory.mktemp("names")
+    for name in names:
+        path = folder / f"{name}.x"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    expected = {
+        os.path.relpath(p, folder) for p in glob.glob(f"{folder}/{pattern}.x", recursive=True) if os.path.isfile(p)
+    }
+    fits = re.compile(stores.translated(f"{pattern}.x"))
+    assert {f"{name}.x" for name in names if fits.fullmatch(f"{name}.x")} == expected
+
+
+# HTTP, and servers that misbehave.
+
+
+def test_records_behind_http(tmp_path):
+    content = written(tmp_path, "bag", RECORDS).read_bytes()
+    with Web(content) as web:
+        source = BagzDataSource(f"{web.url}/records.bag")
+        assert source.__getitems__([3, 40, 7]) == [RECORDS[3], RECORDS[40], RECORDS[7]]
+        with pytest.raises(ValueError, match="a web server cannot list its files"):
+            BagzDataSource(f"{web.url}/*.bag")
+
+
+def test_near_ranges_are_one_request():
+    with Web(CONTENT) as web:
+        file = stores.open_file(f"{web.url}/content")
+        starts = [100, 5_000, 20_000, 900_000]
+        assert file.read_many(starts, [50] * 4) == [CONTENT[start : start + 50] for start in starts]
+        assert sorted(web.ranges) == [(100, 20_050), (900_000, 900_050)]
+
+
+@pytest.mark.parametrize("manner", ["error", "half"])
+def test_a_server_that_fails_now_and_then_is_asked_again(manner):
+    with Web(CONTENT, lambda number: manner if number % 2 == 0 else "ok") as web:
+        file = stores.open_file(f"{web.url}/content", {"timeout_s": 5, "retries": 4})
+        for start in (0, 400_000, 800_000):
+            assert file.read(start, 10_000) == CONTENT[start : start + 10_000]
+
+
+@pytest.mark.parametrize("manner", ["error", "half", "hang", "missing"])
+def test_a_server_that_always_fails_is_an_error_in_time(manner):
+    with Web(CONTENT, lambda number: manner) as web:
+        file = stores.open_file(f"{web.url}/content", QUICK)
+        begun = time.monotonic()
+        with pytest.raises((OSError, DamagedFile), match=f"{web.url}/content"):
+            file.read(0, 1000)
+        assert time.monotonic() - begun < 15
+
+
+def test_no_server_at_all():
+    with Web(b"") as web:
+        gone = web.url
+    with pytest.raises(OSError, match="could not be read"):
+        stores.open_file(f"{gone}/content", {"timeout_s": 1, "retries": 0})
+
+
+def test_requests_are_in_flight_together():
+    """Ten reads far apart, 0.1 s each on the server: together, not one after the other."""
+    with Web(CONTENT, latency_s=0.1) as web:
+        file = stores.open_file(f"{web.url}/content")
+        starts = list(range(0, 1_000_000, 100_000))
+        begun = time.monotonic()
+        found = file.read_many(starts, [10] * 10)
+        assert time.monotonic() - begun < 0.8
+        assert found == [CONTENT[start : start + 10] for start in starts]
+        assert web.requests == 10
+
+
+def test_a_forked_process_says_so_instead_of_waiting():
+    with Web(CONTENT) as web:
+        file = stores.open_file(f"{web.url}/content")
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                file.read(0, 10)
+                os.write(write, b"read")
+            except BaseException as error:
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as words:
+            said = words.read()
+        os.waitpid(child, 0)
+    assert "this process was forked from one that had read from an object store" in said
+
+
+def test_options_are_plain():
+    with pytest.raises(TypeError, match="Options of a store are plain values"):
+        stores.open_file("s3://bucket/key", {"thing": object()})
+
+
+# Other stores.
+
+
+def test_any_fsspec_store(tmp_path):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for part in range(2):
+        path = written(tmp_path, "bag", RECORDS[part::2], f"part-{part}")
+        memory.pipe(f"/folder/part-{part}.bag", path.read_bytes())
+    assert list(BagzDataSource("memory://folder/part-*.bag")) == RECORDS[0::2] + RECORDS[1::2]
+    with pytest.raises(FileNotFoundError, match=r"memory://none\.bag does not exist"):
+        BagzDataSource("memory://none.bag")
+    with pytest.raises(ValueError, match="no store is known for nothing://"):
+        BagzDataSource("nothing://x.bag")
+
+
+# Local files.
+
+
+def test_a_local_file_cut_while_it_is_read(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    file = stores.open_file(path)
+    os.truncate(path, 100)
+    for read in (
+        lambda: file.read(50, 100),
+        lambda: file.read_many([0, 50], [10, 100]),
+        lambda: file.read_into(50, [bytearray(60), bytearray(40)]),
+    ):
+        with pytest.raises(DamagedFile, match="ended early: 100 bytes were asked for at byte 50, 50 came back"):
+            read()
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.bag")
+    with pytest.raises(ValueError, match=r"pipe\.bag is no regular file"):
+        BagzDataSource(tmp_path / "pipe.bag")
+
+
+def test_descriptors_go_when_their_file_does(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(CONTENT)
+    before = threading.active_count(), len(os.listdir("/dev/fd"))
+    for _ in range(20):
+        stores.open_file(path).read(0, 10)
+    assert (threading.active_count(), len(os.listdir("/dev/fd"))) == before
+
+
+def test_a_path_with_signs_of_a_pattern_is_a_path_first(tmp_path):
+    path = tmp_path / "odd[1].bag"
+    written(tmp_path, "bag", [b"x"], "odd[1]")
+    assert list(BagzDataSource(path)) == [b"x"]
+    assert stores.find(f"file://{path}") == [str(path)]
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    written(tmp_path, "bag", [b"x"], "mine")
+    assert list(BagzDataSource("~/mine.bag")) == list(BagzDataSource("~/m*.bag")) == [b"x"]
+
+
+def test_a_missing_package_names_the_way_to_get_it():
+    from bushel.sources.needs import package
+
+    with pytest.raises(ImportError, match=r"Some files need the package 'no_such': pip install 'bushel\[some\]'"):
+        package("no_such.module", "some", "Some files")

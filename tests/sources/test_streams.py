@@ -1,0 +1,275 @@
+"""Records in order: TFRecord as Grain reads it, tar shards, iterables; resumed anywhere, refused when damaged."""
+
+import gzip
+import io
+import random
+import tarfile
+import zlib
+
+import grain
+import pytest
+from formats import written
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bushel
+from bushel import MapDataset
+from bushel.experimental import IterableIterDataset, TFRecordIterDataset, WebDatasetIterDataset
+from bushel.sources import DamagedFile, TFRecordDataSource
+from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
+
+RECORDS = [random.Random(number).randbytes(number * 3_001 % 90_000) for number in range(60)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("tfrecord"), "tfrecord", RECORDS)
+
+
+PACKED = {
+    "gzip": gzip.compress,
+    "zlib": zlib.compress,
+    "two gzips": lambda b: gzip.compress(b[:99]) + gzip.compress(b[99:]),
+}
+
+
+@pytest.fixture(scope="module", params=["plain", *PACKED])
+def tfrecord(request, plain, tmp_path_factory):
+    """A TFRecord file, compressed or not."""
+    if request.param == "plain":
+        return plain
+    path = tmp_path_factory.mktemp("packed") / "records.gz"
+    path.write_bytes(PACKED[request.param](plain.read_bytes()))
+    return path
+
+
+def grains(path):
+    return grain.experimental.TFRecordIterDataset(str(path))
+
+
+def test_a_stream_is_grains_element_by_element_and_state_by_state(plain):
+    ours, theirs = iter(TFRecordIterDataset(plain)), iter(grains(plain))
+    for _ in RECORDS:
+        assert {"reader_offset": ours.get_state()["reader_offset"]} == theirs.get_state()
+        assert next(ours) == next(theirs)
+    assert {"reader_offset": ours.get_state()["reader_offset"]} == theirs.get_state()
+    with pytest.raises(StopIteration):
+        next(ours)
+
+
+@pytest.mark.parametrize("at", [0, 1, 31, 60])
+def test_a_state_moves_both_ways(plain, at):
+    ours, theirs = iter(TFRecordIterDataset(plain)), iter(grains(plain))
+    for _ in range(at):
+        next(ours)
+        next(theirs)
+    from_grain, from_bushel = iter(TFRecordIterDataset(plain)), iter(grains(plain))
+    from_grain.set_state(theirs.get_state())
+    from_bushel.set_state(ours.get_state())
+    assert list(from_grain) == list(from_bushel) == RECORDS[at:]
+
+
+def test_records_come_back_however_they_are_compressed(tfrecord):
+    assert list(TFRecordIterDataset(tfrecord)) == RECORDS
+    assert list(TFRecordIterDataset(tfrecord, verify=False)) == RECORDS
+    assert list(TFRecordIterDataset(tfrecord).map(len).batch(7, batch_fn=list)) == [
+        [len(record) for record in RECORDS[low : low + 7]] for low in range(0, 60, 7)
+    ]
+
+
+def test_a_stream_resumes_anywhere(tfrecord):
+    check_resumes_anywhere(TFRecordIterDataset(tfrecord).map(lambda record: record[:8]).batch(9, batch_fn=list))
+
+
+def test_many_files_are_read_in_turn_as_grain_does(tmp_path):
+    paths = [
+        str(written(tmp_path, "tfrecord", [b"%d-%d" % (n, k) for k in range(n % 5)], f"{n:02d}")) for n in range(20)
+    ]
+    ours = TFRecordIterDataset(str(tmp_path / "*.tfrecord"))
+    theirs = grain.experimental.InterleaveIterDataset([grains(path) for path in paths], cycle_length=16)
+    assert list(ours) == list(theirs)
+    check_resumes_anywhere(ours)
+
+
+def test_streams_are_the_same_for_any_executor(tmp_path, plain):
+    for number in range(3):
+        written(tmp_path, "tfrecord", RECORDS[number::3], f"part-{number}")
+    several = TFRecordIterDataset(str(tmp_path / "part-*.tfrecord"))
+    check_same_for_any_executor(several.map(lambda record: record[:5]).batch(8, batch_fn=list))
+    check_same_for_any_executor(TFRecordIterDataset(plain).map(len).filter(lambda length: length % 2).batch(8))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_damage_is_reported_and_what_was_before_it_comes_first(tfrecord, data, tmp_path_factory):
+    content = bytearray(tfrecord.read_bytes())
+    cut = data.draw(st.booleans())
+    place = data.draw(st.integers(0, len(content) - 1))
+    if cut:
+        del content[place:]
+    else:
+        content[place] ^= data.draw(st.integers(1, 255))
+    copy = tmp_path_factory.mktemp("damaged") / "copy.tfrecord"
+    copy.write_bytes(content)
+    found = []
+    it = iter(TFRecordIterDataset(copy))
+    try:
+        for record in it:
+            found.append(record)
+    except DamagedFile as error:
+        assert "copy.tfrecord" in str(error)
+        with pytest.raises(DamagedFile):  # it stays where it is
+            next(it)
+    assert found == RECORDS[: len(found)]
+
+
+def test_a_compressed_file_cannot_be_read_at_any_position(tmp_path, plain):
+    path = tmp_path / "packed.tfrecord"
+    path.write_bytes(gzip.compress(plain.read_bytes()))
+    with pytest.raises(DamagedFile, match="is compressed, so its records can only be read in order: use TFRecordIter"):
+        TFRecordDataSource(path)
+
+
+def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("BUSHEL_CACHE_DIR", str(tmp_path / "cache"))
+    path = written(tmp_path, "tfrecord", RECORDS)
+    assert list(TFRecordDataSource(path)) == RECORDS
+    (kept,) = (tmp_path / "cache" / "tfrecord").iterdir()
+    read = []
+    real = bushel.sources.tfrecord._scan
+    monkeypatch.setattr(bushel.sources.tfrecord, "_scan", lambda *words: read.append(words) or real(*words))
+    assert list(TFRecordDataSource(path)) == RECORDS
+    assert not read
+    damaged = bytearray(kept.read_bytes())
+    damaged[-3] ^= 1
+    kept.write_bytes(damaged)  # a damaged index is made again
+    assert list(TFRecordDataSource(path)) == RECORDS
+    assert len(read) == 1
+    written(tmp_path, "tfrecord", RECORDS[::-1])  # so is that of another file of the same name
+    assert list(TFRecordDataSource(path)) == RECORDS[::-1]
+    assert len(read) == 2
+
+
+def test_a_state_outside_of_the_file_is_refused(plain):
+    it = iter(TFRecordIterDataset(plain))
+    with pytest.raises(bushel.StateMismatch, match="Byte 100000000 lies outside of"):
+        it.set_state(it.get_state() | {"reader_offset": 10**8})
+    with pytest.raises(bushel.StateMismatch, match="must be of type int"):
+        it.set_state(it.get_state() | {"reader_offset": "x"})
+    assert next(it) == RECORDS[0]
+
+
+# Tar shards.
+
+
+def shard(path, samples, format=tarfile.PAX_FORMAT):
+    """By Python's own tarfile, with which webdataset writes."""
+    with tarfile.open(path, "w", format=format) as tar:
+        for key, parts in samples:
+            for ending, content in parts.items():
+                member = tarfile.TarInfo(f"{key}.{ending}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+    return path
+
+
+SAMPLES = [
+    (f"folder{number % 2}/{'long' * (number % 60)}{number:04d}", {"jpg": b"j" * (number * 31), "json": b"%d" % number})
+    for number in range(60)
+]
+WHOLE = [{"__key__": key, **parts} for key, parts in SAMPLES]
+
+
+@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_samples_of_a_tar_file(format, tmp_path):
+    samples = SAMPLES if format != tarfile.USTAR_FORMAT else SAMPLES[:20]
+    ds = WebDatasetIterDataset(shard(tmp_path / "x.tar", samples, format))
+    assert list(ds) == WHOLE[: len(samples)]
+    check_resumes_anywhere(ds.batch(7, batch_fn=list))
+
+
+def test_samples_of_many_tar_files(tmp_path):
+    for number in range(3):
+        shard(tmp_path / f"{number}.tar", SAMPLES[20 * number : 20 * number + 20])
+    ds = WebDatasetIterDataset(str(tmp_path / "*.tar"))
+    assert list(ds) == [WHOLE[20 * file + place] for place in range(20) for file in range(3)]
+    check_resumes_anywhere(ds.map(lambda sample: sample["json"]).batch(16, batch_fn=list))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_tar_file_cut_short_is_reported(data, tmp_path_factory):
+    path = shard(tmp_path_factory.mktemp("tar") / "x.tar", SAMPLES[:20])
+    content = path.read_bytes()
+    used = len(content.rstrip(b"\0"))
+    path.write_bytes(content[: data.draw(st.integers(0, used))])
+    found = []
+    with pytest.raises(DamagedFile, match=r"x\.tar is damaged at byte \d+"):
+        for sample in WebDatasetIterDataset(path):
+            found.append(sample)
+    assert found == WHOLE[: len(found)]
+
+
+def test_a_damaged_header_of_a_tar_file_is_reported(tmp_path):
+    path = shard(tmp_path / "x.tar", SAMPLES[:20])
+    content = bytearray(path.read_bytes())
+    content[content.find(b"0010.jpg")] ^= 1
+    path.write_bytes(content)
+    found = []
+    with pytest.raises(DamagedFile, match="the header of a member is damaged"):
+        for sample in WebDatasetIterDataset(path):
+            found.append(sample)
+    assert found == WHOLE[:9]  # whether the tenth is complete is not known
+    path.write_bytes(b"hello" * 1000)
+    with pytest.raises(DamagedFile, match="it is no tar file"):
+        next(iter(WebDatasetIterDataset(path)))
+
+
+def test_a_key_that_comes_twice_is_reported(tmp_path):
+    path = shard(tmp_path / "x.tar", [("a", {"jpg": b"1"}), ("a", {"jpg": b"2"})])
+    with pytest.raises(DamagedFile, match=r"sample 'a' has two members \.jpg"):
+        list(WebDatasetIterDataset(path))
+
+
+# Iterables.
+
+
+class Counting:
+    """An iterable with a state of its own, as Hugging Face's streams and torchdata's loaders have."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 20:
+            self.at += 1
+            yield self.at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("iterable", [list(range(1, 21)), lambda: (n for n in range(1, 21)), Counting()], ids=repr)
+def test_any_iterable_is_a_stream_that_resumes(iterable):
+    ds = IterableIterDataset(iterable)
+    assert list(ds) == list(ds) == list(range(1, 21))
+    check_resumes_anywhere(ds)
+    check_resumes_anywhere(ds.filter(lambda x: x % 3).batch(4))
+    mixed = bushel.IterDataset.mix([ds, MapDataset.range(20).to_iter_dataset()])
+    assert list(mixed)[:4] == [1, 0, 2, 1]
+
+
+def test_what_can_be_read_once_only_is_refused():
+    with pytest.raises(TypeError, match="generator can be read once only"):
+        IterableIterDataset(n for n in range(3))
+    with pytest.raises(TypeError, match="An iterable or a function that returns one is needed, got 3"):
+        IterableIterDataset(3)
+
+
+def test_a_state_past_the_end_is_refused():
+    it = iter(IterableIterDataset([1, 2, 3]))
+    with pytest.raises(bushel.StateMismatch, match="stands after 9 elements; list ended after 3"):
+        it.set_state(it.get_state() | {"elements_read": 9})

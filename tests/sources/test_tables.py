@@ -1,0 +1,217 @@
+"""Parquet and Arrow files: written by pyarrow, read as rows, at any position and in order, as Grain reads them."""
+
+import pickle
+import threading
+
+import grain
+import numpy as np
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
+import pytest
+from formats import table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bushel
+from bushel import MapDataset
+from bushel.experimental import ParquetIterDataset
+from bushel.sources import ArrowDataSource, Columns, DamagedFile, ParquetDataSource
+from bushel.testing import check_resumes_anywhere, same
+
+COUNT = 53
+
+
+NUMBERS = ["id", "score", "flag"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    for number in range(3):
+        pq.write_table(table(shift=100 * number), folder / f"part-{number}.parquet", row_group_size=10)
+        feather.write_feather(table(shift=100 * number), str(folder / f"part-{number}.arrow"), chunksize=10)
+    return folder
+
+
+def grains(paths, **options):
+    return grain.experimental.ParquetIterDataset(paths, **options)
+
+
+SOURCES = {"parquet": ParquetDataSource, "arrow": ArrowDataSource}
+both = pytest.mark.parametrize("kind", SOURCES)
+
+
+@both
+def test_rows_are_those_that_grain_reads_in_order(kind, files):
+    source = SOURCES[kind](files / f"part-0.{kind}")
+    # Grain converts a row group at a time; files are written with the same chunks.
+    expected = list(grains(str(files / "part-0.parquet")))
+    assert same([source[index] for index in range(COUNT)], expected)
+    assert same(list(MapDataset.source(source)), expected)
+
+
+@both
+@settings(max_examples=30, deadline=None)
+@given(indices=st.lists(st.integers(0, 3 * COUNT - 1), max_size=20), numbers=st.booleans())
+def test_many_rows_are_those_one_by_one(kind, files, indices, numbers):
+    source = SOURCES[kind](str(files / f"part-*.{kind}"), NUMBERS if numbers else None)
+    block = source.__getitems__(indices)
+    rows = block.rows() if isinstance(block, Columns) else block
+    assert isinstance(block, Columns) == (numbers and bool(indices))
+    assert same(rows, [source[index] for index in indices])
+
+
+@both
+def test_pipelines_read_shuffle_slice_and_resume(kind, files):
+    source = SOURCES[kind](str(files / f"part-*.{kind}"), ["id", "text"])
+    ds = MapDataset.source(source).shuffle(seed=4)
+    order = [int(n) for n in MapDataset.range(3 * COUNT).shuffle(seed=4)]
+    assert [row["id"] for row in ds] == [100 * (n // COUNT) + n % COUNT for n in order]
+    check_resumes_anywhere(ds.batch(10).to_iter_dataset())
+
+
+@both
+def test_two_worker_processes_read_the_same(kind, files):
+    ds = MapDataset.source(SOURCES[kind](str(files / f"part-*.{kind}"))).shuffle(seed=1).to_iter_dataset()
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as workers:
+        assert same(list(workers), list(ds))
+
+
+@both
+def test_a_pickle_holds_paths_and_no_rows(kind, files):
+    source = SOURCES[kind](str(files / f"part-*.{kind}"))
+    source[70]
+    sent = pickle.dumps(source)
+    assert len(sent) < 1_500
+    assert same(pickle.loads(sent)[70], source[70])
+
+
+@both
+def test_eight_threads_read_the_right_rows(kind, files):
+    options = {"cache_bytes": 1} if kind == "parquet" else {}  # keeps one group: threads decode all the time
+    source = SOURCES[kind](str(files / f"part-*.{kind}"), ["id", "text"], **options)
+    wrong = []
+
+    def read(seed):
+        for index in np.random.default_rng(seed).integers(0, 3 * COUNT, 60).tolist():
+            row, number = source[index], 100 * (index // COUNT) + index % COUNT
+            if (row["id"], row["text"]) != (number, f"row {number}"):
+                wrong.append(index)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+
+
+def test_rows_that_came_out_are_ones_own(files):
+    source = ParquetDataSource(files / "part-0.parquet", ["list"])
+    first = source[3]["list"]
+    first[:] = -1
+    assert source[3]["list"].tolist() == [3, 3, 3]
+
+
+# In order.
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_stream_is_grains_element_by_element_and_state_by_state(files, count):
+    paths = [str(files / f"part-{number}.parquet") for number in range(count)]
+    ours, theirs = iter(ParquetIterDataset(paths)), iter(grains(paths))
+    for _ in range(count * COUNT):
+        state = ours.get_state()
+        state.pop("bushel")
+        assert state == theirs.get_state()
+        assert same(next(ours), next(theirs))
+    with pytest.raises(StopIteration):
+        next(ours)
+
+
+@pytest.mark.parametrize("at", [0, 7, 10, 80, 158])
+def test_a_state_moves_both_ways(files, at):
+    paths = [str(files / f"part-{number}.parquet") for number in range(3)]
+    ours, theirs = iter(ParquetIterDataset(paths)), iter(grains(paths))
+    for _ in range(at):
+        next(ours)
+        next(theirs)
+    from_grain, from_bushel = iter(ParquetIterDataset(paths)), iter(grains(paths))
+    from_grain.set_state(theirs.get_state())
+    state = ours.get_state()
+    from_bushel.set_state(state)
+    rest = list(ours)
+    assert same(list(from_grain), rest)
+    assert same(list(from_bushel), rest)
+
+
+def test_a_stream_resumes_anywhere(files):
+    check_resumes_anywhere(ParquetIterDataset(files / "part-0.parquet").map(lambda row: row["text"]).batch(4))
+    check_resumes_anywhere(ParquetIterDataset(str(files / "part-*.parquet"), columns=["id"]).batch(16))
+
+
+def test_only_some_columns(files):
+    assert list(next(iter(ParquetIterDataset(files / "part-0.parquet", columns=["text", "id"])))) == ["text", "id"]
+    for build in (ParquetDataSource, ArrowDataSource):
+        kind = "parquet" if build is ParquetDataSource else "arrow"
+        assert list(build(files / f"part-0.{kind}", ["id", "raw"])[0]) == ["id", "raw"]
+        with pytest.raises(ValueError, match="has no column 'nothing'; its columns are 'id', 'score'"):
+            build(files / f"part-0.{kind}", ["nothing"])
+    with pytest.raises(ValueError, match="has no column 'nothing'"):
+        next(iter(ParquetIterDataset(files / "part-0.parquet", columns=["nothing"])))
+
+
+def test_no_rows(tmp_path):
+    pq.write_table(table(0), tmp_path / "empty.parquet")
+    feather.write_feather(table(0), str(tmp_path / "empty.arrow"))
+    for source in (ParquetDataSource(tmp_path / "empty.parquet"), ArrowDataSource(tmp_path / "empty.arrow")):
+        assert len(source) == 0
+        assert source.__getitems__([]) == []
+        with pytest.raises(IndexError, match="index 0 is out of range for 0 records"):
+            source[0]
+    assert list(ParquetIterDataset(tmp_path / "empty.parquet")) == []
+
+
+# Damage.
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("kept", [0, 3, 500, -1])
+def test_a_file_cut_short_is_refused(kind, kept, files, tmp_path):
+    path = tmp_path / f"cut.{kind}"
+    path.write_bytes((files / f"part-0.{kind}").read_bytes()[:kept])
+    with pytest.raises(DamagedFile, match=rf"cut\.{kind} is no complete"):
+        SOURCES[kind](path)
+    if kind == "parquet":
+        with pytest.raises(DamagedFile, match=r"cut\.parquet is no complete Parquet file"):
+            next(iter(ParquetIterDataset(path)))
+
+
+def test_a_changed_byte_is_reported_where_pages_have_checksums(tmp_path):
+    path = tmp_path / "checked.parquet"
+    pq.write_table(table(), path, row_group_size=10, write_page_checksum=True, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[content.find(b"row 25")] ^= 1
+    path.write_bytes(content)
+    source = ParquetDataSource(path)
+    assert source[5]["text"] == "row 5"
+    with pytest.raises(DamagedFile, match=r"checked\.parquet: row group 2 cannot be read"):
+        source[25]
+    it = iter(ParquetIterDataset(path))
+    assert len([next(it) for _ in range(20)]) == 20
+    with pytest.raises(DamagedFile, match="row group 2 cannot be read"):
+        next(it)
+
+
+def test_a_state_of_other_files_is_refused(files):
+    it = iter(ParquetIterDataset(files / "part-0.parquet"))
+    for row_group, row in ((9, 0), (0, 11), (-1, 0)):
+        with pytest.raises(bushel.StateMismatch, match=f"Row {row} of row group {row_group} is not in"):
+            it.set_state({**it.get_state(), "row_group": row_group, "index_within_row_group": row})
+    several = iter(ParquetIterDataset(str(files / "part-*.parquet")))
+    state = several.get_state()
+    with pytest.raises(bushel.StateMismatch, match="of an interleave of 2 streams at a time; this one has 3"):
+        several.set_state(
+            state
+            | {key: state[key][:2] for key in ("exhausted", "iterators_in_use_indices", "iterators_in_use_states")}
+        )

@@ -1,0 +1,131 @@
+"""A folder that TFDS 4.9.10 has prepared (tests/data/tfds_mine.zip), read without TFDS; also as TFRecord files.
+
+`test_libraries.py` writes one anew and compares with TFDS itself.
+"""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from formats import written
+from servers import BUCKET, s3
+
+from bushel import MapDataset
+from bushel.sources import ArrayRecordDataSource, TFDSDataSource, decode_example
+from bushel.sources.tfds import feature
+from bushel.testing import check_resumes_anywhere, same
+
+DATA = Path(__file__).parent.parent / "data" / "tfds_mine.zip"
+PICTURE = np.ones((4, 5, 3), np.uint8)
+
+
+@pytest.fixture(params=["array_record", "tfrecord"])
+def folder(request, tmp_path):
+    """The prepared folder, with its files in one format or the other."""
+    with zipfile.ZipFile(DATA) as archive:
+        archive.extractall(tmp_path)
+    if request.param == "tfrecord":
+        info = json.loads((tmp_path / "dataset_info.json").read_text())
+        (tmp_path / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
+        for split in ("train", "test"):
+            old = tmp_path / f"mine-{split}.array_record-00000-of-00001"
+            made = written(tmp_path, "tfrecord", list(ArrayRecordDataSource(old)), "made")
+            made.rename(tmp_path / f"mine-{split}.tfrecord-00000-of-00001")
+            old.unlink()
+    return tmp_path
+
+
+def expected(i):
+    """What the writer of the folder put in, in the form we give."""
+    steps = i % 4
+    return {
+        "image": PICTURE * i,
+        "label": np.int64(i % 10),
+        "text": f"t{i}".encode(),
+        "vec": np.arange(3, dtype=np.float32) * i,
+        "mat": np.full((2, i % 3), i, np.int32),
+        "b": np.bool_(i % 2),
+        "f64": np.float64(i / 4),
+        "u8": np.array([i, i], np.uint8),
+        "u64": np.uint64(2**63 + i),
+        "z": np.full((2, 2), i, np.float32),
+        "nested": {"x": np.int64(i), "s": f"s{i}".encode()},
+        "seq": np.arange(i % 4),
+        "seqs": {"a": np.arange(i % 3), "t": [b"%d" % k for k in range(i % 3)]},
+        "texts": [b"x"] * (i % 3),
+        "imgs": np.stack([PICTURE * k for k in range(i % 3)]) if i % 3 else [],
+        "steps": {
+            "obs": np.array([[k, k + 1] for k in range(steps)], np.float32).reshape(steps, 2),
+            "img": np.stack([PICTURE * k for k in range(steps)]) if steps else [],
+            "is_last": np.array([k == steps - 1 for k in range(steps)], bool),
+        },
+    }
+
+
+def test_examples_are_decoded_as_they_were_written(folder):
+    for split, count in (("train", 23), ("test", 4)):
+        source = TFDSDataSource(folder, split)
+        assert len(source) == count
+        found = {int(row["nested"]["x"]): row for row in MapDataset.source(source)}  # TFDS shuffles what it writes
+        assert sorted(found) == list(range(count))
+        for number, row in found.items():
+            wanted = expected(number)
+            assert row.keys() == wanted.keys()
+            for name in wanted:
+                assert same(row[name], wanted[name]), (number, name)
+
+
+def test_pipelines_and_pickles(folder):
+    source = TFDSDataSource(folder, "train")
+    ds = MapDataset.source(source).shuffle(seed=1).map(lambda row: {"image": row["image"], "label": row["label"]})
+    assert ds.batch(8)[0]["image"].shape == (8, 4, 5, 3)
+    check_resumes_anywhere(ds.batch(8).to_iter_dataset())
+    assert len(pickle.dumps(source)) < 5_000
+    assert same(pickle.loads(pickle.dumps(source))[3], source[3])
+
+
+def test_a_folder_in_a_store(folder, tmp_path_factory):
+    with s3(tmp_path_factory.mktemp("account")) as client:
+        for path in folder.iterdir():
+            client.put_object(Bucket=BUCKET, Key=f"mine/1.0.0/{path.name}", Body=path.read_bytes())
+        source, here = TFDSDataSource(f"s3://{BUCKET}/mine/1.0.0", "test"), TFDSDataSource(folder, "test")
+        assert same([source[index] for index in range(4)], [here[index] for index in range(4)])
+
+
+def test_stored_features_as_they_are(folder):
+    source = TFDSDataSource(folder, "test", decode=False)
+    assert source[0]["text"][0].startswith(b"t")
+    assert set(source[0]) >= {"image", "nested/x", "steps/obs"}
+
+
+def test_what_is_not_there(folder):
+    with pytest.raises(ValueError, match=r"has no split 'validation'; it has 'train', 'test'. Slice a dataset"):
+        TFDSDataSource(folder, "validation")
+    with pytest.raises(FileNotFoundError):
+        TFDSDataSource(folder / "nothing", "train")
+    info = json.loads((folder / "dataset_info.json").read_text())
+    (folder / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "riegeli"}))
+    with pytest.raises(ValueError, match="holds riegeli files; array_record and tfrecord files can be read"):
+        TFDSDataSource(folder, "train")
+    info["splits"][0]["shardLengths"] = ["24"]
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    with pytest.raises(ValueError, match=r"the split 'train' should have 24 examples; there are 23"):
+        TFDSDataSource(folder, "train")
+
+
+def test_sequences_in_sequences():
+    spec = {"sequence": {"feature": {"sequence": {"feature": {"tensor": {"dtype": "int32", "shape": {}}}}}}}
+    stored = {"x/ragged_flat_values": np.arange(5), "x/ragged_row_lengths_0": np.array([3, 0, 2])}
+    rows = feature(spec, "x").decode("x", stored, 0)
+    assert [row.tolist() for row in rows] == [[0, 1, 2], [], [3, 4]]
+    assert all(row.dtype == np.int32 for row in rows)
+
+
+def test_a_kind_of_feature_that_is_not_known():
+    spec = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
+    with pytest.raises(ValueError, match=r"x: features of the kind Audio are not decoded here. Pass decode=False"):
+        feature(spec, "x")
+    assert decode_example(b"") == {}
