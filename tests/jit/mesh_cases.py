@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hlo import collectives, compiled
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from loaders import collected, host_of, real
+from jit_loaders import collected, host_of, real
 
 import bushel
 from bushel.index import seeds

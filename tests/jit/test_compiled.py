@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hlo import compiled, large
-from loaders import collected
+from jit_loaders import collected
 
 from bushel.jit import ArraySource, BatchTransform, DataLoader, NormalizeImageTransform, RandomMapTransform
 from bushel.jit.loader import _next_batch, _scan_epoch

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import REMAINDERS, arrays, collected, host_of, loader_of, real
+from jit_loaders import REMAINDERS, arrays, collected, host_of, loader_of, real
 
 import bushel
 from bushel.index import seeds, shuffle

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import collected, loader_of
+from jit_loaders import collected, loader_of
 
 import bushel
 from bushel.jit import ArraySource, BatchTransform, DataLoader, Source, WindowSource, dataset_to_jax, mix
