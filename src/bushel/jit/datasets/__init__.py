@@ -1,5 +1,6 @@
 """Data sets that everyone uses, from the files that everyone has."""
 
+from bushel.jit.datasets import time_utils
 from bushel.jit.datasets.images import (
     CIFAR10Dataset,
     CIFAR100Dataset,
@@ -9,13 +10,17 @@ from bushel.jit.datasets.images import (
     KMNISTDataset,
     MNISTDataset,
 )
+from bushel.jit.datasets.series import DailyMinTemperaturesDataset, SunspotsDataset
 
 __all__ = [
     "CIFAR10Dataset",
     "CIFAR100Dataset",
+    "DailyMinTemperaturesDataset",
     "EMNISTDataset",
     "Example",
     "FashionMNISTDataset",
     "KMNISTDataset",
     "MNISTDataset",
+    "SunspotsDataset",
+    "time_utils",
 ]
