@@ -262,6 +262,7 @@ ALONE = {
     "bushel.jit.datasets": [
         "CIFAR100Dataset",
         "CIFAR10Dataset",
+        "CelebADataset",
         "DailyMinTemperaturesDataset",
         "EMNISTDataset",
         "Example",

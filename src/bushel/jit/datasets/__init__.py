@@ -1,6 +1,7 @@
 """Data sets that everyone uses, from the files that everyone has."""
 
 from bushel.jit.datasets import time_utils
+from bushel.jit.datasets.celeba import CelebADataset
 from bushel.jit.datasets.images import (
     CIFAR10Dataset,
     CIFAR100Dataset,
@@ -15,6 +16,7 @@ from bushel.jit.datasets.series import DailyMinTemperaturesDataset, SunspotsData
 __all__ = [
     "CIFAR10Dataset",
     "CIFAR100Dataset",
+    "CelebADataset",
     "DailyMinTemperaturesDataset",
     "EMNISTDataset",
     "Example",
