@@ -262,11 +262,24 @@ ALONE = {
     "bushel.jit.datasets": [
         "CIFAR100Dataset",
         "CIFAR10Dataset",
+        "CelebADataset",
+        "DailyMinTemperaturesDataset",
         "EMNISTDataset",
         "Example",
         "FashionMNISTDataset",
         "KMNISTDataset",
         "MNISTDataset",
+        "SunspotsDataset",
+        "time_utils",
+    ],
+    "bushel.jit.datasets.time_utils": [
+        "load_time_series_from_csv",
+        "load_value_column",
+        "make_sequence_disk_source",
+        "prepare_seq_to_seq_windows",
+        "prepare_time_series_windows",
+        "select_split",
+        "sliding_window_many",
     ],
 }
 

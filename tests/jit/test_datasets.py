@@ -216,6 +216,22 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
+def test_a_file_without_a_checksum_must_be_whole(server, tmp_path, monkeypatch):
+    root, url = server
+    (root / "data.bin").write_bytes(b"x" * 1000)
+    remote = Remote("data.bin", url + "data.bin")
+    assert files.fetched(remote, tmp_path / "whole").read_bytes() == b"x" * 1000
+    monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "copyfile", lambda self, source, out: out.write(b"x" * 9))
+    with pytest.raises(FileNotFoundError, match="the connection ended after 9 of 1000 bytes"):
+        files.fetched(remote, tmp_path / "cut")
+    assert list((tmp_path / "cut").iterdir()) == []
+
+
+def test_an_address_that_is_none_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match="unknown url type: 'nowhere'"):
+        files.fetched(Remote("data.bin", "nowhere"), tmp_path)
+
+
 def test_without_a_network_the_place_is_told(tmp_path):
     remote = Remote("data.bin", "http://127.0.0.1:9/data.bin", "123")
     with pytest.raises(FileNotFoundError) as raised:

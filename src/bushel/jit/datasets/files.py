@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import http.client
 import os
 import shutil
 import tempfile
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that can be downloaded: its name, where from, and the MD5 that its publisher gives."""
+    """A file that can be downloaded: its name, where from, and its MD5 if that is public."""
 
     name: str
     url: str
-    md5: str
+    md5: str | None = None
 
 
 def cache_folder(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
@@ -43,7 +43,7 @@ def fetched(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
                 return place / name
     try:
         download(remote, folder)
-    except (urllib.error.URLError, OSError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError is an address that is none
         raise FileNotFoundError(
             f"{remote.name} is not in {folder}, and {remote.url} could not be downloaded ({error}). "
             f"Get the file where there is a network and put it into that folder."
@@ -59,7 +59,10 @@ def download(remote: Remote, folder: Path) -> None:
             while block := answer.read(1 << 20):
                 digest.update(block)
                 file.write(block)
-        if digest.hexdigest() != remote.md5:
+            promised = answer.headers.get("Content-Length")
+        if promised is not None and file.tell() != int(promised):
+            raise OSError(f"the connection ended after {file.tell()} of {promised} bytes")
+        if remote.md5 is not None and digest.hexdigest() != remote.md5:
             raise OSError(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
 
 

@@ -1,0 +1,97 @@
+"""The data sets of time series: sunspots and temperatures, as windows with the steps that follow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bushel.jit.datasets.time_utils import (
+    load_time_series_from_csv,
+    make_sequence_disk_source,
+    prepare_time_series_windows,
+)
+from bushel.jit.records import Records
+
+CSV_URL = "https://raw.githubusercontent.com/jbrownlee/Datasets/master/"
+
+
+@dataclass
+class SeriesDataset:
+    """Windows of a series: {"context": ..., "target": ...}, of `context_length` steps and the following ones.
+
+    The file is taken from a cache folder, and downloaded if it is not there.
+
+    Args:
+      split: "train", "val" or "test", successive parts of the time.
+      overlapping: changes nothing, as in cyreal: there is a window from every step on.
+      train_fraction, val_fraction: how much of the time is in these splits; the rest is "test".
+      data_path: a CSV file to read instead, with a line of names and the values as second column.
+    """
+
+    folder: ClassVar[str]
+    filename: ClassVar[str]
+
+    split: str = "train"
+    overlapping: bool = False
+    context_length: int = 24
+    prediction_length: int = 1
+    train_fraction: float = 0.8
+    val_fraction: float = 0.0
+    cache_dir: Any = None
+    data_path: Any = None
+
+    def __post_init__(self) -> None:
+        series = load_time_series_from_csv(
+            cache_dir=self.cache_dir,
+            dataset_name=self.folder,
+            filename=self.filename,
+            url=CSV_URL + self.filename,
+            data_path=self.data_path,
+            skip_header=1,
+            value_column=1,
+        )
+        self._contexts, self._targets = prepare_time_series_windows(
+            series, self.split, self.context_length, self.prediction_length, self.train_fraction, self.val_fraction
+        )
+
+    def __len__(self) -> int:
+        return len(self._contexts)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"context": self._contexts[index], "target": self._targets[index]}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All windows and targets: views of the series, not copies."""
+        return {"context": self._contexts, "target": self._targets}
+
+    def as_array_dict(self) -> dict[str, np.ndarray]:
+        """All windows and targets: views of the series, not copies."""
+        return self.arrays()
+
+    @classmethod
+    def make_disk_source(cls, *, ordering: str = "shuffle", prefetch_size: int = 64, **arguments: Any) -> Records:
+        """A source that cuts windows when they are needed; it takes the arguments of the data set too."""
+        windows = cls(**arguments).arrays()
+        return make_sequence_disk_source(
+            contexts=windows["context"], targets=windows["target"], ordering=ordering, prefetch_size=prefetch_size
+        )
+
+
+@dataclass
+class SunspotsDataset(SeriesDataset):
+    """Monthly means of sunspots, 1749 to 1983: 2,820 values."""
+
+    folder = "sunspots"
+    filename = "monthly-sunspots.csv"
+
+
+@dataclass
+class DailyMinTemperaturesDataset(SeriesDataset):
+    """The lowest temperature of each day in Melbourne, 1981 to 1990: 3,650 values."""
+
+    folder = "daily-min-temperatures"
+    filename = "daily-min-temperatures.csv"
+
+    context_length: int = 30
