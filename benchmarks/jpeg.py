@@ -77,7 +77,7 @@ def w3(settings: Settings) -> list[Row]:
     require_same_elements(
         "W3", itertools.islice(_stream(BUSHEL, source, 2), 3), itertools.islice(_stream(GRAIN, source, 0), 3)
     )
-    some = settings.count(10, 2)
+    some = settings.count(40, 2)
     threads = multithread_prefetch(_stream(BUSHEL, source, 0), num_threads=2, buffer_size=2)
     contenders: dict[str, Contender] = {
         "grain": Running(_stream(GRAIN, source, 2), some, BATCH),

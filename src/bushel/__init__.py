@@ -9,12 +9,6 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
-from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.dataset import IterDataset, MapDataset
-from bushel.engine import Report
-from bushel.iterator import DatasetIterator
-
 if TYPE_CHECKING:
     from bushel import (
         checkpoint,
@@ -29,14 +23,19 @@ if TYPE_CHECKING:
         transforms,
     )
     from bushel.base.config import config
+    from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
+    from bushel.base.options import MultiprocessingOptions, ReadOptions
     from bushel.base.records import Record, RecordMetadata
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
     from bushel.base.transforms import RandomMap as RandomMapTransform
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
+    from bushel.dataset import IterDataset, MapDataset
+    from bushel.engine import Report
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
+    from bushel.iterator import DatasetIterator
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
     from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
     from bushel.sources import RandomAccessDataSource
@@ -94,20 +93,30 @@ _ELSEWHERE = {
     "Column": "graph.columns",
     "DataLoader": "data_loader",
     "DataLoaderIterator": "data_loader",
+    "DatasetIterator": "iterator",
     "Explanation": "graph.explain",
     "IndexSampler": "samplers",
+    "IterDataset": "dataset",
+    "MapDataset": "dataset",
     "MapTransform": "base.transforms.Map",
+    "MultiprocessingOptions": "base.options",
     "NoSharding": "sharding",
     "OrbaxCheckpointHandler": "checkpoint.CheckpointHandler",
+    "PipelineNotSent": "base.errors",
     "RandomAccessDataSource": "sources",
     "RandomMapTransform": "base.transforms.RandomMap",
+    "ReadOptions": "base.options",
     "Record": "base.records",
     "RecordMetadata": "base.records",
+    "Report": "engine",
     "Sampler": "samplers",
     "SequentialSampler": "samplers",
     "ShardByJaxProcess": "sharding",
     "ShardOptions": "sharding",
+    "StateMismatch": "base.errors",
+    "TooManySkipped": "base.errors",
     "Transformation": "base.transforms",
+    "WorkerDied": "base.errors",
     "config": "base.config",
     "load": "data_loader",
 }
@@ -115,7 +124,7 @@ _ELSEWHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what not every program needs: `import bushel` alone stays quick."""
+    """Loads a name when it is first asked for: `import bushel` is quick, and workers load only what they run."""
     if name not in __all__:
         raise AttributeError(f"module 'bushel' has no attribute {name!r}")
     if name not in _ELSEWHERE:

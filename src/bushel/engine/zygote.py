@@ -19,8 +19,6 @@ import time
 import traceback
 from typing import NoReturn
 
-import numpy.random  # noqa: F401  (here once, not in each worker)
-
 from bushel.engine import wire, worker
 from bushel.engine.wire import Channel
 
