@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -29,6 +31,7 @@ THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 FORKS = sys.platform == "linux"
 """Whether workers are forked from the zygote, unless asked otherwise."""
 
+_IDLE_S = 0.01
 _PR_SET_PDEATHSIG = 1
 
 
@@ -138,7 +141,10 @@ def main(descriptor: int) -> None:
     control = Channel(socket.socket(fileno=descriptor))
     children: set[int] = set()
     ended: dict[int, int] = {}
+    later = ["bushel.dataset", "numpy.random"]  # of use to many pipelines; the first workers need not wait for it
     while True:
+        while children and later and not select.select([control.socket], [], [], _IDLE_S)[0]:
+            importlib.import_module(later.pop(0))
         try:
             (kind, *arguments), descriptors = control.receive()
         except wire.Closed:
