@@ -1,5 +1,6 @@
 """ElasticIterator: one global order for any number of hosts, from any stop to any other number."""
 
+import itertools
 import json
 import logging
 
@@ -235,3 +236,37 @@ def test_closing_ends_it():
     it.close()
     with pytest.raises(ValueError, match="closed"):
         next(it)
+
+
+def chosen_by_columns(kind):
+    """Pipelines whose order follows from a column: filters, packing, buckets of weights, exact mixtures."""
+    numbers = bushel.MapDataset.range(300).seed(3)
+    match kind:
+        case "where":
+            return numbers.shuffle().where(numbers.column(lambda x: x) % 3 > 0).repeat(2)
+        case "sample":
+            return numbers.sample(np.arange(300) + 1.0, seed=2)
+        case "order_by":
+            return numbers.order_by(-np.arange(300), noise=5.0, seed=1)
+        case "mix":
+            return bushel.MapDataset.mix([numbers.shuffle(), numbers.map(np.negative)], [3, 1], exact=True)
+        case _:
+            sequences = numbers.map(lambda x: np.full(1 + x % 7, x))
+            packed = sequences.pack(sequences.column(len), length=16).shuffle(seed=4)
+            return packed.map(lambda row: row["tokens"].sum())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["where", "sample", "order_by", "mix", "pack"])
+def test_what_columns_choose_is_elastic_too(kind, workers):
+    ds = chosen_by_columns(kind)
+    options = bushel.MultiprocessingOptions(num_workers=workers)
+    alone = list(ElasticIterator(ds, 12, bushel.NoSharding()))
+    found, state = [], None
+    for count in (4, 3, 1):
+        fleet = Fleet(ds, 12, count, state, multiprocessing_options=options)
+        found += itertools.islice(fleet, 1 if count > 1 else None)
+        state = fleet.state()
+        for host in fleet.hosts:
+            host.close()
+    assert same(found, alone) and len(alone) > 2
