@@ -247,7 +247,7 @@ def chosen_by_columns(kind):
         case "sample":
             return numbers.sample(np.arange(300) + 1.0, seed=2)
         case "order_by":
-            return numbers.order_by(-np.arange(300), noise=5.0, seed=1)
+            return numbers.order_by(-np.arange(300), noise=0.3, seed=1)
         case "mix":
             return bushel.MapDataset.mix([numbers.shuffle(), numbers.map(np.negative)], [3, 1], exact=True)
         case _:
