@@ -46,6 +46,33 @@ class Sizer:
         self._units = max(1, min(wanted, self._most))
 
 
+class Switched(Cursor):
+    """A cursor that another one does the work of; which one that is may change on the way. States are the same."""
+
+    _inner: Cursor
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self._inner.trace(row)
+
+    def get_state(self) -> State:
+        return self._inner.get_state()
+
+    def set_state(self, state: State) -> None:
+        self._inner.set_state(state)
+
+    def get_next_index(self) -> int:
+        return self._inner.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self._inner.set_next_index(index)
+
+    def start_prefetch(self) -> None:
+        self._inner.start_prefetch()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 class BlockCursor(Cursor):
     """The rows of a program in order, computed ahead by an executor.
 

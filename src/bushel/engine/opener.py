@@ -14,7 +14,7 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, in_words
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
-from bushel.engine.delivery import BlockCursor
+from bushel.engine.delivery import BlockCursor, Switched
 from bushel.engine.inline import Inline
 from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
@@ -211,7 +211,7 @@ def _has_opaque_leaf(node: Node) -> bool:
     return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 
-class _ChainCursor(Cursor):
+class _ChainCursor(Switched):
     """A run of operations in blocks.
 
     Batches are made by the executor as long as no element is missing: then every batch is known by arithmetic.
@@ -245,27 +245,6 @@ class _ChainCursor(Cursor):
             self._inner = self._cut_here()
             self._inner.set_state(state)
             return self._inner.pull(count)
-
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        return self._inner.trace(row)
-
-    def get_state(self) -> State:
-        return self._inner.get_state()
-
-    def set_state(self, state: State) -> None:
-        self._inner.set_state(state)
-
-    def get_next_index(self) -> int:
-        return self._inner.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self._inner.set_next_index(index)
-
-    def start_prefetch(self) -> None:
-        self._inner.start_prefetch()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _SkippingCursor(Same):

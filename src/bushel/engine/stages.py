@@ -13,7 +13,7 @@ from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import PipelineNotSent
 from bushel.base.options import DatasetOptions
-from bushel.engine.delivery import BlockCursor, Sizer, size_of
+from bushel.engine.delivery import BlockCursor, Sizer, Switched, size_of
 from bushel.engine.observe import Observer
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
@@ -33,7 +33,7 @@ _TRIED_ROWS = 8
 _TRIED_S = 50e-3
 
 
-class StageCursor(Cursor):
+class StageCursor(Switched):
     """Per-element operations on rows that come from the consumer's side.
 
     They begin here, and are measured. If the work on a row is heavy, rows go to the executor from then on: what
@@ -75,6 +75,7 @@ class StageCursor(Cursor):
             except PipelineNotSent as error:
                 logger.warning("%s stays in this process: %s", ", ".join(step.call() for step in self._steps), error)
                 state = self._inner.get_state()
+                self._inner.set_state(state)  # what is under way there is not waited for
                 self._inner = self._begun_here()
                 self._inner.set_state(state)
                 return self._inner.pull(count)
@@ -95,27 +96,6 @@ class StageCursor(Cursor):
             program = Program(None, allow_nones=True, steps=self._steps, skip=skips is not None)
             cursor = GivenCursor(self._parent, program, counts, self._executor, self._options, self._ahead, skips)
             self._inner = self._observer.delivery(cursor)
-
-    def trace(self, row: int) -> Any:
-        return self._inner.trace(row)
-
-    def get_state(self) -> State:
-        return self._inner.get_state()
-
-    def set_state(self, state: State) -> None:
-        self._inner.set_state(state)
-
-    def get_next_index(self) -> int:
-        return self._inner.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self._inner.set_next_index(index)
-
-    def start_prefetch(self) -> None:
-        self._inner.start_prefetch()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class _Timed(Same):
