@@ -107,9 +107,16 @@ def _matches(pattern: str, options: Options | None) -> list[str]:
 
 
 def translated(pattern: str) -> str:
-    """A pattern of file names as a regular expression."""
-    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    """A pattern of file names as a regular expression. As on disk, `**` stands for folders only where it stands alone."""
+    *folders, name = pattern.split("/")
+    deep = "".join("(?:.*/)?" if folder == "**" else f"{_translated(folder)}/" for folder in folders)
+    return deep + (".*" if name == "**" else _translated(name))
+
+
+def _translated(part: str) -> str:
+    """What stands between two slashes of a pattern, as a regular expression."""
+    parts = {"*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*|\?|\[[^\]]+\])", re.sub(r"\*+", "*", part))
     return "".join(
         parts.get(piece) or (piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece))
         for piece in pieces
