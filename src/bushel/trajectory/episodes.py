@@ -1,0 +1,354 @@
+"""Episodes as a table: the frames of all of them one after another, a column for each leaf, and how long each is.
+
+Numbers are arrays, in memory or mapped from a file. Texts are codes into a list of the different ones. Encoded images
+are places in the files they came from: a table of a million frames holds no image.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.trajectory.encoded import Encoded, RecordParts
+
+LANGUAGES = "language_instructions"
+"""Where the task of a table holds several instructions, by key: one of them is drawn for each trajectory."""
+
+_FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Numbers:
+    """A column of numbers. `missing` ones only fill the place of what the data set does not have."""
+
+    values: np.ndarray
+    missing: bool = False
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, frames: np.ndarray) -> np.ndarray:
+        """Entries of these frames; as many axes as `frames` has come first."""
+        return np.take(self.values, frames, axis=0)
+
+    def there(self, frames: np.ndarray) -> np.ndarray:
+        """One bool per frame: whether the entry is data and no padding."""
+        return np.full(frames.shape, not self.missing)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Texts:
+    """A column of bytes, few of them different."""
+
+    codes: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def take(self, frames: np.ndarray) -> np.ndarray:
+        """Entries of these frames, in an array of bytes objects."""
+        return self.values[np.take(self.codes, frames)]
+
+    def there(self, frames: np.ndarray) -> np.ndarray:
+        """One bool per frame: whether the text is not empty."""
+        return self._filled[np.take(self.codes, frames)]
+
+    @functools.cached_property
+    def _filled(self) -> np.ndarray:
+        return np.array([len(value) != 0 for value in self.values], dtype=bool)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+    """A column of encoded images: which record, where in it, how many bytes. No bytes: padding."""
+
+    parts: RecordParts
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def take(self, frames: np.ndarray) -> np.ndarray:
+        """Handles of these frames' images, not read yet; one object for all entries of the same frame."""
+        different, back = np.unique(frames, return_inverse=True)
+        places = self.places[different].tolist()
+        handles = object_array([Encoded(self.parts, *place) if place[2] else b"" for place in places])
+        return handles[back].reshape(frames.shape)
+
+    def there(self, frames: np.ndarray) -> np.ndarray:
+        """One bool per frame: whether there is an image."""
+        return np.take(self.places[:, 2], frames) != 0
+
+
+Column = Numbers | Texts | Images
+Columns = dict[str, Any]
+"""A tree of dicts with a column at each leaf."""
+
+
+def object_array(values: Sequence[Any]) -> np.ndarray:
+    """A one-dimensional array of just these objects."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Episodes:
+    """A table of frames and the lengths of the episodes that they make up.
+
+    >>> table = Episodes.of([{"action": np.zeros((3, 2))}, {"action": np.ones((5, 2))}])
+    >>> len(table), table.frames, table.lengths.tolist()
+    (2, 8, [3, 5])
+
+    Args:
+      columns: a tree of dicts of columns, as long as all episodes together.
+      lengths: how many frames each episode has.
+      fingerprint: what tells this table from others, small and plain.
+      folder: where it lies on disk, if it does.
+    """
+
+    columns: Columns
+    lengths: np.ndarray
+    fingerprint: Any = None
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        for path, column in flat(self.columns).items():
+            if len(column) != self.frames:
+                raise ValueError(
+                    f"The episodes have {self.frames} frames together, but {'/'.join(path)} has {len(column)} entries."
+                )
+
+    @staticmethod
+    def of(trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None) -> Episodes:
+        """The table of trajectories: trees of arrays with a leading axis of time. Empty ones are left out."""
+        growing = _Growing()
+        for trajectory in trajectories:
+            growing.add(trajectory)
+        return growing.episodes(fingerprint)
+
+    @staticmethod
+    def of_arrays(arrays: Mapping[str, Any], lengths: Sequence[int] | np.ndarray) -> Episodes:
+        """The table of arrays that hold the frames of all episodes one after another. Nothing is copied.
+
+        >>> table = Episodes.of_arrays({"action": np.zeros((8, 2), np.float32)}, [3, 5])
+        """
+        sizes = np.asarray(lengths, dtype=np.int64)
+        if sizes.ndim != 1 or np.any(sizes <= 0):
+            raise ValueError(f"Lengths of episodes must be a list of positive whole numbers, got {lengths!r}.")
+        leaves = {path: _column_of(values) for path, values in flat(arrays).items()}
+        return Episodes(nested(leaves), sizes)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @functools.cached_property
+    def frames(self) -> int:
+        """How many frames all episodes have together."""
+        return int(self.lengths.sum())
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """The first frame of each episode."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    def __reduce__(self) -> Any:
+        # Worker processes map the files themselves.
+        if self.folder is not None:
+            return load, (self.folder, parts_of(self))
+        return Episodes, (self.columns, self.lengths, self.fingerprint)
+
+    def __repr__(self) -> str:
+        return (
+            f"Episodes({len(self):,} episodes, {self.frames:,} frames: {', '.join(map('/'.join, flat(self.columns)))})"
+        )
+
+
+def _column_of(values: Any) -> Column:
+    growing = _Leaf()
+    growing.add(values if isinstance(values, np.ndarray) else np.asarray(values))
+    return growing.column()
+
+
+def flat(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """The leaves of a tree of dicts by their paths."""
+    found: dict[tuple[str, ...], Any] = {}
+    for name, value in tree.items():
+        found |= flat(value, (*above, name)) if isinstance(value, Mapping) else {(*above, name): value}
+    return found
+
+
+def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """The tree of dicts with these leaves."""
+    tree: dict[str, Any] = {}
+    for (*above, name), value in leaves.items():
+        inner = tree
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[name] = value
+    return tree
+
+
+class _Growing:
+    """A table in the making."""
+
+    def __init__(self) -> None:
+        self._leaves: dict[tuple[str, ...], _Leaf] = {}
+        self._lengths: list[int] = []
+
+    def add(self, trajectory: Mapping[str, Any]) -> None:
+        leaves = flat(trajectory)
+        sizes = {len(leaf) for leaf in leaves.values()}
+        if len(sizes) != 1:
+            told = ", ".join(f"{'/'.join(path)}: {len(leaf)}" for path, leaf in leaves.items())
+            raise ValueError(
+                f"The leaves of trajectory {len(self._lengths)} differ in length: {told or 'it has none'}."
+            )
+        (size,) = sizes
+        if not size:
+            return
+        if not self._lengths:
+            self._leaves = {path: _Leaf() for path in leaves}
+        if leaves.keys() != self._leaves.keys():
+            other = sorted("/".join(path) for path in leaves.keys() ^ self._leaves.keys())
+            raise ValueError(
+                f"Trajectory {len(self._lengths)} does not have the same entries as those before: {other}."
+            )
+        for path, leaf in leaves.items():
+            try:
+                self._leaves[path].add(np.asarray(leaf))
+            except ValueError as error:
+                raise ValueError(f"{'/'.join(path)} of trajectory {len(self._lengths)}: {error}") from None
+        self._lengths.append(size)
+
+    def episodes(self, fingerprint: Any) -> Episodes:
+        columns = nested({path: leaf.column() for path, leaf in self._leaves.items()})
+        return Episodes(columns, np.array(self._lengths, dtype=np.int64), fingerprint)
+
+
+class _Leaf:
+    """A column in the making: pieces of numbers, of codes of texts, or of places of images."""
+
+    def __init__(self) -> None:
+        self._pieces: list[np.ndarray] = []
+        self._texts: dict[bytes, int] = {}
+        self._parts: RecordParts | None = None
+        self._is_text = False
+
+    def add(self, values: np.ndarray) -> None:
+        textual = values.dtype == object or values.dtype.kind in "SU"
+        if self._pieces and textual != self._is_text:
+            raise ValueError(f"it is {values.dtype} here and not so before.")
+        self._is_text = textual
+        if textual:
+            self._pieces.append(self._coded(values))
+            return
+        if self._pieces and (self._pieces[0].dtype, self._pieces[0].shape[1:]) != (values.dtype, values.shape[1:]):
+            before = self._pieces[0]
+            raise ValueError(
+                f"it has {values.dtype}{list(values.shape[1:])} per frame here and "
+                f"{before.dtype}{list(before.shape[1:])} before."
+            )
+        self._pieces.append(values)
+
+    def _coded(self, values: np.ndarray) -> np.ndarray:
+        """Places of images, int64[n, 3]; codes of texts as places (code, 0, -1), since an image may come later."""
+        if values.ndim != 1:
+            raise ValueError(f"texts and images are one per frame, got an array of the shape {values.shape}.")
+        places = np.empty((len(values), 3), dtype=np.int64)
+        for row, value in enumerate(values.tolist()):
+            if isinstance(value, Encoded):
+                self._parts = self._parts or value.parts
+                places[row] = value.place
+            else:
+                text = value.encode() if isinstance(value, str) else bytes(value)
+                places[row] = (self._texts.setdefault(text, len(self._texts)), 0, -1)
+        return places
+
+    def column(self) -> Column:
+        joined = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
+        if not self._is_text:
+            return Numbers(joined)
+        if self._parts is None:
+            return Texts(joined[:, 0].astype(np.int32), object_array(list(self._texts)))
+        if any(self._texts):  # a text that is not empty
+            raise ValueError("some entries are images in files and others are bytes: read them all, or none.")
+        joined[joined[:, 2] < 0] = 0
+        return Images(self._parts, joined)
+
+
+def save(episodes: Episodes, folder: str) -> Episodes:
+    """Writes a table to a folder, which appears at once or not at all, and returns it mapped from there."""
+    os.makedirs(os.path.dirname(folder) or ".", exist_ok=True)
+    temporary = tempfile.mkdtemp(dir=os.path.dirname(folder) or ".", prefix="writing-")
+    try:
+        described = []
+        for number, (path, column) in enumerate(flat(episodes.columns).items()):
+            described.append({"path": path, **_written(column, os.path.join(temporary, str(number)))})
+        np.save(os.path.join(temporary, "lengths.npy"), episodes.lengths)
+        with open(os.path.join(temporary, "table.json"), "w", encoding="utf-8") as file:
+            json.dump({"format": _FORMAT, "columns": described, "fingerprint": episodes.fingerprint}, file)
+        with contextlib.suppress(OSError):  # another process was faster: its table is the same
+            os.rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return load(folder, parts_of(episodes))
+
+
+def parts_of(episodes: Episodes) -> RecordParts | None:
+    """The records that the images of a table are in."""
+    return next((column.parts for column in flat(episodes.columns).values() if isinstance(column, Images)), None)
+
+
+def _written(column: Column, path: str) -> dict[str, Any]:
+    match column:
+        case Numbers(values, missing):
+            np.save(f"{path}.npy", values)
+            return {"kind": "numbers", "missing": missing}
+        case Texts(codes, values):
+            np.save(f"{path}.npy", codes)
+            sizes = np.array([len(value) for value in values], dtype=np.int64)
+            np.save(f"{path}-sizes.npy", sizes)
+            np.save(f"{path}-bytes.npy", np.frombuffer(b"".join(values), np.uint8))
+            return {"kind": "texts"}
+        case Images(_, places):
+            np.save(f"{path}.npy", places)
+            return {"kind": "images"}
+
+
+def load(folder: str, parts: RecordParts | None) -> Episodes:
+    """A table that `save` wrote, its columns mapped; `parts` are the records that its images are in."""
+    with open(os.path.join(folder, "table.json"), encoding="utf-8") as file:
+        table = json.load(file)
+    if table["format"] != _FORMAT:
+        raise ValueError(
+            f"{folder} holds a table of format {table['format']}; this version reads {_FORMAT}. Remove it."
+        )
+    leaves = {
+        tuple(entry["path"]): _read(entry, os.path.join(folder, str(number)), parts)
+        for number, entry in enumerate(table["columns"])
+    }
+    lengths = np.load(os.path.join(folder, "lengths.npy"))
+    return Episodes(nested(leaves), lengths, table["fingerprint"], folder)
+
+
+def _read(entry: dict[str, Any], path: str, parts: RecordParts | None) -> Column:
+    values = np.load(f"{path}.npy", mmap_mode="r")
+    if entry["kind"] == "numbers":
+        return Numbers(values, entry["missing"])
+    if entry["kind"] == "images":
+        assert parts is not None
+        return Images(parts, values)
+    ends = np.cumsum(np.load(f"{path}-sizes.npy")).tolist()
+    content = np.load(f"{path}-bytes.npy").tobytes()
+    return Texts(values, object_array([content[low:high] for low, high in zip([0, *ends], ends)]))
