@@ -1,4 +1,4 @@
-"""How far long work is, on one line of the terminal."""
+"""A line on a terminal that says how far a long task is. Quiet where nobody looks."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import time
 
 
 class Progress:
-    """A line on a terminal that says how far it is; quiet elsewhere."""
+    """How much of a task is done, and how long the rest will take.
 
-    def __init__(self, name: str, total: int):
-        self._name, self._total = name, total
+    >>> progress = Progress("index of episodes", 3)
+    >>> for done in range(4):
+    ...     progress.show(done)
+    >>> progress.end()
+    """
+
+    def __init__(self, task: str, total: int):
+        self._task, self._total = task, total
         self._begun = self._shown = 0.0
         self._first = 0
 
     def show(self, done: int) -> None:
-        """So many of all are done."""
+        """Tells that `done` of all are done, now and then, and always at the end."""
         now = time.monotonic()
         if not self._begun:
             self._begun, self._first = now, done
@@ -27,12 +33,12 @@ class Progress:
         self.say(f"{done:,} of {self._total:,} ({done / max(1, self._total):.0%}){left}")
 
     def say(self, text: str) -> None:
-        """Any other news."""
+        """Replaces the line."""
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{self._name}: {text}")
+            sys.stderr.write(f"\r\x1b[K{self._task}: {text}")
             sys.stderr.flush()
 
     def end(self) -> None:
-        """Nothing more is to come."""
+        """Leaves the line as it is."""
         if sys.stderr.isatty():
             sys.stderr.write("\n")

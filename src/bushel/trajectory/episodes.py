@@ -24,14 +24,14 @@ LANGUAGES = "language_instructions"
 """Where the task of a table holds several instructions, by key: one of them is drawn for each trajectory."""
 
 _FORMAT = 1
+_PLACES = "@places"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Numbers:
-    """A column of numbers. `missing` ones only fill the place of what the data set does not have."""
+    """A column of numbers."""
 
     values: np.ndarray
-    missing: bool = False
 
     def __len__(self) -> int:
         return len(self.values)
@@ -42,7 +42,7 @@ class Numbers:
 
     def there(self, frames: np.ndarray) -> np.ndarray:
         """One bool per frame: whether the entry is data and no padding."""
-        return np.full(frames.shape, not self.missing)
+        return np.ones(frames.shape, dtype=bool)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,9 +90,43 @@ class Images:
         return np.take(self.places[:, 2], frames) != 0
 
 
-Column = Numbers | Texts | Images
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """A column with the same entry everywhere: a name, or the padding for what a data set does not have."""
+
+    entry: Any
+    count: int
+    present: bool = True
+
+    def __len__(self) -> int:
+        return self.count
+
+    def take(self, frames: np.ndarray) -> np.ndarray:
+        """The entry for each of these frames."""
+        if isinstance(self.entry, bytes):
+            return np.full(frames.shape, self.entry, dtype=object)
+        return np.broadcast_to(self.entry, (*frames.shape, *np.shape(self.entry))).copy()
+
+    def there(self, frames: np.ndarray) -> np.ndarray:
+        """Whether the entry is data and no padding, for each frame."""
+        return np.full(frames.shape, self.present)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it stands for numbers."""
+        return not isinstance(self.entry, bytes)
+
+
+Column = Numbers | Texts | Images | Constant
 Columns = dict[str, Any]
 """A tree of dicts with a column at each leaf."""
+
+
+def taken(column: Any, frames: np.ndarray) -> Any:
+    """Entries of a column, or of a tree of columns."""
+    if isinstance(column, dict):
+        return {name: taken(entry, frames) for name, entry in column.items()}
+    return column.take(frames)
 
 
 def object_array(values: Sequence[Any]) -> np.ndarray:
@@ -130,11 +164,16 @@ class Episodes:
                 )
 
     @staticmethod
-    def of(trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None) -> Episodes:
-        """The table of trajectories: trees of arrays with a leading axis of time. Empty ones are left out."""
-        growing = _Growing()
+    def of(
+        trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None, parts: RecordParts | None = None
+    ) -> Episodes:
+        """The table of trajectories: trees of arrays with a leading axis of time. Empty ones are left out.
+
+        Where `portable` has replaced handles of images by their places, `parts` are the records they are in.
+        """
+        growing = _Growing(parts)
         for trajectory in trajectories:
-            growing.add(trajectory)
+            growing.add(portable(trajectory))
         return growing.episodes(fingerprint)
 
     @staticmethod
@@ -161,6 +200,18 @@ class Episodes:
     def starts(self) -> np.ndarray:
         """The first frame of each episode."""
         return np.cumsum(self.lengths) - self.lengths
+
+    def all_of(self, column: Column) -> np.ndarray:
+        """For each episode, whether no frame has padding in this column of the table."""
+        return np.logical_and.reduceat(column.there(np.arange(self.frames)), self.starts)
+
+    def any_of(self, column: Column) -> np.ndarray:
+        """For each episode, whether some frame has no padding in this column of the table."""
+        return np.logical_or.reduceat(column.there(np.arange(self.frames)), self.starts)
+
+    def with_columns(self, more: Columns) -> Episodes:
+        """The table with more columns, constant ones for example."""
+        return dataclasses.replace(self, columns=nested(flat(self.columns) | flat(more)))
 
     def __reduce__(self) -> Any:
         # Worker processes map the files themselves.
@@ -199,10 +250,30 @@ def nested(leaves: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
     return tree
 
 
+def portable(trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    """A trajectory with the places of its images in place of handles: arrays, which travel between processes fast."""
+    found: dict[str, Any] = {}
+    for name, leaf in trajectory.items():
+        if isinstance(leaf, Mapping):
+            found[name] = portable(leaf)
+        elif isinstance(leaf, np.ndarray) and leaf.dtype == object and any(isinstance(v, Encoded) for v in leaf.tolist()):
+            found[name] = {_PLACES: _places(leaf)}
+        else:
+            found[name] = leaf
+    return found
+
+
+def _places(leaf: np.ndarray) -> np.ndarray:
+    if not all(isinstance(value, Encoded) or not len(value) for value in leaf.tolist()):
+        raise ValueError("Some entries are images in files and others are bytes: read them all, or none.")
+    return np.array([v.place if isinstance(v, Encoded) else (0, 0, 0) for v in leaf.tolist()], dtype=np.int64)
+
+
 class _Growing:
     """A table in the making."""
 
-    def __init__(self) -> None:
+    def __init__(self, parts: RecordParts | None) -> None:
+        self._parts = parts
         self._leaves: dict[tuple[str, ...], _Leaf] = {}
         self._lengths: list[int] = []
 
@@ -232,59 +303,44 @@ class _Growing:
         self._lengths.append(size)
 
     def episodes(self, fingerprint: Any) -> Episodes:
-        columns = nested({path: leaf.column() for path, leaf in self._leaves.items()})
-        return Episodes(columns, np.array(self._lengths, dtype=np.int64), fingerprint)
+        columns = {path: leaf.column() for path, leaf in self._leaves.items()}
+        for path, column in list(columns.items()):
+            if path[-1] == _PLACES:
+                assert isinstance(column, Numbers) and self._parts is not None
+                columns[path[:-1]] = Images(self._parts, columns.pop(path).values)
+        return Episodes(nested(columns), np.array(self._lengths, dtype=np.int64), fingerprint)
 
 
 class _Leaf:
-    """A column in the making: pieces of numbers, of codes of texts, or of places of images."""
+    """A column in the making: pieces of numbers, or of codes of texts."""
 
     def __init__(self) -> None:
         self._pieces: list[np.ndarray] = []
         self._texts: dict[bytes, int] = {}
-        self._parts: RecordParts | None = None
         self._is_text = False
 
     def add(self, values: np.ndarray) -> None:
-        textual = values.dtype == object or values.dtype.kind in "SU"
+        textual = values.dtype.kind in "OSU"
         if self._pieces and textual != self._is_text:
             raise ValueError(f"it is {values.dtype} here and not so before.")
         self._is_text = textual
-        if textual:
-            self._pieces.append(self._coded(values))
-            return
-        if self._pieces and (self._pieces[0].dtype, self._pieces[0].shape[1:]) != (values.dtype, values.shape[1:]):
-            before = self._pieces[0]
+        piece = self._codes(values) if textual else values
+        before = self._pieces[0] if self._pieces else piece
+        if (before.dtype, before.shape[1:]) != (piece.dtype, piece.shape[1:]):
             raise ValueError(
-                f"it has {values.dtype}{list(values.shape[1:])} per frame here and "
+                f"it has {piece.dtype}{list(piece.shape[1:])} per frame here and "
                 f"{before.dtype}{list(before.shape[1:])} before."
             )
-        self._pieces.append(values)
+        self._pieces.append(piece)
 
-    def _coded(self, values: np.ndarray) -> np.ndarray:
-        """Places of images, int64[n, 3]; codes of texts as places (code, 0, -1), since an image may come later."""
-        if values.ndim != 1:
-            raise ValueError(f"texts and images are one per frame, got an array of the shape {values.shape}.")
-        places = np.empty((len(values), 3), dtype=np.int64)
-        for row, value in enumerate(values.tolist()):
-            if isinstance(value, Encoded):
-                self._parts = self._parts or value.parts
-                places[row] = value.place
-            else:
-                text = value.encode() if isinstance(value, str) else bytes(value)
-                places[row] = (self._texts.setdefault(text, len(self._texts)), 0, -1)
-        return places
+    def _codes(self, values: np.ndarray) -> np.ndarray:
+        texts = (value.encode() if isinstance(value, str) else bytes(value) for value in values.ravel().tolist())
+        codes = [self._texts.setdefault(text, len(self._texts)) for text in texts]
+        return np.array(codes, dtype=np.int32).reshape(values.shape)
 
     def column(self) -> Column:
         joined = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
-        if not self._is_text:
-            return Numbers(joined)
-        if self._parts is None:
-            return Texts(joined[:, 0].astype(np.int32), object_array(list(self._texts)))
-        if any(self._texts):  # a text that is not empty
-            raise ValueError("some entries are images in files and others are bytes: read them all, or none.")
-        joined[joined[:, 2] < 0] = 0
-        return Images(self._parts, joined)
+        return Texts(joined, object_array(list(self._texts))) if self._is_text else Numbers(joined)
 
 
 def save(episodes: Episodes, folder: str) -> Episodes:
@@ -312,9 +368,9 @@ def parts_of(episodes: Episodes) -> RecordParts | None:
 
 def _written(column: Column, path: str) -> dict[str, Any]:
     match column:
-        case Numbers(values, missing):
+        case Numbers(values):
             np.save(f"{path}.npy", values)
-            return {"kind": "numbers", "missing": missing}
+            return {"kind": "numbers"}
         case Texts(codes, values):
             np.save(f"{path}.npy", codes)
             sizes = np.array([len(value) for value in values], dtype=np.int64)
@@ -324,6 +380,9 @@ def _written(column: Column, path: str) -> dict[str, Any]:
         case Images(_, places):
             np.save(f"{path}.npy", places)
             return {"kind": "images"}
+        case Constant(entry, count, present):
+            np.save(f"{path}.npy", np.frombuffer(entry, np.uint8) if isinstance(entry, bytes) else entry)
+            return {"kind": "constant", "count": count, "present": present, "text": isinstance(entry, bytes)}
 
 
 def load(folder: str, parts: RecordParts | None) -> Episodes:
@@ -343,9 +402,12 @@ def load(folder: str, parts: RecordParts | None) -> Episodes:
 
 
 def _read(entry: dict[str, Any], path: str, parts: RecordParts | None) -> Column:
+    if entry["kind"] == "constant":
+        value = np.load(f"{path}.npy")
+        return Constant(value.tobytes() if entry["text"] else value, entry["count"], entry["present"])
     values = np.load(f"{path}.npy", mmap_mode="r")
     if entry["kind"] == "numbers":
-        return Numbers(values, entry["missing"])
+        return Numbers(values)
     if entry["kind"] == "images":
         assert parts is not None
         return Images(parts, values)

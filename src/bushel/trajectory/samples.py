@@ -14,18 +14,22 @@ from typing import Any
 import numpy as np
 
 from bushel.base import trees
-from bushel.trajectory import draws, normalization
+from bushel.trajectory import draws, goal_relabeling, normalization, task_augmentation
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import tree_merge
+from bushel.trajectory.data_utils import not_empty, tree_merge
 from bushel.trajectory.draws import Draws
-from bushel.trajectory.encoded import Encoded, read_all
-from bushel.trajectory.episodes import LANGUAGES, Column, Episodes, object_array
+from bushel.trajectory.encoded import read_all
+from bushel.trajectory.episodes import LANGUAGES, Constant, Episodes, Numbers, object_array, taken
 from bushel.trajectory.normalization import NormalizationType
-from bushel.trajectory.traj_transforms import add_head_action_mask, pad_actions_and_proprio
+from bushel.trajectory.task_augmentation import Rephraser
+from bushel.trajectory.traj_transforms import add_head_action_mask, check_chunks, pad_actions_and_proprio
 from bushel.trajectory.windows import Windows
 
 Tree = dict[str, Any]
 
+WORDS = "language_instruction"
+_STRIDE = 1 << 16
+_NO_ACTION = np.zeros((1, 1), dtype=np.float32)
 _GOAL, _DELETE, _REPHRASE, _PHRASE, _LANGUAGE, _SUBSAMPLE = range(6)  # purposes of draws
 
 
@@ -35,11 +39,11 @@ class Normalize:
 
     statistics: Mapping[str, Any]
     kind: NormalizationType
-    skip: frozenset[str] = frozenset()
+    names: frozenset[str]
 
     def __call__(self, values: np.ndarray, name: str) -> np.ndarray:
-        """`values` of the entry `name`, normalised where there are statistics for it."""
-        if name in self.skip or name not in self.statistics:
+        """`values` of the entry `name`, normalised if it is one of `names`."""
+        if name not in self.names:
             return values
         facts = self.statistics[name]
         return normalization.normalize(values, facts, self.kind, facts.get("mask"))
@@ -47,12 +51,24 @@ class Normalize:
 
 @dataclasses.dataclass(frozen=True)
 class Transforms:
-    """The arguments of `apply_trajectory_transforms`, checked."""
+    """What `apply_trajectory_transforms` was asked to do.
+
+    Args:
+      windows: how many frames and actions a sample has, and which of the original's faults.
+      relabel_goals: whether a later frame becomes the goal, at most `max_goal_distance` steps away.
+      keep_image_prob: how often a task is told by its goal image alone; None leaves both.
+      rephraser: with `rephrase_prob`, how often words are replaced and by which.
+      subsample_length: so many samples of a trajectory at most, others in each epoch.
+      max_action_dim, max_proprio_dim: widths to which actions and proprioception are filled up.
+      head_to_dataset: which data sets train which head.
+    """
 
     windows: Windows
-    train: bool
-    goal_relabeling: Callable[..., np.ndarray] | None = None
-    task_augment: Callable[..., Tree] | None = None
+    relabel_goals: bool = False
+    max_goal_distance: int | None = None
+    keep_image_prob: float | None = None
+    rephraser: Rephraser | None = None
+    rephrase_prob: float = 0.0
     subsample_length: int | None = None
     max_action_dim: int | None = None
     max_proprio_dim: int | None = None
@@ -104,7 +120,7 @@ class Samples:
 
     @property
     def _limit(self) -> int | None:
-        return self.transforms.subsample_length if self.transforms is not None and self.transforms.train else None
+        return None if self.transforms is None else self.transforms.subsample_length
 
     @functools.cached_property
     def _ends(self) -> np.ndarray:
@@ -116,6 +132,25 @@ class Samples:
         assert self.kept is not None
         frames = np.flatnonzero(self.kept)
         return frames, np.searchsorted(frames, self.episodes.starts)
+
+    def any_label(self) -> np.ndarray:
+        """For each episode of the table, whether some step has an instruction."""
+        task = self.episodes.columns.get("task", {})
+        spoken = [*task.get(LANGUAGES, {}).values(), *([task[WORDS]] if WORDS in task else [])]
+        if not spoken:
+            raise ValueError("skip_unlabeled=True but dataset does not have language labels. Give a language_key.")
+        return np.logical_or.reduce([self.episodes.any_of(column) for column in spoken])
+
+    def largest(self, name: str) -> np.ndarray:
+        """For each episode of the table, the largest absolute number of the actions, or of an entry observed."""
+        columns = self.episodes.columns
+        column = columns["action"] if name == "action" else columns["observation"][name]
+        found = np.empty(self.episodes.frames)
+        for low in range(0, self.episodes.frames, _STRIDE):
+            frames = np.arange(low, min(low + _STRIDE, self.episodes.frames))
+            values = np.abs(self._normalized(column.take(frames), name))
+            found[frames] = values.reshape(len(frames), -1).max(axis=1)
+        return np.maximum.reduceat(found, self.episodes.starts)
 
     def located(self, numbers: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Episode and time of the samples with these numbers in [0, len), of these epochs."""
@@ -195,9 +230,10 @@ class Samples:
         found = {name: self._normalized(taken(column, frames), name) for name, column in self._observed.items()}
         return {**found, "timestep": time.astype(np.int32)}
 
-    @property
+    @functools.cached_property
     def _observed(self) -> Tree:
-        return self.episodes.columns.get("observation", {})
+        columns = self.episodes.columns.get("observation", {})
+        return {name: column for name, column in columns.items() if name != "timestep"}  # which is counted here
 
     def _normalized(self, values: Any, name: str) -> Any:
         return values if self.normalize is None else self.normalize(values, name)
@@ -206,96 +242,128 @@ class Samples:
         return self._normalized(taken(self.episodes.columns["action"], frames), "action")
 
     def _task(self, frames: np.ndarray, chance: Draws) -> Tree:
-        task = dict(self.episodes.columns.get("task", {}))
-        languages = task.pop(LANGUAGES, None)
-        found = {name: taken(column, frames) for name, column in task.items()}
-        if languages is not None:
-            found["language_instruction"] = self._spoken(languages, frames, chance)
-        return found
+        columns = dict(self.episodes.columns.get("task", {}))
+        spoken = columns.pop(LANGUAGES, None)
+        task = {name: taken(column, frames) for name, column in columns.items()}
+        if spoken is not None:
+            texts = np.stack([column.take(frames) for column in spoken.values()])
+            task[WORDS] = texts[self._language(chance), np.arange(len(frames))]
+        return task
 
-    def _spoken(self, languages: Mapping[str, Column], frames: np.ndarray, chance: Draws) -> np.ndarray:
-        """One of several instructions for each row: the same one for all rows of a trajectory."""
-        drawable = list(languages.values())
-        if faithful(self.compat) and len(drawable) > 1:
-            drawable = drawable[:-1]  # the original never draws the last
-        which = (chance.per_trajectory(_LANGUAGE) * len(drawable)).astype(np.int64)
-        texts = np.stack([column.take(frames) for column in drawable])
-        return texts[which, np.arange(len(frames))]
+    def _language(self, chance: Draws) -> np.ndarray:
+        """Which of several instructions each row has: the same one for all rows of a trajectory."""
+        count = len(self.episodes.columns["task"].get(LANGUAGES, [None]))
+        if faithful(self.compat):
+            count = max(1, count - 1)  # the original never draws the last
+        return (chance.per_trajectory(_LANGUAGE) * count).astype(np.int64)
+
+    @functools.cached_property
+    def _labelled(self) -> np.ndarray:
+        """For each language and episode, whether all steps have an instruction."""
+        task = self.episodes.columns["task"]
+        spoken = task[LANGUAGES].values() if LANGUAGES in task else [task[WORDS]]
+        return np.stack([self.episodes.all_of(column) for column in spoken])
+
+    @functools.cached_property
+    def _pictured(self) -> np.ndarray:
+        """For each episode, whether some frame has an image."""
+        pictures = [column for name, column in self._observed.items() if name.startswith(("image_", "depth_"))]
+        none = np.zeros(len(self.episodes), dtype=bool)
+        return np.logical_or.reduce([none, *(self.episodes.any_of(column) for column in pictures)])
 
     def _transformed(
         self, rows: Tree, episode: np.ndarray, time: np.ndarray, start: np.ndarray, length: np.ndarray, chance: Draws
     ) -> Tree:
         transforms = self.transforms
         assert transforms is not None
+        task = {**rows["task"], "pad_mask_dict": {name: _there(leaf) for name, leaf in rows["task"].items()}}
+        if transforms.relabel_goals:
+            draws_of_goals = chance.per_sample(_GOAL)
+            goal = goal_relabeling.goals(time, length, draws_of_goals, transforms.max_goal_distance)
+            task = tree_merge(task, self._masked_observation(start, goal))
+        if transforms.rephraser is not None and WORDS in task:
+            task[WORDS] = task_augmentation.rephrased(
+                task[WORDS],
+                chance.per_trajectory(_REPHRASE),
+                chance.per_sample(_PHRASE),
+                transforms.rephraser,
+                transforms.rephrase_prob,
+                firsts=self._task(start, chance)[WORDS],
+                labelled=self._labelled[self._language(chance), episode],
+            )
+        if transforms.keep_image_prob is not None:
+            pictured = self._pictured[episode] if faithful(self.compat) else None
+            task = task_augmentation.conditioning_deleted(
+                task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=pictured
+            )
         times, real = transforms.windows.observations(time)
         observation = self._masked_observation(start[:, None], times)
-        task = {**rows["task"], "pad_mask_dict": {name: _there(leaf) for name, leaf in rows["task"].items()}}
-        if transforms.goal_relabeling is not None:
-            goal = transforms.goal_relabeling(time, length, chance.per_sample(_GOAL))
-            task = tree_merge(task, self._masked_observation(start, goal))
-        if transforms.train and transforms.task_augment is not None:
-            task = transforms.task_augment(task, length, chance)
-        rows |= {"observation": observation, "task": task}
-        rows = add_head_action_mask(rows, transforms.head_to_dataset)
-        goals = task["timestep"].astype(np.int64) if "timestep" in task else length - 1
-        gathered, wanted = transforms.windows.actions(time, length, goals)
+        goals = task["timestep"] if "timestep" in task else length - 1
+        acted, wanted = transforms.windows.actions(time, length, goals)
         observation |= {"timestep_pad_mask": real, "task_completed": ~wanted}
+        rows |= {"observation": observation, "task": task}
         if "action" in self.episodes.columns:
-            action = self._chunks(start, times, gathered)
-            padded = self._padded({"action": action, "observation": {}})
-            rows["action"] = padded["action"]
-            rows["action_pad_mask"] = padded["action_pad_mask"] & wanted[..., None]
-        return rows
+            padded = self._padded(self._chunks(start, times, acted), {})
+            rows |= {"action": padded["action"], "action_pad_mask": padded["action_pad_mask"] & wanted[..., None]}
+        if "dataset_name" in rows:
+            return add_head_action_mask(rows, transforms.head_to_dataset)
+        return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
 
     def _masked_observation(self, start: np.ndarray, time: np.ndarray) -> Tree:
         frames = start + time
         masks = {name: column.there(frames) for name, column in self._observed.items()}
         masks["timestep"] = np.ones(frames.shape, dtype=bool)
-        found = self._padded({"observation": self._observation(start, time)})["observation"]
-        return {**found, "pad_mask_dict": masks}
+        if faithful(self.compat):
+            filled = [
+                name for name, column in self._observed.items() if isinstance(column, Constant) and column.numeric
+            ]
+            masks |= {name: np.ones(frames.shape, dtype=bool) for name in filled}
+        observation = self._padded(_NO_ACTION, self._observation(start, time))["observation"]
+        return {**observation, "pad_mask_dict": masks}
 
-    def _padded(self, rows: Tree) -> Tree:
+    def _padded(self, action: np.ndarray, observation: Tree) -> Tree:
         transforms = self.transforms
         assert transforms is not None
         return pad_actions_and_proprio(
-            rows, transforms.max_action_dim, transforms.max_proprio_dim, compat=transforms.windows.compat
+            {"action": action, "observation": observation},
+            transforms.max_action_dim,
+            transforms.max_proprio_dim,
+            compat=self.compat,
         )
 
-    def _chunks(self, start: np.ndarray, times: np.ndarray, gathered: np.ndarray) -> np.ndarray:
+    def _chunks(self, start: np.ndarray, times: np.ndarray, acted: np.ndarray) -> np.ndarray:
         """Chunks of actions, [N, W, H, A]: of single actions, or cut from those that the data set holds."""
-        if self.episodes.columns["action"].values.ndim < 3:
-            return self._action(start[:, None, None] + gathered)
-        horizon = gathered.shape[2]
-        chunks = self._action(start[:, None] + times)
-        if chunks.shape[2] < horizon:
-            raise ValueError(
-                f"Actions come in chunks of {chunks.shape[2]}, fewer than action_horizon={horizon}. Lower the horizon."
-            )
-        return chunks[:, :, :horizon]
-
-
-def taken(column: Any, frames: np.ndarray) -> Any:
-    """Entries of a column, or of a tree of columns."""
-    if isinstance(column, dict):
-        return {name: taken(entry, frames) for name, entry in column.items()}
-    return column.take(frames)
+        column = self.episodes.columns["action"]
+        if not isinstance(column, Numbers) or column.values.ndim not in (2, 3):
+            raise ValueError(f"Actions must be numbers, [A] or [N, A] for each frame; {self.episodes} has others.")
+        if column.values.ndim == 2:
+            return self._action(start[:, None, None] + acted)
+        horizon = acted.shape[2]
+        check_chunks(column.values.shape[1], horizon, self.compat)
+        return self._action(start[:, None] + times)[:, :, :horizon]
 
 
 def _there(leaf: np.ndarray) -> np.ndarray:
-    if leaf.dtype != object:
-        return np.ones(leaf.shape[:1], dtype=bool)
-    return np.fromiter((len(value) != 0 for value in leaf), bool, len(leaf))
+    return not_empty(leaf) if leaf.dtype == object else np.ones(len(leaf), dtype=bool)
+
+
+def _is_text(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray) and leaf.dtype == object
 
 
 def read_images(tree: Any) -> Any:
-    """The tree with its encoded images read: all of them together, each once."""
+    """The tree with its encoded images read: all of them together, each once.
+
+    >>> read_images({"x": np.zeros(2)})
+    {'x': array([0., 0.])}
+    """
     leaves, rebuild = trees.flatten(tree)
-    handles = {id(v): v for leaf in leaves if leaf.dtype == object for v in leaf.flat if isinstance(v, Encoded)}
-    read = dict(zip(handles, read_all(list(handles.values())), strict=True))
+    textual = [leaf for leaf in leaves if _is_text(leaf)]
+    contents = iter(read_all([value for leaf in textual for value in leaf.flat]))
 
-    def content(leaf: np.ndarray) -> np.ndarray:
-        if leaf.dtype != object:
+    def read(leaf: Any) -> Any:
+        if not _is_text(leaf):
             return leaf
-        return object_array([read.get(id(value), value) for value in leaf.flat]).reshape(leaf.shape)
+        return object_array([next(contents) for _ in range(leaf.size)]).reshape(leaf.shape)
 
-    return rebuild([content(leaf) for leaf in leaves]) if handles else tree
+    return rebuild([read(leaf) for leaf in leaves])

@@ -1,0 +1,340 @@
+"""Trajectories as a dataset, with the habits of dlimp's `DLataset`: thin names over `MapDataset`.
+
+What has to be known for a global shuffle, an exact mixture and an exact resume stays known as long as it can be: a part
+of a dataset is a table of episodes and a description of what becomes of them, until a function is applied that the
+library cannot look into.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import checks, trees
+from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.dataset import MapDataset
+from bushel.iterator import DatasetIterator
+from bushel.trajectory.episodes import Episodes
+from bushel.trajectory.passes import results
+from bushel.trajectory.rlds import RLDSBuilder
+from bushel.trajectory.samples import Samples, read_images
+
+_KEPT_TRAJECTORIES = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Part:
+    """One data set of a mixture: trajectories or frames, one epoch of them."""
+
+    ds: MapDataset[Any]
+    samples: Samples | None = None
+    """What the trajectories are made of, as long as that is known."""
+    seed: int = 0
+    """Of all draws that transforms make."""
+
+    @staticmethod
+    def of(samples: Samples) -> _Part:
+        return _Part(MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory), samples, samples.seed)
+
+    def flattened(self) -> _Part:
+        if self.samples is not None:
+            return _Part(MapDataset.range(len(self.samples)).map_with_index(self.samples, vectorized=True))
+        lengths = np.array(list(results(self.ds.map(length_of), "lengths of trajectories")), dtype=np.int64)
+        return _Part(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(self.ds, lengths)))
+
+
+def length_of(trajectory: Mapping[str, Any]) -> int:
+    """How many steps a trajectory has."""
+    return len(trees.leaves(trajectory)[0])
+
+
+class _Frames:
+    """Frames of trajectories that are made by functions the library cannot look into: each makes its trajectory."""
+
+    def __init__(self, trajectories: MapDataset[Any], lengths: np.ndarray):
+        self._trajectories, self._lengths = trajectories, lengths
+        self._ends = np.cumsum(lengths)
+        self._made: collections.OrderedDict[int, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> Any:
+        return _Frames, (self._trajectories, self._lengths)
+
+    def __call__(self, index: int, number: int) -> Any:
+        place = int(np.searchsorted(self._ends, number, side="right"))
+        time = int(number - (self._ends[place] - self._lengths[place]))
+        trajectory = self._trajectory(int(index) // int(self._ends[-1]) * len(self._lengths) + place)
+        return trees.map_leaves(lambda leaf: np.array(leaf[time]) if leaf.dtype != object else leaf[time], trajectory)
+
+    def _trajectory(self, index: int) -> Any:
+        with self._lock:
+            found = self._made.pop(index, None)
+        found = self._trajectories[index] if found is None else found
+        with self._lock:
+            self._made[index] = found
+            while len(self._made) > _KEPT_TRAJECTORIES:
+                self._made.popitem(last=False)
+        return found
+
+
+class TrajectoryDataset:
+    """Trajectories of one data set; after `flatten`, frames of one or a mixture of several.
+
+    An element is a tree of arrays: of a trajectory with a leading axis of time, of a frame without. Methods return new
+    datasets. `shuffle` is over all elements, without a buffer; `repeat` before it or after it is the same; every epoch
+    has an order and draws of its own.
+
+    >>> episodes = [{"observation": {"x": np.arange(n)}, "action": np.zeros((n, 2))} for n in (3, 5)]
+    >>> ds = TrajectoryDataset.from_trajectories(episodes)
+    >>> len(ds), len(ds.flatten())
+    (2, 8)
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[_Part],
+        *,
+        weights: Sequence[float] | None = None,
+        flattened: bool = False,
+        epochs: int | None = 1,
+        seed: int | None = None,
+        threads: int = 0,
+        statistics: Any = None,
+    ):
+        self._parts = tuple(parts)
+        self._weights = None if weights is None else tuple(float(weight) for weight in weights)
+        self._epochs, self._seed, self._threads = epochs, seed, threads
+        self.is_flattened = flattened
+        self.dataset_statistics: Any = statistics
+        """Of actions and proprioception; of a mixture, by the names of its data sets."""
+
+    def _but(self, parts: Sequence[_Part] | None = None, **changes: Any) -> TrajectoryDataset:
+        known: dict[str, Any] = {
+            "weights": self._weights,
+            "flattened": self.is_flattened,
+            "epochs": self._epochs,
+            "seed": self._seed,
+            "threads": self._threads,
+            "statistics": self.dataset_statistics,
+        }
+        return TrajectoryDataset(self._parts if parts is None else parts, **(known | changes))
+
+    # Where trajectories come from.
+
+    @staticmethod
+    def from_episodes(episodes: Episodes, *, seed: int = 0) -> TrajectoryDataset:
+        """The episodes of a table. `seed` is that of all draws that transforms make."""
+        return TrajectoryDataset.from_samples(Samples(episodes, np.arange(len(episodes)), seed=seed))
+
+    @staticmethod
+    def from_samples(samples: Samples, statistics: Any = None) -> TrajectoryDataset:
+        """What is described by `samples`."""
+        return TrajectoryDataset([_Part.of(samples)], statistics=statistics)
+
+    @staticmethod
+    def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
+        """Trajectories of a list, or of any source: trees of arrays with a leading axis of time."""
+        ds = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
+        return TrajectoryDataset.from_episodes(Episodes.of(results(ds, "episodes")), seed=seed)
+
+    @staticmethod
+    def from_rlds(
+        builder: RLDSBuilder, split: str = "train", *, shuffle: bool = True, seed: int = 0
+    ) -> TrajectoryDataset:
+        """The raw trajectories of a TFDS folder, as they are stored; images are read when they are looked at."""
+        made = TrajectoryDataset([_Part(MapDataset.source(builder.episodes(split)))])
+        return made.shuffle(seed=seed) if shuffle else made
+
+    @staticmethod
+    def sample_from_datasets(
+        datasets: Sequence[TrajectoryDataset], weights: Sequence[float] | None = None
+    ) -> TrajectoryDataset:
+        """A mixture of flattened datasets: frames in proportion to weights, exact in every prefix to within one frame.
+
+        An endless mixture takes each dataset over and over, shuffled anew. One with an end stops when the first of them
+        has no frame left.
+        """
+        if not datasets:
+            raise ValueError("sample_from_datasets needs at least one dataset.")
+        if not all(ds.is_flattened for ds in datasets):
+            raise ValueError("sample_from_datasets mixes frames: call flatten() on each dataset first.")
+        shares = [1.0] * len(datasets) if weights is None else list(weights)
+        if len(shares) != len(datasets):
+            raise ValueError(f"{len(datasets)} datasets need as many weights, got {len(shares)}.")
+        parts = [_Part(ds.dataset) if len(ds._parts) > 1 else ds._parts[0] for ds in datasets]
+        endless = any(ds._epochs is None for ds in datasets)
+        threads = max(ds._threads for ds in datasets)
+        return TrajectoryDataset(
+            parts, weights=shares, flattened=True, epochs=None if endless else 1, threads=threads
+        )
+
+    def with_samples(self, samples: Samples) -> TrajectoryDataset:
+        """What is described by `samples`, in place of these trajectories."""
+        return self._but([_Part.of(samples)])
+
+    def as_table(self) -> TrajectoryDataset:
+        """The same trajectories, made once and put into a table: their functions are not called again."""
+        self._refuse_frames("as_table")
+        made = (trajectory for part in self._parts for trajectory in results(part.ds, "trajectories"))
+        table = Episodes.of(made)
+        return self._but([_Part.of(Samples(table, np.arange(len(table)), seed=self._parts[0].seed))])
+
+    def with_threads(self, threads: int | None) -> TrajectoryDataset:
+        """So many threads work ahead of an iterator, if none of the calls before asked for more."""
+        return self._but(threads=max(self._threads, threads or 0))
+
+    # What becomes of them.
+
+    def traj_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
+        """`function` of each trajectory. Encoded images in it are handles: `bytes(handle)` reads one."""
+        self._refuse_frames("traj_map")
+        if getattr(function, "rowwise", False):
+            known = [part.samples for part in self._parts]
+            if all(samples is not None for samples in known):
+                return self._but([_Part.of(_with_function(samples, function)) for samples in known if samples])
+        return self._but([_Part(part.ds.map(function)) for part in self._parts])
+
+    def frame_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
+        """`function` of each frame; of trajectories, frame by frame, and the results stacked."""
+        if self.is_flattened:
+            return self._but([_Part(part.ds.map(function)) for part in self._parts])
+        return self._but([_Part(part.ds.map(functools.partial(_each_frame, function))) for part in self._parts])
+
+    def random_frame_map(
+        self, function: Callable[[Any, np.random.Generator], Any], *, seed: int = 0
+    ) -> TrajectoryDataset:
+        """`function(frame, rng)`, with a generator that belongs to the frame and the epoch."""
+        of = function if self.is_flattened else functools.partial(_each_frame_randomly, function)
+        parts = [_Part(part.ds.random_map(of, seed=seed + number)) for number, part in enumerate(self._parts)]
+        return self._but(parts)
+
+    def filter(self, predicate: Callable[[Any], Any]) -> TrajectoryDataset:
+        """Only the elements for which `predicate` is true; it looks at all of them once, now."""
+        return self._but([_filtered(part, predicate) for part in self._parts])
+
+    def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
+        """Frames in place of trajectories."""
+        self._refuse_frames("flatten")
+        return self._but([part.flattened() for part in self._parts], flattened=True)
+
+    def unbatch(self) -> TrajectoryDataset:
+        """Frames in place of trajectories: `flatten` under the name that training scripts use."""
+        return self.flatten()
+
+    def repeat(self, count: int | None = None) -> TrajectoryDataset:
+        """`count` epochs, or endlessly many."""
+        if self._epochs is None or count is None or count == -1:
+            return self._but(epochs=None)
+        return self._but(epochs=self._epochs * checks.positive(count, "count"))
+
+    def shuffle(self, buffer_size: int | None = None, seed: int = 0) -> TrajectoryDataset:
+        """All elements in an order of its own for every epoch. There is no buffer: `buffer_size` changes nothing."""
+        return self._but(seed=checks.seed(seed))
+
+    def batch(self, batch_size: int, drop_remainder: bool = False) -> TrajectoryDataset:
+        """Batches of consecutive frames, their leaves stacked."""
+        if not self.is_flattened:
+            raise ValueError("Trajectories differ in length and cannot be stacked: call flatten() before batch().")
+        return self._but([_Part(self.dataset.batch(batch_size, drop_remainder=drop_remainder))], epochs=1, seed=None)
+
+    def _refuse_frames(self, method: str) -> None:
+        if self.is_flattened:
+            raise ValueError(
+                f"{method} works on trajectories, but this dataset is flattened. Call it before flatten()."
+            )
+
+    # What comes out.
+
+    @property
+    def samples(self) -> Samples | None:
+        """What the trajectories are made of, where that is still known."""
+        return self._parts[0].samples if len(self._parts) == 1 else None
+
+    @property
+    def sample_weights(self) -> np.ndarray | None:
+        """Shares of the data sets of a mixture."""
+        return None if self._weights is None else np.array(self._weights) / sum(self._weights)
+
+    @property
+    def dataset(self) -> MapDataset[Any]:
+        """The same as a `MapDataset`: to index, to `explain`, to go on with everything that it can."""
+        parts = [part.ds for part in self._parts]
+        if self._seed is not None:
+            parts = [ds.shuffle(seed=(self._seed + number) % (1 << 32)) for number, ds in enumerate(parts)]
+        if len(parts) == 1:
+            ds = parts[0]
+            return ds if self._epochs == 1 else ds.repeat(self._epochs)
+        if self._epochs is None:
+            return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
+        return MapDataset.mix([ds.repeat(self._epochs) for ds in parts], self._weights, exact=True)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return read_images(self.dataset[index])
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return self.iterator()
+
+    def iterator(
+        self, prefetch: int = 0, *, workers: int | None = 0, options: MultiprocessingOptions | None = None
+    ) -> DatasetIterator[Any]:
+        """An iterator with `get_state` and `set_state`.
+
+        Args:
+          prefetch: so many elements are made ahead by a thread; accepted as dlimp has it.
+          workers: processes that make them; None leaves the number to the library. Output is the same for any number.
+          options: of these processes, in place of `workers`.
+        """
+        ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
+        threads = max(self._threads, 1 if prefetch else 0)
+        stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, 2 * threads)))
+        chosen = MultiprocessingOptions(workers) if options is None else options
+        return iter(stream if chosen.num_workers == 0 else stream.mp_prefetch(chosen))
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+
+def _with_function(samples: Samples, function: Callable[[Any], Any]) -> Samples:
+    return dataclasses.replace(samples, row_functions=(*samples.row_functions, function))
+
+
+def _filtered(part: _Part, predicate: Callable[[Any], Any]) -> _Part:
+    kept = np.array([bool(v) for v in results(part.ds.map(predicate), "filter")], dtype=bool)
+    if part.samples is not None:
+        return _Part.of(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept]))
+    return _Part(part.ds.where(kept))
+
+
+def _frames_of(trajectory: Any) -> Iterator[Any]:
+    for time in range(length_of(trajectory)):
+        yield trees.map_leaves(lambda leaf, time=time: leaf[time], trajectory)
+
+
+def _each_frame(function: Callable[[Any], Any], trajectory: Any) -> Any:
+    return _stacked([function(frame) for frame in _frames_of(trajectory)])
+
+
+def _each_frame_randomly(
+    function: Callable[[Any, np.random.Generator], Any], trajectory: Any, rng: np.random.Generator
+) -> Any:
+    return _stacked([function(frame, rng) for frame in _frames_of(trajectory)])
+
+
+def _stacked(frames: list[Any]) -> Any:
+    def stack(*leaves: Any) -> np.ndarray:
+        if isinstance(leaves[0], (bytes, str)) or not hasattr(leaves[0], "dtype"):
+            array = np.empty(len(leaves), dtype=object)
+            array[:] = leaves
+            return array
+        return np.stack(leaves)
+
+    return trees.map_leaves(stack, *frames)

@@ -1,0 +1,215 @@
+"""Data sets of trajectories out of TFDS/RLDS folders.
+
+A data set is read once into a table of episodes (numbers, texts, and the places of images), kept in a cache folder. From
+then on splits, filters, transforms and mixtures are index arithmetic on that table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base.options import MultiprocessingOptions
+from bushel.dataset import MapDataset
+from bushel.sources.tfrecord import cache_folder
+from bushel.state.digest import digest
+from bushel.trajectory import episodes as tables
+from bushel.trajectory.compat import faithful
+from bushel.trajectory.dataset import TrajectoryDataset, length_of
+from bushel.trajectory.episodes import Episodes
+from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.passes import results
+from bushel.trajectory.restructure import Keys, Restructure, Tree
+from bushel.trajectory.rlds import RLDSBuilder
+from bushel.trajectory.samples import Normalize, Samples
+from bushel.trajectory.spec import Function, instantiated, named
+from bushel.trajectory.statistics import get_dataset_statistics, load_statistics
+
+_NUMBER = "episode_number"
+_log = logging.getLogger("bushel")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepare:
+    """What is done to each raw trajectory, once: filters, then the layout. None for one that is not wanted."""
+
+    restructure: Restructure
+    filters: tuple[Callable[[Tree], Any], ...]
+    ignore_errors: bool
+
+    def __call__(self, number: int, trajectory: Tree) -> dict[str, Any]:
+        try:
+            if not all(bool(np.all(keeps(trajectory))) for keeps in self.filters):
+                return {"number": number, "trajectory": None}
+            return {"number": number, "trajectory": tables.portable(self.restructure(trajectory))}
+        except Exception as error:
+            if not self.ignore_errors:
+                raise
+            return {"number": number, "trajectory": None, "error": f"{type(error).__name__}: {error}"}
+
+
+def _table(
+    builder: RLDSBuilder,
+    restructure: Restructure,
+    filters: Sequence[Function],
+    ignore_errors: bool,
+    cache_dir: str | None,
+    options: MultiprocessingOptions | None,
+) -> tuple[Episodes, np.ndarray]:
+    """The episodes of all splits that pass the filters, as a table, and the number of each in the data set."""
+    raw = builder.episodes("all")
+    codes = [named(function) for function in filters]
+    fingerprint = [raw.fingerprint(), digest(restructure), *codes, ignore_errors]
+    folder = os.path.join(cache_dir or cache_folder(), "episodes", digest(fingerprint))
+    if os.path.exists(os.path.join(folder, "table.json")):
+        loaded = tables.load(folder, raw.parts)
+        return loaded, loaded.columns[_NUMBER].take(loaded.starts)
+    chosen = tuple(keeps for keeps in map(instantiated, filters) if keeps is not None)
+    prepare = _Prepare(restructure, chosen, ignore_errors)
+    made = results(MapDataset.source(raw).map_with_index(prepare), f"episodes of {restructure.name}", options)
+    table = Episodes.of(_wanted(made, restructure.name), fingerprint=fingerprint, parts=raw.parts)
+    if not len(table):
+        raise ValueError(
+            f"None of the {len(raw)} trajectories of {restructure.name} is left: all are empty, or filter_functions "
+            f"({', '.join(codes) or 'none'}) refuse them."
+        )
+    table = tables.save(table.with_columns(restructure.constants(table.frames)), folder)
+    return table, table.columns[_NUMBER].take(table.starts)
+
+
+def _wanted(made: Iterator[dict[str, Any]], name: str) -> Iterator[Tree]:
+    failed = 0
+    for entry in made:
+        if entry["trajectory"] is not None:
+            length = length_of(entry["trajectory"])
+            yield {**entry["trajectory"], _NUMBER: np.full(length, entry["number"], dtype=np.int64)}
+        elif "error" in entry:
+            failed += 1
+            _log.warning("bushel: trajectory %d of %s is left out: %s", entry["number"], name, entry["error"])
+    if failed:
+        warnings.warn(f"{failed} trajectories of {name} could not be read and are left out.", stacklevel=2)
+
+
+def make_dataset_from_rlds(
+    name: str,
+    data_dir: str | os.PathLike[str],
+    *,
+    train: bool,
+    standardize_fn: Function | None = None,
+    shuffle: bool = True,
+    image_obs_keys: Keys | None = None,
+    depth_obs_keys: Keys | None = None,
+    proprio_obs_keys: Keys | None = None,
+    proprio_obs_dims: Mapping[str, int] | None = None,
+    language_key: str | None = None,
+    action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
+    dataset_statistics: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    force_recompute_dataset_statistics: bool = False,
+    action_normalization_mask: Sequence[bool] | None = None,
+    filter_functions: Sequence[Function] = (),
+    skip_norm: bool = False,
+    skip_norm_keys: Sequence[str] = (),
+    ignore_errors: bool = False,
+    num_parallel_reads: int | None = None,
+    num_parallel_calls: int | None = None,
+    seed: int = 0,
+    compat: str | None = None,
+    cache_dir: str | None = None,
+    **others: Any,
+) -> tuple[TrajectoryDataset, dict[str, Any]]:
+    """The trajectories of a TFDS/RLDS folder in the layout that all transforms know, normalised; and their statistics.
+
+    Args:
+      name, data_dir: the data set lies in `data_dir/name`; `data_dir` may be a URL.
+      train: the split "train", else "val"; where there is no "val", the first 95 % of "train" or the rest.
+      standardize_fn: makes a raw trajectory one with an "observation" and an "action"; a callable or a ModuleSpec.
+      shuffle: gives trajectories in a random order, another one in every epoch.
+      image_obs_keys, depth_obs_keys, proprio_obs_keys: new name -> name in the observation, or None for padding.
+      proprio_obs_dims: how wide the padding of proprioception is.
+      language_key: where the instruction is; of several that match a pattern, one is drawn for each trajectory.
+      action_proprio_normalization_type: "normal" or "bounds".
+      dataset_statistics: a dict or a JSON file, in place of those computed over the training data.
+      force_recompute_dataset_statistics: computes them though they are in the cache.
+      action_normalization_mask: false for dimensions of the action that stay as they are.
+      filter_functions: of a raw trajectory; those are kept for which all say yes.
+      skip_norm, skip_norm_keys: normalise nothing, or not these entries.
+      ignore_errors: leaves out trajectories that cannot be read, with a warning that counts them.
+      num_parallel_reads, num_parallel_calls: hints for how many threads work.
+      seed: of all draws that transforms make.
+      compat: "crossformer" for the original's output with all its faults.
+      cache_dir: where the table of episodes is kept; by default the cache folder of Bushel.
+    """
+    others.pop("override_traj_transform_kwargs", None)
+    if others:
+        warnings.warn(f"make_dataset_from_rlds does not know and ignores {sorted(others)}.", stacklevel=2)
+    builder = RLDSBuilder(name, data_dir)
+    restructure = Restructure(
+        name,
+        instantiated(standardize_fn),
+        dict(image_obs_keys or {}),
+        dict(depth_obs_keys or {}),
+        dict(proprio_obs_keys or {}),
+        dict(proprio_obs_dims or {}),
+        language_key,
+    )
+    options = None if num_parallel_calls is None else MultiprocessingOptions(max(num_parallel_calls, 0))
+    table, numbers = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options)
+    training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
+    chosen = np.flatnonzero(np.isin(numbers, builder.positions(training if train else held_out)))
+    proprio = [f"proprio_{new}" for new, old in restructure.proprio_obs_keys.items() if old is not None]
+    if dataset_statistics is None:
+        counted = np.arange(len(table))
+        if not faithful(compat):
+            counted = np.flatnonzero(np.isin(numbers, builder.positions(training)))
+        statistics = get_dataset_statistics(
+            _Trajectories(table, counted, proprio),
+            proprio,
+            (str(table.fingerprint), training, "".join(proprio)),
+            save_dir=os.path.join(cache_dir or cache_folder(), "statistics"),
+            force_recompute=force_recompute_dataset_statistics,
+            compat=compat,
+        )
+    elif isinstance(dataset_statistics, Mapping):
+        statistics = dict(dataset_statistics)
+    else:
+        statistics = load_statistics(dataset_statistics)
+    if action_normalization_mask is not None:
+        statistics = _masked(statistics, action_normalization_mask)
+    kind, scaled = NormalizationType(action_proprio_normalization_type), {"action", *proprio} - set(skip_norm_keys)
+    normalize = None if skip_norm else Normalize(statistics, kind, frozenset(scaled))
+    samples = Samples(table, chosen, normalize=normalize, seed=seed, compat=compat)
+    made = TrajectoryDataset.from_samples(samples, statistics).with_threads(num_parallel_reads)
+    return (made.shuffle(seed=seed) if shuffle else made), statistics
+
+
+def _masked(statistics: Mapping[str, Any], mask: Sequence[bool]) -> dict[str, Any]:
+    width = np.shape(statistics["action"]["mean"])[-1]
+    if len(mask) != width:
+        raise ValueError(
+            f"Length of skip_normalization_mask ({len(mask)}) does not match action dimension ({width}). "
+            "action_normalization_mask needs one bool for each dimension."
+        )
+    return {**statistics, "action": {**statistics["action"], "mask": np.array(mask, dtype=bool)}}
+
+
+class _Trajectories:
+    """What statistics are made of: actions and proprioception of some episodes of a table."""
+
+    def __init__(self, table: Episodes, chosen: np.ndarray, proprio: Sequence[str]):
+        self._table, self._chosen, self._proprio = table, chosen, proprio
+
+    def __len__(self) -> int:
+        return len(self._chosen)
+
+    def __getitem__(self, index: int) -> Tree:
+        episode = self._chosen[index]
+        frames = self._table.starts[episode] + np.arange(self._table.lengths[episode])
+        columns = self._table.columns
+        observation = {name: columns["observation"][name].take(frames) for name in self._proprio}
+        return {"action": columns["action"].take(frames), "observation": observation}
