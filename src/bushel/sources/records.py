@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
+import copy
 import os
 import re
 import threading
@@ -58,6 +59,7 @@ class RecordSource(abc.ABC):
         self._options = dict(storage_options or {})
         self._shards = _shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
+        self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._forget()
         counts = self._counted()
         bounds = [_bounds(shard, count) for shard, count in zip(self._shards, counts)]
@@ -84,14 +86,21 @@ class RecordSource(abc.ABC):
         reader = self._readers[number]
         if reader is not None:
             return reader
-        reader = self._reader(stores.open_file(self._paths[number], self._options))
+        file = stores.open_file(self._paths[number], self._options)
+        reader = self._reader(file)
         known = getattr(self, "_totals", None)
         if known is not None and reader.count != known[number]:
             raise DamagedFile(
                 f"{self._paths[number]} had {known[number]} records when the source was made and has {reader.count} "
                 "now. Make the source again."
             )
+        version = file.version()
         with self._lock:
+            if self._versions.setdefault(number, version) != version:
+                raise DamagedFile(
+                    f"{self._paths[number]} was {self._versions[number]} (name, size, time) when the source was made and "
+                    f"is {version} now. Make the source again."
+                )
             self._readers[number] = reader
         return reader
 
@@ -99,6 +108,26 @@ class RecordSource(abc.ABC):
     def paths(self) -> list[str]:
         """The files, in the order of their records."""
         return list(self._paths)
+
+    @property
+    def versions(self) -> list[list[Any]]:
+        """What each file was when the source was made: what changes when its content does."""
+        return [self._versions[number] for number in range(len(self._paths))]
+
+    def file(self, number: int) -> Self:
+        """The records of one file as a source of its own. Opens nothing."""
+        one = copy.copy(self)
+        vars(one).update(
+            _shards=[self._shards[number]],
+            _paths=[self._paths[number]],
+            _versions={0: self._versions[number]},
+            _totals=[self._totals[number]],
+            _starts=self._starts[number : number + 1],
+            _length=int(np.diff(self._ends, prepend=0)[number]),
+        )
+        one._ends = np.array([one._length])
+        one._forget()
+        return one
 
     def __len__(self) -> int:
         return self._length
