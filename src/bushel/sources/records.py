@@ -110,9 +110,9 @@ class RecordSource(abc.ABC):
         return list(self._paths)
 
     @property
-    def versions(self) -> list[list[Any]]:
-        """What each file was when the source was made: what changes when its content does."""
-        return [self._versions[number] for number in range(len(self._paths))]
+    def versions(self) -> list[Any]:
+        """The fingerprint of each file as it was when the source was made. Opens nothing."""
+        return [[self._versions[number], start, stop] for number, (_, start, stop) in enumerate(self._shards)]
 
     def file(self, number: int) -> Self:
         """The records of one file as a source of its own. Opens nothing."""
@@ -140,8 +140,7 @@ class RecordSource(abc.ABC):
             raise IndexError(f"index {index} is out of range for {self._length} records")
         number = 0
         if len(self._ends) > 1:
-            number = int(self._ends.searchsorted(place, "right"))
-            place -= int(self._ends[number - 1]) if number else 0
+            number, place = self.locate(place)
         return (self._readers[number] or self._opened(number)).read(place + int(self._starts[number]))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[bytes]:
@@ -185,6 +184,11 @@ class RecordSource(abc.ABC):
     def __iter__(self) -> Iterator[bytes]:
         for low in range(0, self._length, 256):
             yield from self.__getitems__(np.arange(low, min(low + 256, self._length)))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The file that holds a record, and the record's position among those of the file."""
+        number = int(self._ends.searchsorted(index, "right"))
+        return number, index - (int(self._ends[number - 1]) if number else 0)
 
     def fingerprint(self) -> Any:
         """Name, size and time (or the store's tag) of each file, and which part of it."""
