@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import array
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bushel.sources import varints
 
 _BYTES, _FLOAT, _INT64 = 1, 2, 3
+_VALUE = 1 << 3 | 2  # the tag of each value in a list of bytes
+
+
+class Located(NamedTuple):
+    """A feature of a record: where its entry lies, and its numbers, or the place of each of its byte strings."""
+
+    low: int
+    high: int
+    numbers: np.ndarray | None
+    places: np.ndarray | None
+    """Where each value begins in the record, and its size: int64, two columns."""
 
 
 def decode_example(record: bytes) -> dict[str, Any]:
@@ -19,69 +31,110 @@ def decode_example(record: bytes) -> dict[str, Any]:
     >>> decode_example(encode_example({"x": [1, 2], "y": 0.5, "name": b"a"}))
     {'name': [b'a'], 'x': array([1, 2]), 'y': array([0.5], dtype=float32)}
     """
-    found: dict[str, Any] = {}
+    return {name: _decoded(record, feature) for name, feature in locate_example(record).items()}
+
+
+def _decoded(record: bytes, feature: Located) -> Any:
+    if feature.numbers is not None:
+        return feature.numbers
+    return [] if feature.places is None else sliced(record, feature.places)
+
+
+def sliced(record: bytes, places: np.ndarray) -> list[bytes]:
+    """The parts of a record at places (rows of start and size).
+
+    >>> sliced(b"abcdef", np.array([[1, 2], [5, 1]]))
+    [b'bc', b'f']
+    """
+    return [bytes(record[start : start + size]) for start, size in places.tolist()]
+
+
+def locate_example(record: bytes) -> dict[str, Located]:
+    """What a `tf.train.Example` holds, and where: numbers are decoded, byte strings are not even looked at.
+
+    >>> locate_example(encode_example({"x": [1, 2], "name": [b"a", b"bc"]}))["name"].places.tolist()
+    [[16, 1], [19, 2]]
+    """
+    found: dict[str, Located] = {}
     try:
-        for number, features in _fields(memoryview(record)):
+        for number, low, high in _fields(record, 0, len(record)):
             if number == 1:
-                for kind, entry in _fields(features):
+                place = low
+                for kind, begin, end in _fields(record, low, high):
                     if kind == 1:
-                        _put(entry, found)
+                        name, feature = _entry(record, place, begin, end)
+                        found[name] = feature
+                    place = end
     except (IndexError, ValueError, TypeError, struct.error) as error:
         raise ValueError(f"This record of {len(record)} bytes is no tf.train.Example ({error}).") from error
     return found
 
 
-def _put(entry: memoryview, found: dict[str, Any]) -> None:
+def _entry(record: bytes, place: int, low: int, high: int) -> tuple[str, Located]:
     """One entry of the map of features: name and value."""
-    name, feature = "", memoryview(b"")
-    for number, value in _fields(entry):
+    name, numbers, places = "", None, None
+    for number, begin, end in _fields(record, low, high):
         if number == 1:
-            name = bytes(value).decode()
+            name = bytes(record[begin:end]).decode()
         elif number == 2:
-            feature = value
-    found[name] = []
-    for kind, value in _fields(feature):  # one of three kinds
-        found[name] = _values(kind, value)
+            for kind, first, last in _fields(record, begin, end):  # one of three kinds
+                if kind == _BYTES:
+                    numbers, places = None, _places(record, first, last)
+                else:
+                    numbers, places = _numbers(record, kind, first, last), None
+    return name, Located(place, high, numbers, places)
 
 
-def _values(kind: int, message: memoryview) -> Any:
-    if kind == _BYTES:
-        return [bytes(value) for number, value in _fields(message) if number == 1]
-    parts: list[Any] = []
-    for number, value in _fields(message):
+def _places(record: bytes, place: int, end: int) -> np.ndarray:
+    """Where the values of a list of byte strings lie: a walk from length to length."""
+    found = array.array("q")
+    while place < end:
+        tag = record[place]
+        size = record[place + 1]
+        place += 2
+        if size > 0x7F:
+            size, place = varints.one(record, place - 1)
+        if tag != _VALUE:
+            raise ValueError(f"a field {tag >> 3} of kind {tag & 7} in a list of bytes")
+        found.append(place)
+        found.append(size)
+        place += size
+    if place != end:
+        raise ValueError("a value that ends after its list does")
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _numbers(record: bytes, kind: int, low: int, high: int) -> np.ndarray:
+    parts: list[np.ndarray] = []
+    for number, begin, end in _fields(record, low, high):
         if number != 1:
             continue
         if kind == _FLOAT:
-            parts.append(np.frombuffer(value, "<f4"))
-        elif isinstance(value, int):
-            parts.append(np.array([value], np.uint64).view(np.int64))
+            parts.append(np.frombuffer(memoryview(record)[begin:end], "<f4"))
         else:
-            parts.append(varints.many(value)[0].view(np.int64))
+            parts.append(varints.many(memoryview(record)[begin:end])[0].view(np.int64))
     dtype = np.float32 if kind == _FLOAT else np.int64
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
 
 
-def _fields(message: memoryview) -> list[tuple[int, Any]]:
-    """Number and value of each field: an int, or the bytes of it."""
-    found: list[tuple[int, Any]] = []
-    place, size = 0, len(message)
-    while place < size:
-        tag, place = varints.one(message, place)
-        kind = tag & 7
+def _fields(record: bytes, place: int, end: int) -> list[tuple[int, int, int]]:
+    """Number of each field of the message in [place, end), and where its value lies."""
+    found: list[tuple[int, int, int]] = []
+    while place < end:
+        tag, place = varints.one(record, place)
+        kind, low = tag & 7, place
         if kind == 0:
-            value, place = varints.one(message, place)
-            found.append((tag >> 3, value))
-            continue
-        if kind == 2:
-            length, place = varints.one(message, place)
+            _, place = varints.one(record, place)
+        elif kind == 2:
+            length, low = varints.one(record, place)
+            place = low + length
         elif kind == 5 or kind == 1:
-            length = 4 if kind == 5 else 8
+            place += 4 if kind == 5 else 8
         else:
             raise ValueError(f"a field of kind {kind}")
-        if place + length > size:
+        if place > end:
             raise ValueError("a field that ends after the record does")
-        found.append((tag >> 3, message[place : place + length]))
-        place += length
+        found.append((tag >> 3, low, place))
     return found
 
 

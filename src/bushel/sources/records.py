@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
+import copy
 import os
 import re
 import threading
@@ -58,6 +59,7 @@ class RecordSource(abc.ABC):
         self._options = dict(storage_options or {})
         self._shards = _shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
+        self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._forget()
         counts = self._counted()
         bounds = [_bounds(shard, count) for shard, count in zip(self._shards, counts)]
@@ -84,14 +86,21 @@ class RecordSource(abc.ABC):
         reader = self._readers[number]
         if reader is not None:
             return reader
-        reader = self._reader(stores.open_file(self._paths[number], self._options))
+        file = stores.open_file(self._paths[number], self._options)
+        reader = self._reader(file)
         known = getattr(self, "_totals", None)
         if known is not None and reader.count != known[number]:
             raise DamagedFile(
                 f"{self._paths[number]} had {known[number]} records when the source was made and has {reader.count} "
                 "now. Make the source again."
             )
+        version = file.version()
         with self._lock:
+            if self._versions.setdefault(number, version) != version:
+                raise DamagedFile(
+                    f"{self._paths[number]} was {self._versions[number]} (name, size, time) when the source was made and "
+                    f"is {version} now. Make the source again."
+                )
             self._readers[number] = reader
         return reader
 
@@ -99,6 +108,26 @@ class RecordSource(abc.ABC):
     def paths(self) -> list[str]:
         """The files, in the order of their records."""
         return list(self._paths)
+
+    @property
+    def versions(self) -> list[Any]:
+        """The fingerprint of each file as it was when the source was made. Opens nothing."""
+        return [[self._versions[number], start, stop] for number, (_, start, stop) in enumerate(self._shards)]
+
+    def file(self, number: int) -> Self:
+        """The records of one file as a source of its own. Opens nothing."""
+        one = copy.copy(self)
+        vars(one).update(
+            _shards=[self._shards[number]],
+            _paths=[self._paths[number]],
+            _versions={0: self._versions[number]},
+            _totals=[self._totals[number]],
+            _starts=self._starts[number : number + 1],
+            _length=int(np.diff(self._ends, prepend=0)[number]),
+        )
+        one._ends = np.array([one._length])
+        one._forget()
+        return one
 
     def __len__(self) -> int:
         return self._length
@@ -111,8 +140,7 @@ class RecordSource(abc.ABC):
             raise IndexError(f"index {index} is out of range for {self._length} records")
         number = 0
         if len(self._ends) > 1:
-            number = int(self._ends.searchsorted(place, "right"))
-            place -= int(self._ends[number - 1]) if number else 0
+            number, place = self.locate(place)
         return (self._readers[number] or self._opened(number)).read(place + int(self._starts[number]))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[bytes]:
@@ -156,6 +184,11 @@ class RecordSource(abc.ABC):
     def __iter__(self) -> Iterator[bytes]:
         for low in range(0, self._length, 256):
             yield from self.__getitems__(np.arange(low, min(low + 256, self._length)))
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """The file that holds a record, and the record's position among those of the file."""
+        number = int(self._ends.searchsorted(index, "right"))
+        return number, index - (int(self._ends[number - 1]) if number else 0)
 
     def fingerprint(self) -> Any:
         """Name, size and time (or the store's tag) of each file, and which part of it."""

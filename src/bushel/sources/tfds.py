@@ -20,7 +20,7 @@ from bushel.sources.stores import Options, Path
 from bushel.sources.tfrecord import TFRecordDataSource
 
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-_FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
+FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 
 
 class TFDSDataSource:
@@ -39,23 +39,23 @@ class TFDSDataSource:
 
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
         text = stores.local(folder).rstrip("/")
-        info = _json(f"{text}/dataset_info.json", storage_options)
+        info = read_json(f"{text}/dataset_info.json", storage_options)
         splits = {entry["name"]: entry for entry in info.get("splits", ())}
         if split not in splits:
             known = ", ".join(map(repr, splits))
             raise ValueError(f"{text} has no split {split!r}; it has {known}. Slice a dataset with ds[:100].")
         kind = info.get("fileFormat", "tfrecord")
-        if kind not in _FORMATS:
-            raise ValueError(f"{text} holds {kind} files; {' and '.join(_FORMATS)} files can be read.")
-        paths = [f"{text}/{name}" for name in _names(info["name"], splits[split], kind)]
+        if kind not in FORMATS:
+            raise ValueError(f"{text} holds {kind} files; {' and '.join(FORMATS)} files can be read.")
+        paths = [f"{text}/{name}" for name in shard_names(info["name"], splits[split], kind)]
         self._name = f"{info['name']}/{split}"
-        self._records = _FORMATS[kind](paths, storage_options=storage_options)
+        self._records = FORMATS[kind](paths, storage_options=storage_options)
         stated = sum(int(length) for length in splits[split].get("shardLengths", ()))
         if stated != len(self._records):
             raise ValueError(
                 f"{text}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
             )
-        self._feature = feature(_json(f"{text}/features.json", storage_options), self._name) if decode else None
+        self._feature = feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
 
     def __len__(self) -> int:
         return len(self._records)
@@ -78,12 +78,14 @@ class TFDSDataSource:
         return f"TFDSDataSource({self._name}: {len(self)} records)"
 
 
-def _json(path: str, options: Options | None) -> dict[str, Any]:
+def read_json(path: str, options: Options | None) -> dict[str, Any]:
+    """The content of a JSON file, wherever it lies."""
     file = stores.open_file(path, options)
     return json.loads(file.read(0, file.size))
 
 
-def _names(dataset: str, split: dict[str, Any], kind: str) -> Iterator[str]:
+def shard_names(dataset: str, split: dict[str, Any], kind: str) -> Iterator[str]:
+    """The files of a split, as an entry of `dataset_info.json` describes it."""
     lengths = split.get("shardLengths", ())
     template = split.get("filepathTemplate") or _TEMPLATE
     for number in range(len(lengths)):
@@ -219,7 +221,7 @@ def feature(spec: dict[str, Any], name: str) -> Feature:
         if kind in spec:
             return _tensor(spec[kind])
     if "image" in spec and spec["image"].get("dtype", "uint8") == "uint8":
-        channels = [*_shape(spec["image"]), -1][2] if _shape(spec["image"]) else -1
+        channels = [*tensor_shape(spec["image"]), -1][2] if tensor_shape(spec["image"]) else -1
         return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(channels))
     what = spec.get("pythonClassName", "?").rpartition(".")[2]
     raise ValueError(
@@ -228,12 +230,13 @@ def feature(spec: dict[str, Any], name: str) -> Feature:
 
 
 def _tensor(spec: dict[str, Any]) -> Feature:
-    shape, kind = _shape(spec), spec.get("dtype", "float32")
+    shape, kind = tensor_shape(spec), spec.get("dtype", "float32")
     if kind in ("string", "object"):
         return _Bytes(shape)
     packed = {"zlib": zlib.decompress, "bytes": bytes}.get(spec.get("encoding", "none"))
     return _Numbers(np.dtype(kind), shape, packed)
 
 
-def _shape(spec: dict[str, Any]) -> tuple[int, ...]:
+def tensor_shape(spec: dict[str, Any]) -> tuple[int, ...]:
+    """The shape that an entry of `features.json` states; -1 for an axis of unknown length."""
     return tuple(int(size) for size in spec.get("shape", {}).get("dimensions", ()))

@@ -11,7 +11,7 @@ import json
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ HEADER = 12  # length (8 bytes) and its checksum
 FOOTER = 4  # checksum of the data
 _LENGTH = struct.Struct("<QI")
 _WORTH_KEEPING = 1 << 20
+_FAR = 4 << 20  # to a record that is this far away a new request is sooner than what lies between
 _MAGIC = b"bushel tfrecord index 1\n"
 
 Checksum = Callable[[Any], int]
@@ -69,6 +70,22 @@ class TFRecordDataSource(RecordSource):
     def _reader(self, file: File) -> RecordReader:
         return _TFRecordFile(file, checksum() if self._verify else None)
 
+    def read_parts(
+        self, indices: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
+    ) -> list[bytes]:
+        """Parts of records: `sizes` bytes from `starts` on of each of `indices`. Nothing else is read.
+
+        The checksum of a record holds for the whole of it, so that parts come unchecked.
+        """
+        places, begins = np.asarray(indices, np.int64), np.asarray(starts, np.int64)
+        lengths = np.asarray(sizes, np.int64)
+        found: list[Any] = [None] * len(places)
+        for reader, positions, rows in self._by_file(places):
+            assert isinstance(reader, _TFRecordFile)
+            for row, part in zip(rows.tolist(), reader.read_parts(positions, begins[rows], lengths[rows])):
+                found[row] = part
+        return found
+
 
 class _TFRecordFile(RecordReader):
     def __init__(self, file: File, crc32c: Checksum | None):
@@ -83,6 +100,18 @@ class _TFRecordFile(RecordReader):
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         data = self._file.read_many(self._starts[positions].tolist(), self._sizes[positions].tolist())
         return [self._record(position, part) for position, part in zip(positions.tolist(), data)]
+
+    def read_parts(self, positions: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> list[bytes]:
+        """Parts of records, in the order asked for."""
+        room = self._sizes[positions] - HEADER - FOOTER
+        outside = np.flatnonzero((starts < 0) | (sizes < 0) | (starts + sizes > room))
+        if len(outside):
+            row = outside[0]
+            raise self._damaged(
+                positions.item(row),
+                f"it has {room[row]} bytes, and {sizes[row]} bytes from byte {starts[row]} on were asked for",
+            )
+        return self._file.read_many((self._starts[positions] + HEADER + starts).tolist(), sizes.tolist())
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         if (self._sizes[positions] != size + HEADER + FOOTER).any():
@@ -151,9 +180,11 @@ def _kept(path: str, size: int) -> np.ndarray | None:
 def _scan(file: File, crc32c: Checksum | None) -> np.ndarray:
     """Goes from length to length through the whole file."""
     bounds = array.array("q", [0])
-    window = 1 << 16 if isinstance(file, LocalFile) else 8 << 20
     place, size = 0, file.size
     while place < size:
+        # Of records that are longer than a window, each costs a request whatever its length: then a small one.
+        small = isinstance(file, LocalFile) or place > (len(bounds) - 1) * _FAR
+        window = 1 << 16 if small else 8 << 20
         if size - place < HEADER + FOOTER:
             raise _cut_short(file, len(bounds) - 1, size - place)
         data = file.read(place, min(window, size - place))

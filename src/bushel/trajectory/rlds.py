@@ -1,0 +1,259 @@
+"""Episodes of RLDS data sets that TFDS has prepared, as trajectories. No TensorFlow.
+
+Folders, splits, features and the index have files of their own (`rlds_*.py`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.sources import varints
+from bushel.sources.example import locate_example
+from bushel.sources.stores import Options, Path
+from bushel.sources.tfds import FORMATS, read_json, shard_names
+from bushel.trajectory.encoded import Encoded, RecordParts
+from bushel.trajectory.rlds_features import Features, Leaf, Values, as_objects, features_of
+from bushel.trajectory.rlds_folders import find_folder
+from bushel.trajectory.rlds_index import EpisodeIndex, index_of, length_of
+from bushel.trajectory.rlds_splits import ranges
+
+Images = Literal["lazy", "bytes"]
+
+
+class RLDSBuilder:
+    """An RLDS data set on disk or in a store: what it is, and its episodes.
+
+    Attributes:
+      folder: where it lies.
+      name: of the data set.
+      version: such as "1.0.0".
+      splits: how many episodes each split has.
+      info: the content of `dataset_info.json`.
+      features: the leaves of an episode.
+
+    Args:
+      name: "name" or "name/config", with ":1.0.0" or "/1.0.0" for another version than the newest.
+      data_dir: a path or URL; the data set lies in data_dir/name[/config]/version, or in data_dir itself.
+      storage_options: of the store.
+
+    >>> RLDSBuilder("bridge", "nowhere")
+    Traceback (most recent call last):
+    FileNotFoundError: There is no prepared data set 'bridge': nowhere/bridge holds no dataset_info.json.
+    """
+
+    def __init__(self, name: str, data_dir: Path, storage_options: Options | None = None):
+        self.folder = find_folder(name, data_dir, storage_options)
+        self.info: dict[str, Any] = read_json(f"{self.folder}/dataset_info.json", storage_options)
+        self._options = dict(storage_options or {})
+        self.name, self.version = str(self.info["name"]), str(self.info.get("version", ""))
+        self.file_format = str(self.info.get("fileFormat", "tfrecord"))
+        if self.file_format not in FORMATS:
+            raise ValueError(f"{self.folder} holds {self.file_format} files; {' and '.join(FORMATS)} can be read.")
+        self._entries = {entry["name"]: entry for entry in self.info.get("splits", ())}
+        self._shards = {
+            split: [int(count) for count in entry.get("shardLengths", ())] for split, entry in self._entries.items()
+        }
+        self.splits = {split: sum(counts) for split, counts in self._shards.items()}
+        self.features: Features = features_of(
+            read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {self.folder}"
+        )
+
+    def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> RLDSEpisodes:
+        """Episodes of a split, in the order of the files; see `RLDSEpisodes`.
+
+        Args:
+          split: "train", "all", "train[:95%]", "train[10:20]", "train+val" ...: TFDS's language and rounding.
+          images: "lazy" leaves them in their files, as `Encoded` handles; "bytes" reads them with the episode.
+          unpack: decodes arrays of steps that are stored as bytes or compressed. dlimp leaves them as they are, and
+            functions that were written for it expect that.
+        """
+        if images not in ("lazy", "bytes"):
+            raise ValueError(f"images is 'lazy' or 'bytes', got {images!r}.")
+        counts: dict[str, int] = {}
+        pieces: list[tuple[str, int, int]] = []
+        for name, low, high in ranges(split, self._shards):
+            first = 0
+            for file, count in zip(shard_names(self.name, self._entries[name], self.file_format), self._shards[name]):
+                if first < high and low < first + count:
+                    counts[file] = count
+                    pieces.append((file, max(low - first, 0), min(high - first, count)))
+                first += count
+        source = FORMATS[self.file_format]([f"{self.folder}/{file}" for file in counts], storage_options=self._options)
+        for number, (file, count) in enumerate(counts.items()):
+            if len(source.file(number)) != count:
+                raise ValueError(
+                    f"{self.folder}/{file} should have {count} episodes, as dataset_info.json says; it has "
+                    f"{len(source.file(number))}. Was it copied in full?"
+                )
+        firsts = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist()))
+        records = np.concatenate([np.arange(firsts[file] + low, firsts[file] + high) for file, low, high in pieces])
+        return RLDSEpisodes(RecordParts(source), records, self.features, f"{self.name}/{split}", images, unpack)
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{split}: {count}" for split, count in self.splits.items())
+        return f"RLDSBuilder({self.name} {self.version}; {counts})"
+
+
+class RLDSEpisodes:
+    """Episodes as trajectories, at any position: what dlimp's `DLataset.from_rlds` gives, as NumPy arrays.
+
+    The entries of the steps stand at the top (`observation`, `action`, ...), with the episode's metadata repeated for
+    each step under `traj_metadata`, and `_len`, `_traj_index` and `_frame_index`. All arrays have a leading axis of
+    steps. Texts are bytes in object arrays; so are images, encoded as they are stored.
+
+    After `index` an episode is read without its images. Made by `RLDSBuilder.episodes`.
+    """
+
+    def __init__(
+        self, parts: RecordParts, records: np.ndarray, features: Features, name: str, images: Images, unpack: bool
+    ):
+        self._parts, self._records, self._features = parts, records, features
+        self._name, self._images, self._unpack = name, images, unpack
+        self._index: EpisodeIndex | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def parts(self) -> RecordParts:
+        """What reads images by their place."""
+        return self._parts
+
+    @property
+    def image_paths(self) -> list[str]:
+        """The leaves that are one encoded image for each step, such as "observation/image"."""
+        return [leaf.path for leaf in self._features.images]
+
+    def index(self, *, progress: bool = True, cache_dir: str | None = None) -> Self:
+        """Finds out once how long all episodes are and where their images lie; returns the episodes.
+
+        Reads all records of the files involved and checks their checksums. The result is kept in `cache_dir`, by
+        default where the indices of TFRecord files are, and belongs to just these files: changed ones are read again.
+
+        Args:
+          progress: shows on a terminal how far it is.
+          cache_dir: a local folder.
+        """
+        with self._lock:
+            if self._index is None:
+                self._index = index_of(self._parts.source, self._features, progress=progress, cache_dir=cache_dir)
+        return self
+
+    def _indexed(self) -> EpisodeIndex:
+        found = self.index()._index
+        assert found is not None
+        return found
+
+    def lengths(self) -> np.ndarray:
+        """How many steps each episode has, by the index: int64."""
+        return self._indexed().lengths[self._records]
+
+    def frames(self, path: str) -> np.ndarray:
+        """Where an image lies for each step of each episode: record, start and size, int64, for `parts.read`.
+
+        Args:
+          path: the leaf, one of `image_paths`.
+        """
+        index = self._indexed()
+        if path not in index.images:
+            raise KeyError(f"{self._name} has no images {path!r}; it has {', '.join(index.images) or 'none'}.")
+        lengths = index.lengths[self._records]
+        records = np.repeat(self._records, lengths)
+        begins = np.cumsum(lengths) - lengths
+        rows = np.arange(len(records)) + np.repeat(index.first_frames[self._records] - begins, lengths)
+        return np.column_stack([records, index.images[path][rows]])
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place = checks.integer(index, "index")
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"index {index} is out of range for {len(self)} episodes")
+        return self.__getitems__([place % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+        """The episodes at `indices` (each in [0, len)), read together."""
+        places = np.asarray(indices, np.int64)
+        records = self._records[places]
+        index = self._index if self._images == "lazy" else None
+        data = self._parts.source.__getitems__(records) if index is None else self._without_images(records, index)
+        return [
+            self._trajectory(place, record, values, index)
+            for place, record, values in zip(places.tolist(), records.tolist(), data)
+        ]
+
+    def _without_images(self, records: np.ndarray, index: EpisodeIndex) -> list[bytes]:
+        """Records that hold all but the images."""
+        counts = index.rest_counts[records]
+        begins = np.cumsum(counts) - counts
+        rows = np.arange(int(counts.sum())) + np.repeat(index.first_rest[records] - begins, counts)
+        read = self._parts.read(np.repeat(records, counts), index.rest[rows, 0], index.rest[rows, 1])
+        found = []
+        for begin, count in zip(begins.tolist(), counts.tolist()):
+            entries = b"".join(read[begin : begin + count])
+            found.append(b"\n" + varints.encoded(len(entries)) + entries)  # field 1 of an Example
+        return found
+
+    def _trajectory(self, place: int, record: int, data: bytes, index: EpisodeIndex | None) -> dict[str, Any]:
+        values = Values(data, locate_example(data), f"{self._name}, episode {place}")
+        length = length_of(values, self._features) if index is None else int(index.lengths[record])
+        tree: dict[str, Any] = {}
+        for leaf in self._features.steps:
+            if leaf in self._features.images:
+                _put(tree, leaf.keys, self._image(leaf, record, values, data, length, index))
+            else:
+                _put(tree, leaf.keys, values.read(leaf, length, unpack=self._unpack))
+        metadata = tree.setdefault("traj_metadata", {})
+        for leaf in self._features.once:
+            _put(metadata, leaf.keys, _repeated(values.read(leaf, None, unpack=True), length))
+        tree["_len"] = np.full(length, length, np.int32)
+        tree["_traj_index"] = np.full(length, place, np.int64)
+        tree["_frame_index"] = np.arange(length, dtype=np.int32)
+        return tree
+
+    def _image(
+        self, leaf: Leaf, record: int, values: Values, data: bytes, length: int, index: EpisodeIndex | None
+    ) -> np.ndarray:
+        if self._images == "bytes":
+            return values.read(leaf, length, unpack=False)
+        if index is None:
+            places = values.places(leaf)
+            if len(places) != length:
+                raise values.wrong(leaf, f"{len(places)} images are stored for {length} steps")
+        else:
+            first = int(index.first_frames[record])
+            places = index.images[leaf.path][first : first + length]
+        return as_objects([Encoded(self._parts, record, start, size) for start, size in places.tolist()])
+
+    def fingerprint(self) -> Any:
+        """The files as they were when they were opened, and which of their records."""
+        steps = np.flatnonzero(np.diff(self._records) != 1) + 1
+        runs = [[int(run[0]), len(run)] for run in np.split(self._records, steps)]
+        return ["rlds", self._parts.source.versions, runs, self._images, self._unpack]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"RLDSEpisodes({self._name}: {len(self)} episodes)"
+
+
+def _put(tree: dict[str, Any], keys: tuple[str, ...], value: Any) -> None:
+    for key in keys[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[keys[-1]] = value
+
+
+def _repeated(value: Any, length: int) -> np.ndarray:
+    """A value of the episode for each of its steps."""
+    if isinstance(value, bytes):
+        return np.full(length, value, object)
+    return np.repeat(np.asarray(value)[None], length, axis=0)

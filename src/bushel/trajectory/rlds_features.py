@@ -1,0 +1,274 @@
+"""How the features of an RLDS data set are stored, and what they are as arrays over steps.
+
+In a record the values of all steps lie one after the other, leaf by leaf. `features.json` says which leaves there are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from bushel.base.errors import DamagedFile
+from bushel.sources.example import Located, sliced
+from bushel.sources.tfds import tensor_shape
+
+Kind = Literal["numbers", "strings", "image", "packed"]
+_STEPS = "steps"
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One leaf of the features: its keys in the tree, its name in a record, and what its values are.
+
+    Attributes:
+      keys: of the tree, without "steps".
+      name: in the record.
+      kind: "packed" stands for arrays that are stored as bytes, as they are or compressed.
+      dtype: of numbers.
+      shape: of one value; -1 for an axis of unknown length.
+      lengths: of the sequences around a value, the steps first; -1 where they are not declared.
+      encoding: "zlib" or "bytes" of packed arrays.
+      optional: whether a record may be without it.
+    """
+
+    keys: tuple[str, ...]
+    name: str
+    kind: Kind
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    encoding: str = ""
+    optional: bool = False
+
+    @property
+    def path(self) -> str:
+        """The keys as one text, such as "observation/image"."""
+        return "/".join(self.keys)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of one stored value: an image and a packed array are one string."""
+        return () if self.kind in ("image", "packed") else self.shape
+
+    @property
+    def stored_name(self) -> str:
+        """The name under which the values lie: sequences in sequences have their lengths beside."""
+        dynamic = self.kind == "packed" and self.shape.count(-1) > 1
+        return f"{self.name}{'/value' if dynamic else ''}{'/ragged_flat_values' if len(self.lengths) > 1 else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """The leaves of an episode: those of its steps, and those it has once."""
+
+    steps: tuple[Leaf, ...]
+    once: tuple[Leaf, ...]
+
+    @property
+    def images(self) -> tuple[Leaf, ...]:
+        """Leaves that are one encoded image for each step."""
+        return tuple(leaf for leaf in self.steps if leaf.kind == "image" and len(leaf.lengths) == 1)
+
+
+def features_of(spec: Mapping[str, Any], where: str) -> Features:
+    """The leaves that the content of a `features.json` describes."""
+    entries = spec.get("featuresDict", {}).get("features", {})
+    if "type" in spec and not entries:
+        raise ValueError(
+            f"{where}: features.json is in the form that TFDS wrote before 4.5, which is not read here. Write the data "
+            "set again with a newer TFDS."
+        )
+    steps = entries.get(_STEPS)
+    if steps is None or "sequence" not in steps:
+        known = ", ".join(entries) or "none"
+        raise ValueError(
+            f"{where} is no RLDS data set: it has no sequence of steps among its features ({known}). "
+            "Use bushel.sources.TFDSDataSource for other TFDS data sets."
+        )
+    once = {key: entry for key, entry in entries.items() if key != _STEPS}
+    return Features(
+        tuple(_leaves(steps, (), _STEPS, (), where)),
+        tuple(leaf for key, entry in once.items() for leaf in _leaves(entry, (key,), key, (), where)),
+    )
+
+
+def _leaves(
+    spec: Mapping[str, Any], keys: tuple[str, ...], name: str, lengths: tuple[int, ...], where: str
+) -> Iterator[Leaf]:
+    if "featuresDict" in spec:
+        for key, entry in spec["featuresDict"].get("features", {}).items():
+            yield from _leaves(entry, (*keys, key), f"{name}/{key}", lengths, where)
+    elif "sequence" in spec:
+        inner = spec["sequence"]
+        yield from _leaves(inner["feature"], keys, name, (*lengths, int(inner.get("length", -1))), where)
+    elif "text" in spec:
+        yield Leaf(keys, name, "strings", lengths=lengths)
+    elif "image" in spec:
+        yield Leaf(keys, name, "image", lengths=lengths)
+    elif "classLabel" in spec:
+        yield Leaf(keys, name, "numbers", "int64", lengths=lengths)
+    elif "tensor" in spec or "boundingBox" in spec:
+        yield _tensor(spec.get("tensor") or spec["boundingBox"], keys, name, lengths, where)
+    else:
+        what = spec.get("pythonClassName", "?").rpartition(".")[2]
+        raise ValueError(
+            f"{where}: {name} is a feature of the kind {what}, which is not read here. Images, texts, labels, tensors "
+            "and sequences of these are."
+        )
+
+
+def _tensor(spec: Mapping[str, Any], keys: tuple[str, ...], name: str, lengths: tuple[int, ...], where: str) -> Leaf:
+    shape, dtype = tensor_shape(dict(spec)), spec.get("dtype", "float32")
+    optional = bool(spec.get("optional", False))
+    encoding = str(spec.get("encoding", "none")).lower()
+    if dtype in ("string", "object"):
+        return Leaf(keys, name, "strings", shape=shape, lengths=lengths, optional=optional)
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        raise ValueError(f"{where}: {name} has the type {dtype}, which NumPy does not know.") from None
+    if encoding in ("zlib", "bytes"):
+        return Leaf(keys, name, "packed", dtype, shape, lengths, encoding, optional)
+    if shape.count(-1) > 1:
+        raise ValueError(
+            f"{where}: {name} has the shape {shape} with more than one unknown size, which needs encoding."
+        )
+    return Leaf(keys, name, "numbers", dtype, shape, lengths, optional=optional)
+
+
+class Values:
+    """The leaves of one record as arrays. Byte strings are taken out of the record when they are asked for."""
+
+    def __init__(self, record: bytes, located: Mapping[str, Located], where: str):
+        self._record, self._located, self._where = record, located, where
+
+    def steps_told(self, leaf: Leaf) -> int | None:
+        """How many steps the stored values of a leaf are for; None where they do not tell."""
+        if len(leaf.lengths) > 1:
+            return len(self._numbers(f"{leaf.name}/ragged_row_lengths_0", leaf))
+        per_step = int(np.prod(leaf.stored_shape, dtype=np.int64))
+        if per_step <= 0:
+            return None
+        found = self._located.get(leaf.stored_name)
+        values = None if found is None else found.numbers if found.places is None else found.places
+        return (0 if values is None else len(values)) // per_step
+
+    def places(self, leaf: Leaf) -> np.ndarray:
+        """Where the byte strings of a leaf lie in the record: start and size."""
+        return self._places(leaf.stored_name, leaf)
+
+    def read(self, leaf: Leaf, steps: int | None, *, unpack: bool) -> Any:
+        """The value of a leaf, with a leading axis of `steps`; None is for what an episode has once.
+
+        Sequences inside of steps are one array where their lengths are declared, else an array of arrays.
+        """
+        rank = len(leaf.lengths)
+        if steps is None and leaf.optional and leaf.stored_name not in self._located:
+            return _default(leaf)
+        rows = self._rows(leaf, {0: 1, 1: -1 if steps is None else steps}.get(rank, -1), unpack=unpack)
+        if rank == 0:
+            return rows[0]
+        if rank > 1:
+            rows = self._nested(leaf, rows)
+        if steps is not None and len(rows) != steps:
+            raise self.wrong(leaf, f"{len(rows)} values are stored for {steps} steps")
+        return rows
+
+    def _rows(self, leaf: Leaf, count: int, *, unpack: bool) -> np.ndarray:
+        """The stored values, `count` of them (-1: as many as there are), each with its shape."""
+        if leaf.kind == "numbers":
+            flat = _typed(self._numbers(leaf.stored_name, leaf), leaf.dtype)
+        else:
+            flat = as_objects(sliced(self._record, self.places(leaf)))
+        if leaf.kind == "packed":
+            return self._packed(leaf, flat, count, unpack=unpack)
+        shape, per_value = leaf.stored_shape, abs(int(np.prod(leaf.stored_shape, dtype=np.int64)))
+        if count < 0:
+            count = len(flat) // max(per_value, 1)
+        if count == 0 and not len(flat):
+            shape = tuple(max(size, 0) for size in shape)
+        try:
+            return flat.reshape(count, *shape)
+        except ValueError:
+            raise self.wrong(leaf, f"{len(flat)} values are stored, which do not make {count} of {shape}") from None
+
+    def _packed(self, leaf: Leaf, flat: np.ndarray, count: int, *, unpack: bool) -> Any:
+        """Arrays that are stored as bytes: these, or the arrays, stacked where they are of one shape."""
+        if 0 <= count != len(flat):
+            raise self.wrong(leaf, f"{len(flat)} values are stored, not {count}")
+        if not unpack:
+            return flat
+        shapes: Any = [leaf.shape] * len(flat)
+        if leaf.shape.count(-1) > 1:
+            shapes = self._numbers(f"{leaf.name}/shape", leaf).reshape(len(flat), -1)
+        try:
+            rows = [
+                np.frombuffer(zlib.decompress(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
+                for value, shape in zip(flat, shapes)
+            ]
+        except (zlib.error, ValueError) as error:
+            raise self.wrong(leaf, f"a value cannot be unpacked ({error})") from error
+        if not rows:
+            return np.zeros((0, *(max(size, 0) for size in leaf.shape)), leaf.dtype)
+        return np.stack(rows) if len({row.shape for row in rows}) == 1 else as_objects(rows)
+
+    def _nested(self, leaf: Leaf, rows: np.ndarray) -> np.ndarray:
+        inner = leaf.lengths[1:]
+        if -1 not in inner:
+            return rows.reshape(len(rows) // max(int(np.prod(inner)), 1), *inner, *rows.shape[1:])
+        for level in reversed(range(len(inner))):
+            ends = np.cumsum(self._numbers(f"{leaf.name}/ragged_row_lengths_{level}", leaf)).tolist()
+            if (ends[-1] if ends else 0) != len(rows):
+                raise self.wrong(leaf, f"{len(rows)} values are stored, and lengths that add up to {ends[-1:]}")
+            rows = as_objects([rows[low:high] for low, high in zip([0, *ends], ends)])
+        return rows
+
+    def _numbers(self, name: str, leaf: Leaf) -> np.ndarray:
+        found = self._located.get(name)
+        if found is None or found.numbers is None:
+            if found is not None and found.places is not None and len(found.places):
+                raise self.wrong(leaf, "it should be numbers and is bytes")
+            return np.zeros(0, np.int64)
+        return found.numbers
+
+    def _places(self, name: str, leaf: Leaf) -> np.ndarray:
+        found = self._located.get(name)
+        if found is None or found.places is None:
+            if found is not None and found.numbers is not None and len(found.numbers):
+                raise self.wrong(leaf, "it should be bytes and is numbers")
+            return np.zeros((0, 2), np.int64)
+        return found.places
+
+    def wrong(self, leaf: Leaf, why: str) -> DamagedFile:
+        """The error for a leaf that is not as declared."""
+        return DamagedFile(f"{self._where}: {leaf.name} is not what features.json says: {why}.")
+
+
+def as_objects(values: Sequence[Any]) -> np.ndarray:
+    """A flat array of objects, whatever they are.
+
+    >>> as_objects([b"a", b""])
+    array([b'a', b''], dtype=object)
+    """
+    found = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        found[place] = value
+    return found
+
+
+def _typed(values: np.ndarray, dtype: str) -> np.ndarray:
+    kind = np.dtype(dtype)
+    return values.view(np.uint64) if kind == np.uint64 else values.astype(kind)
+
+
+def _default(leaf: Leaf) -> Any:
+    """What TFDS gives for a value that a record is without."""
+    if leaf.kind == "strings":
+        return np.full(leaf.shape, b"", object) if leaf.shape else b""
+    kind = np.dtype(leaf.dtype)
+    value: Any = False if kind.kind == "b" else (np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)).min
+    return np.full([max(size, 0) for size in leaf.shape], value, kind)[()]
