@@ -30,8 +30,8 @@ def test_no_window_leaves_its_episode(windows, rows):
     assert seen.dtype == acted.dtype == np.int64
     assert seen.shape == (len(times), windows.window_size)
     assert acted.shape == (len(times), windows.window_size, windows.action_horizon)
-    assert (0 <= seen).all() and (seen <= times[:, None]).all()
-    assert (0 <= acted).all() and (acted < lengths[:, None, None]).all()
+    assert (seen >= 0).all() and (seen <= times[:, None]).all()
+    assert (acted >= 0).all() and (acted < lengths[:, None, None]).all()
 
 
 @settings(deadline=None)
@@ -90,7 +90,7 @@ def test_bad_arguments():
         Windows(1, 0)
     with pytest.raises(ValueError, match="override_window_size must be greater than or equal to 0, got -1"):
         Windows(1, 1, -1)
-    with pytest.raises(ValueError, match="compat must be None .* or 'crossformer' .*, got 'octo'"):
+    with pytest.raises(ValueError, match=r"compat must be None .* or 'crossformer' .*, got 'octo'"):
         Windows(compat="octo")
     with pytest.raises(ValueError, match=r"outside its episode: times \[4\], lengths 4"):
         Windows().actions([4], 4)

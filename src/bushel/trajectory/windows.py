@@ -16,10 +16,10 @@ class Windows:
     """Which frames a sample at time t is made of: a history of observations, and a chunk of actions for each of them.
 
     Slot w of a window of W stands for the time t - W + 1 + w. Times before the episode repeat its first frame, times
-    after it the last action, and masks tell them apart: a mask is true exactly where the data are real. An
-    action is real if the time of its slot is not before the episode and its own time is not after the goal, which is the
-    last frame of the episode unless another is given. `override_window_size` declares all but that many of the last
-    slots of the observations padding.
+    after it the last action, and masks tell them apart: a mask is true exactly where the data are real. An action is
+    real if the time of its slot is not before the episode and its own time is not after the goal, which is the last
+    frame of the episode unless another is given. `override_window_size` declares all but that many of the last slots
+    of the observations padding.
 
     With `compat="crossformer"` actions are masked as the original does it: from two steps after the goal on, and
     also real in slots before the episode.
