@@ -1,0 +1,280 @@
+"""Small tools on trajectories: trees, padding, names, gripper actions, shares of threads. NumPy only, nothing is read."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bushel.base import checks
+from bushel.trajectory.compat import faithful
+
+Tree = dict[str, Any]
+Rng = np.random.Generator | int | None
+"""What random functions take: a generator, a seed, or None for draws that nobody can repeat."""
+
+
+def tree_map(fn: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
+    """A nested dict with each value that is no dict replaced by `fn` of it.
+
+    >>> tree_map(abs, {"a": -1, "b": {"c": -2}})
+    {'a': 1, 'b': {'c': 2}}
+    """
+    return {key: tree_map(fn, value) if isinstance(value, dict) else fn(value) for key, value in tree.items()}
+
+
+def tree_merge(*trees: Mapping[str, Any]) -> Tree:
+    """Nested dicts as one; where two have a value for the same place, the later wins.
+
+    >>> tree_merge({"a": 1, "b": {"c": 2}}, {"b": {"c": 3, "d": 4}})
+    {'a': 1, 'b': {'c': 3, 'd': 4}}
+    """
+    merged: Tree = {}
+    for tree in trees:
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                before = merged.get(key)
+                merged[key] = tree_merge(before if isinstance(before, dict) else {}, value)
+            else:
+                merged[key] = value
+    return merged
+
+
+def take(tree: Mapping[str, Any], times: np.ndarray) -> Tree:
+    """A tree of arrays with the rows at `times`, an integer array of any shape.
+
+    >>> take({"a": np.arange(3) * 10}, np.array([[2, 0]]))["a"].tolist()
+    [[20, 0]]
+    """
+    return tree_map(lambda leaf: leaf[times], tree)
+
+
+def entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", hint: str = "") -> Any:
+    """`tree[name]`, or an error that says what there is instead.
+
+    >>> entry({"action": 1}, "action")
+    1
+    """
+    if name not in tree:
+        raise ValueError(f"{of} needs {name!r}, this one has {sorted(tree)}.{hint and ' ' + hint}")
+    return tree[name]
+
+
+def is_text(leaf: np.ndarray) -> bool:
+    """Whether an array holds strings, among them encoded images.
+
+    >>> is_text(np.array([b"", b"a"], object)), is_text(np.zeros(2))
+    (True, False)
+    """
+    return leaf.dtype.kind in "OSU"
+
+
+def not_empty(leaf: np.ndarray) -> np.ndarray:
+    """Which strings of an array are not padding. An encoded image is not read for it.
+
+    >>> not_empty(np.array([b"", b"a"], object)).tolist()
+    [False, True]
+    """
+    return np.fromiter(map(len, leaf.ravel().tolist()), np.int64, leaf.size).reshape(leaf.shape) != 0
+
+
+def to_padding(leaf: np.ndarray) -> np.ndarray:
+    """Padding in the place of an array: zeros, or empty strings.
+
+    >>> to_padding(np.array([b"jpeg"], object)), to_padding(np.ones(2, np.float32))
+    (array([b''], dtype=object), array([0., 0.], dtype=float32))
+    """
+    if leaf.dtype.kind == "O":
+        return np.full(leaf.shape, b"", object)
+    if leaf.dtype.kind in "SUiufc":
+        return np.zeros_like(leaf)
+    raise ValueError(f"There is no padding for an array of {leaf.dtype}; give numbers or strings.")
+
+
+def fnmatch_filter(template: str, xs: Iterable[str]) -> list[str]:
+    """The names that match a pattern such as `"image_*"`, in their order.
+
+    >>> fnmatch_filter("image_*", ["image_left", "proprio"])
+    ['image_left']
+    """
+    return [x for x in xs if fnmatch.fnmatch(x, template)]
+
+
+def matching_key(names: Iterable[str], key_template: str, draw: float, *, compat: str | None = None) -> str:
+    """One of the names that match a pattern, by a draw from [0, 1): all of them alike.
+
+    With `compat="crossformer"` the last of several is never chosen.
+
+    >>> matching_key(["a_1", "a_2", "b"], "a_*", 0.7)
+    'a_2'
+    """
+    names = list(names)
+    found = fnmatch_filter(key_template, names)
+    if not found:
+        raise ValueError(f"No key matches {key_template!r}. There are: {names}.")
+    choices = len(found) - 1 if faithful(compat) and len(found) > 1 else len(found)
+    return found[int(draw * choices)]
+
+
+def sample_match_keys_uniform(
+    d: Mapping[str, Any], key_template: str, *, rng: Rng = None, compat: str | None = None
+) -> Any:
+    """The value of a key that is drawn from those that match a pattern.
+
+    With `compat="crossformer"` the last of several is never drawn.
+
+    >>> sample_match_keys_uniform({"text": 1, "state": 2}, "te*")
+    1
+    """
+    return d[matching_key(d, key_template, np.random.default_rng(rng).random(), compat=compat)]
+
+
+def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], dataset_weights: Sequence[float]) -> None:
+    """Prints the data sets of a mixture with their weights.
+
+    >>> pprint_data_mixture([{"name": "bridge"}, {"name": "kuka"}], [0.75, 0.25])
+    2 datasets, with their weights:
+      bridge  0.75
+      kuka    0.25
+    """
+    names = [str(kwargs["name"]) for kwargs in dataset_kwargs_list]
+    width = max(map(len, names), default=0)
+    print(f"{len(names)} datasets, with their weights:")
+    for name, weight in zip(names, dataset_weights, strict=True):
+        print(f"  {name:<{width}}  {weight:g}")
+
+
+def binarize_gripper_actions(actions: ArrayLike) -> np.ndarray:
+    """Gripper positions as open (1, above 0.95) and closed (0, below 0.05); those between get the next one reached.
+
+    If a trajectory ends between, its last stretch keeps the last position as it is.
+
+    >>> binarize_gripper_actions([1, 0.5, 0, 0.5]).tolist()
+    [1.0, 0.0, 0.0, 0.5]
+    """
+    positions = _steps(actions)
+    is_open = positions > 0.95
+    reached = np.where(is_open | (positions < 0.05), np.arange(len(positions)), len(positions))
+    reached = np.minimum.accumulate(reached[::-1])[::-1]
+    return np.concatenate([is_open.astype(np.float32), positions[-1:]])[reached]
+
+
+def rel2abs_gripper_actions(actions: ArrayLike) -> np.ndarray:
+    """Relative gripper actions (above 0.1 closes, below -0.1 opens) as states: 1 for open, 0 for closed.
+
+    The first motion is taken to change the state; without any, the gripper is open.
+
+    >>> rel2abs_gripper_actions([0, 1, 0, -1]).tolist()
+    [1.0, 0.0, 0.0, 1.0]
+    """
+    moves = _steps(actions)
+    opens, moved = moves < -0.1, np.abs(moves) > 0.1
+    if not moved.any():
+        return np.ones(len(moves), np.float32)
+    last = np.maximum.accumulate(np.where(moved, np.arange(len(moves)), -1))
+    first = not opens[moved.argmax()]  # the state before the first motion
+    return np.where(last < 0, first, opens[last]).astype(np.float32)
+
+
+def rel_open_or_closed(actions: ArrayLike, *, compat: str | None = None) -> np.ndarray:
+    """The gripper's first state, from relative actions (below -0.001 closes, above 0.001 opens): 1 open, 0 closed.
+
+    A gripper that never moves was open. With `compat="crossformer"` it is always 0.
+
+    >>> float(rel_open_or_closed([0, -1, 1]))
+    1.0
+    """
+    moves = _steps(actions)
+    moved = np.abs(moves) > 1e-3
+    was_open = not moved.any() or bool(moves[moved.argmax()] < 0)
+    return np.asarray(was_open and not faithful(compat), np.float32)
+
+
+def _steps(actions: ArrayLike) -> np.ndarray:
+    values = np.asarray(actions, np.float32)
+    if values.ndim != 1:
+        raise ValueError(f"Gripper actions are one number per step, got an array of shape {values.shape}.")
+    return values
+
+
+def invert_gripper_actions(actions: Any) -> Any:
+    """Open and closed exchanged: 1 - actions.
+
+    >>> invert_gripper_actions(np.array([0.0, 1.0])).tolist()
+    [1.0, 0.0]
+    """
+    return 1 - actions
+
+
+def relabel_actions(traj: Mapping[str, Any]) -> Tree:
+    """Actions that were reached instead of commanded: differences of the first six numbers of `observation/state`.
+
+    The last number of an action, the gripper, stays. The last step has no successor and is dropped.
+
+    >>> traj = {"observation": {"state": np.arange(14.0).reshape(2, 7)}, "action": np.ones((2, 7))}
+    >>> relabel_actions(traj)["action"].tolist()
+    [[7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 1.0]]
+    """
+    state = entry(entry(traj, "observation"), "state", of="Relabelling an observation")[:, :6]
+    shorter = tree_map(lambda leaf: leaf[:-1], traj)
+    moved = state[1:] - state[:-1]
+    return shorter | {"action": np.concatenate([moved, entry(traj, "action")[:-1, -1:]], axis=1)}
+
+
+def moving(actions: ArrayLike, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: float = 1e-5) -> np.ndarray:
+    """Which frames move: any of the first `dims` numbers of the action differs from `at_rest`, for filters of frames.
+
+    For normalised actions `at_rest` is what a zero becomes, number by number.
+
+    >>> moving([[0, 0, 1], [0, 0.5, 1]], dims=2).tolist()
+    [False, True]
+    """
+    values = np.asarray(actions)
+    if values.ndim < 2:
+        raise ValueError(f"Actions have a number per step and dimension, got an array of shape {values.shape}.")
+    return (np.abs(values - np.asarray(at_rest))[..., :dims] > tolerance).any(axis=tuple(range(1, values.ndim)))
+
+
+def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = None) -> np.ndarray:
+    """`n` threads shared by weight, at least one for each weight above zero. No `n`: None for each.
+
+    With `compat="crossformer"` no `n` gives -1 for each, TensorFlow's sign for "find out".
+
+    >>> allocate_threads(8, [0.9, 0.05, 0.05]).tolist()
+    [6, 1, 1]
+    """
+    shares = np.array(weights, float)
+    if n is None:
+        return np.full(len(shares), -1) if faithful(compat) else np.full(len(shares), None, object)
+    left = checks.integer(n, "The number of threads")
+    if not np.all(np.isfinite(shares) & (shares >= 0)) or not shares.any():
+        raise ValueError(f"Weights must not be negative and not all be zero, got {shares.tolist()}.")
+    if len(shares) > left:
+        raise ValueError(f"{len(shares)} data sets need as many threads, got {left}.")
+    shares /= shares.sum()
+    given = np.zeros(len(shares), int)
+    while (small := (shares * left < 1) & (shares > 0)).any():
+        left -= int(small.sum())
+        given += small
+        shares[small] = 0
+        if not shares.any():  # rounding: all were just below one
+            return given
+        shares /= shares.sum()
+    fractions, whole = np.modf(shares * left)
+    given += whole.astype(int)
+    given[np.argsort(fractions, kind="stable")[::-1][: left - int(whole.sum())]] += 1
+    return given
+
+
+def filter_success_droid(trajectory: Mapping[str, Any]) -> bool:
+    """Whether the file that a DROID trajectory came from lies in a folder `success`.
+
+    >>> filter_success_droid({"traj_metadata": {"episode_metadata": {"file_path": [b"/r2d2/success/x.h5"]}}})
+    True
+    """
+    path = trajectory["traj_metadata"]["episode_metadata"]["file_path"][0]
+    return re.fullmatch(rb".*/success/.*", path.encode() if isinstance(path, str) else bytes(path)) is not None

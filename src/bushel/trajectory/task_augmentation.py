@@ -1,0 +1,229 @@
+"""Tasks told in other ways: by image or by words alone, or in other words. Strategies are found here by name.
+
+Each has a core on rows that may come from different episodes, with its draws given.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel.sources import stores
+from bushel.trajectory.compat import faithful
+from bushel.trajectory.data_utils import Rng, Tree, entry, not_empty, to_padding
+
+
+def conditioning_deleted(
+    task: Mapping[str, Any],
+    draws: np.ndarray,
+    lengths: np.ndarray | int,
+    keep_image_prob: float,
+    *,
+    has_image: np.ndarray | None = None,
+) -> Tree:
+    """A task of N rows, each with its goal images or its words replaced by padding; draws are from [0, 1).
+
+    `lengths` are those of the rows' episodes: without goal images the goal is the last frame. `has_image` says which
+    rows may keep goal images; None means those that have one.
+
+    >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
+    >>> task["pad_mask_dict"] = {name: np.array([True]) for name in task}
+    >>> conditioning_deleted(task, np.array([0.7]), 9, keep_image_prob=0.5)["image_0"]
+    array([b''], dtype=object)
+    """
+    if not 0 <= keep_image_prob <= 1:
+        raise ValueError(f"keep_image_prob must be between 0 and 1, got {keep_image_prob}.")
+    images = [name for name in task if name.startswith(("image_", "depth_"))]
+    if "language_instruction" not in task or not images:
+        return dict(task)
+    masks = dict(entry(task, "pad_mask_dict", of="A task", hint="add_pad_mask_dict makes it."))
+    if has_image is None:
+        has_image = np.logical_or.reduce([masks[name] for name in images])
+    keep_images = ((draws < keep_image_prob) | ~masks["language_instruction"]) & has_image
+    changed: Tree = dict(task)
+    for name in [*images, "language_instruction"]:
+        keep = keep_images if name in images else ~keep_images
+        leaf = task[name]
+        changed[name] = np.where(keep.reshape(keep.shape + (1,) * (leaf.ndim - 1)), leaf, to_padding(leaf))
+        masks[name] = masks[name] & keep
+    changed["pad_mask_dict"] = masks
+    if "timestep" in task:
+        timestep = task["timestep"]
+        changed["timestep"] = np.where(keep_images, timestep, np.asarray(lengths) - 1).astype(timestep.dtype)
+    return changed
+
+
+def delete_task_conditioning(
+    traj: Mapping[str, Any], keep_image_prob: float, *, rng: Rng = None, compat: str | None = None
+) -> Tree:
+    """Keeps the goal images of a step with this probability, else its words: one of the two, where there are both.
+
+    A step without words keeps its images, one without goal images its words. With `compat="crossformer"` a step without
+    goal images may lose its words, if any other step has an image.
+
+    >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
+    >>> traj = {"task": task | {"pad_mask_dict": {name: np.array([True]) for name in task}}, "action": np.zeros((1, 7))}
+    >>> delete_task_conditioning(traj, keep_image_prob=1)["task"]["language_instruction"]
+    array([b''], dtype=object)
+    """
+    task, length = entry(traj, "task"), len(entry(traj, "action"))
+    has_image = None
+    if faithful(compat):
+        masks = task.get("pad_mask_dict", {})
+        found = [masks[name].any() for name in masks if name.startswith(("image_", "depth_"))]
+        has_image = np.full(length, any(found))
+    draws = np.random.default_rng(rng).random(length)
+    return {**traj, "task": conditioning_deleted(task, draws, length, keep_image_prob, has_image=has_image)}
+
+
+class Rephraser:
+    """Paraphrases of instructions, from a file or a dict: sentence -> other sentences, with full stops between.
+
+    A `.json` file is read as JSON, any other as a pickle. A pickle can run any code when it is read: open only those
+    that you trust.
+
+    By default an instruction itself is one of its forms, and empty pieces are left out. With `compat="crossformer"`
+    instructions too are cut at full stops, and the empty piece after a last one counts.
+
+    >>> Rephraser({"lift it": "raise it.pick it up"}).forms(b"lift it")
+    [b'lift it', b'raise it', b'pick it up']
+    """
+
+    def __init__(self, paraphrases: str | os.PathLike[str] | Mapping[str, str], compat: str | None = None):
+        table = paraphrases if isinstance(paraphrases, Mapping) else _read(paraphrases)
+        self._table = {_bytes(sentence): _bytes(others) for sentence, others in table.items()}
+        self._whole = not faithful(compat)
+
+    def __bool__(self) -> bool:
+        return bool(self._table)
+
+    def forms(self, instruction: bytes) -> list[bytes]:
+        """An instruction and its paraphrases."""
+        others = self._table.get(instruction, b"")
+        if self._whole:
+            return [instruction, *filter(None, others.split(b"."))]
+        return (instruction + b"." + others if others else instruction).split(b".")
+
+
+def _read(path: str | os.PathLike[str]) -> Mapping[str, str]:
+    name = os.fspath(path)
+    with stores.open_stream(path) as file:
+        table = json.load(file) if name.endswith(".json") else pickle.load(file)
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{name} must hold a dict from sentences to paraphrases, it holds a {type(table).__name__}.")
+    return table
+
+
+def _bytes(text: Any) -> bytes:
+    if isinstance(text, str):
+        return text.encode()
+    if isinstance(text, bytes):
+        return text
+    raise TypeError(f"Instructions and their paraphrases (joined by full stops) must be strings, got {text!r}.")
+
+
+@functools.lru_cache(maxsize=16)
+def _cached(path: str, compat: str | None, version: tuple[int, int]) -> Rephraser:
+    return Rephraser(path, compat)
+
+
+def _rephraser(given: str | os.PathLike[str] | Mapping[str, str] | Rephraser, compat: str | None) -> Rephraser:
+    if isinstance(given, Rephraser):
+        return given
+    if isinstance(given, Mapping):
+        return Rephraser(given, compat)
+    path = stores.local(given)
+    version = (0, 0)
+    if not stores.is_url(path):
+        facts = os.stat(path)
+        version = (facts.st_mtime_ns, facts.st_size)
+    return _cached(path, compat, version)
+
+
+def rephrased(
+    language: np.ndarray,
+    draws_per_trajectory: np.ndarray,
+    draws_per_step: np.ndarray,
+    rephraser: Rephraser,
+    rephrase_prob: float,
+    *,
+    firsts: np.ndarray | None = None,
+    labelled: np.ndarray | None = None,
+) -> np.ndarray:
+    """Instructions of N rows, object[N], in other words; draws are from [0, 1).
+
+    Rows of one episode share `draws_per_trajectory` and the paraphrases of `firsts`, its first instruction (None: each
+    row its own); `labelled` says whether all steps of the row's episode have an instruction (None: whether the row has).
+
+    >>> table = Rephraser({"lift": "raise"})
+    >>> rephrased(np.array([b"lift"], object), np.array([0.2]), np.array([0.9]), table, 0.5)
+    array([b'raise'], dtype=object)
+    """
+    if not 0 <= rephrase_prob <= 1:
+        raise ValueError(f"rephrase_prob must be between 0 and 1, got {rephrase_prob}.")
+    changed = np.array(language, object)
+    firsts = changed if firsts is None else firsts
+    change = (not_empty(changed) if labelled is None else labelled) & (np.asarray(draws_per_trajectory) < rephrase_prob)
+    forms: dict[bytes, list[bytes]] = {}
+    for row in np.flatnonzero(change).tolist() if rephraser else ():
+        first = _bytes(firsts[row])
+        if first not in forms:
+            forms[first] = rephraser.forms(first)
+        changed[row] = forms[first][int(draws_per_step[row] * len(forms[first]))]
+    return changed
+
+
+def rephrase_instruction(
+    traj: Mapping[str, Any],
+    pickle_file_path: str | os.PathLike[str] | Mapping[str, str] | Rephraser,
+    rephrase_prob: float,
+    *,
+    rng: Rng = None,
+    compat: str | None = None,
+) -> Tree:
+    """The instruction of a trajectory, with this probability, in words that are drawn for each step.
+
+    The choice is among the first step's instruction and its paraphrases. Nothing changes if a step has no instruction.
+    What may be given as paraphrases, what they are, and `compat`: see `Rephraser`.
+
+    >>> traj = {"task": {"language_instruction": np.array([b"lift"] * 2, object)}}
+    >>> set(rephrase_instruction(traj, {"lift": "raise"}, 1.0)["task"]["language_instruction"]) <= {b"lift", b"raise"}
+    True
+    """
+    rephraser = _rephraser(pickle_file_path, compat)
+    task = entry(traj, "task")
+    if "language_instruction" not in task:
+        return dict(traj)
+    language = task["language_instruction"]
+    generator = np.random.default_rng(rng)
+    once, each = np.full(len(language), generator.random()), generator.random(len(language))
+    labelled = np.full(len(language), not_empty(language).all())
+    firsts = np.full(len(language), language[0] if len(language) else b"", object)
+    changed = rephrased(language, once, each, rephraser, rephrase_prob, firsts=firsts, labelled=labelled)
+    return {**traj, "task": {**task, "language_instruction": changed}}
+
+
+def delete_and_rephrase(
+    traj: Mapping[str, Any],
+    pickle_file_path: str | os.PathLike[str] | Mapping[str, str] | Rephraser,
+    rephrase_prob: float,
+    keep_image_prob: float,
+    *,
+    rng: Rng = None,
+    compat: str | None = None,
+) -> Tree:
+    """`rephrase_instruction`, then `delete_task_conditioning`.
+
+    >>> traj = {"task": {"language_instruction": np.array([b"lift"], object)}, "action": np.zeros((1, 7))}
+    >>> delete_and_rephrase(traj, {"lift": "raise"}, 0.0, 1.0)["task"]["language_instruction"]
+    array([b'lift'], dtype=object)
+    """
+    generator = np.random.default_rng(rng)
+    traj = rephrase_instruction(traj, pickle_file_path, rephrase_prob, rng=generator, compat=compat)
+    return delete_task_conditioning(traj, keep_image_prob, rng=generator, compat=compat)

@@ -1,0 +1,210 @@
+"""Functions on whole trajectories: windows, masks, padding. Which frames a window has is arithmetic: `windows.py`.
+
+All are pure: they return new trees and leave what they got as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.trajectory.compat import faithful
+from bushel.trajectory.data_utils import Rng, Tree, entry, is_text, not_empty, take
+from bushel.trajectory.windows import Windows
+
+
+def chunk_act_obs(
+    traj: Mapping[str, Any],
+    window_size: int = 1,
+    action_horizon: int = 1,
+    override_window_size: int | None = None,
+    *,
+    compat: str | None = None,
+) -> Tree:
+    """Observations as windows [T, W, ...] of the past, actions as chunks [T, W, H, A] of the future of each of them.
+
+    Adds `observation/timestep_pad_mask` [T, W] and `observation/task_completed` [T, W, H], and puts the latter into
+    `action_pad_mask` [T, W, H, A]. What the masks mean, and what `compat="crossformer"` changes, says `Windows`.
+
+    Actions may come in chunks [T, N, A] with N of at least `action_horizon`: then only the window is added. (With
+    `compat="crossformer"` N must be `action_horizon`, and masks are those of the step t, not of the action's own.)
+
+    >>> traj = {"observation": {"x": np.arange(3)}, "task": {}, "action": np.arange(3.0)[:, None]}
+    >>> traj = chunk_act_obs(pad_actions_and_proprio(traj, None, None), window_size=2, action_horizon=2)
+    >>> traj["observation"]["x"].tolist(), traj["action"].shape
+    ([[0, 0], [0, 1], [1, 2]], (3, 2, 2, 1))
+    """
+    action = entry(traj, "action")
+    mask = entry(traj, "action_pad_mask", hint="pad_actions_and_proprio makes it.")
+    if action.ndim not in (2, 3):
+        raise ValueError(f"Actions must have the shape [T, A], or [T, N, A] in chunks; got {list(action.shape)}.")
+    windows = Windows(window_size, action_horizon, override_window_size, compat)
+    times = np.arange(len(action))
+    seen, seen_real = windows.observations(times)
+    acted, acted_real = windows.actions(times, len(action), traj.get("task", {}).get("timestep"))
+    if action.ndim == 3:
+        _check_chunks(action.shape[1], action_horizon, compat)
+        action, mask = action[:, :action_horizon], mask[:, :action_horizon]
+    at = acted if action.ndim == 2 else seen  # a row is an action, or a chunk of them
+    if faithful(compat):
+        mask = mask[:, None, None] if mask.ndim == 2 else mask[:, None]
+    else:
+        mask = mask[at]
+    observation = take(entry(traj, "observation"), seen)
+    return {
+        **traj,
+        "observation": observation | {"timestep_pad_mask": seen_real, "task_completed": ~acted_real},
+        "action": action[at],
+        "action_pad_mask": mask & acted_real[..., None],
+    }
+
+
+def _check_chunks(chunk: int, action_horizon: int, compat: str | None) -> None:
+    if chunk < action_horizon:
+        raise ValueError(
+            f"The actions come in chunks of {chunk}, which action_horizon={action_horizon} exceeds. "
+            "Make the chunks longer or the horizon shorter."
+        )
+    if faithful(compat) and chunk > action_horizon:
+        raise ValueError(
+            f"The original cannot cut chunks of {chunk} actions to action_horizon={action_horizon}. Leave compat away."
+        )
+
+
+def add_head_action_mask(traj: Mapping[str, Any], head_to_dataset: Mapping[str, Iterable[str]] | None = None) -> Tree:
+    """Adds `action_head_masks`: for each head of a model, which steps belong to its data sets.
+
+    Without `head_to_dataset` there is one head "action", and all belong to it.
+
+    >>> traj = {"dataset_name": np.array([b"bridge"] * 2, object)}
+    >>> {head: mask.tolist() for head, mask in add_head_action_mask(traj, {"arm": ["bridge"]})["action_head_masks"].items()}
+    {'arm': [True, True]}
+    """
+    names = entry(traj, "dataset_name")
+    if head_to_dataset is None:
+        return {**traj, "action_head_masks": {"action": np.ones(names.shape, bool)}}
+    present = [_text(name) for name in names.ravel().tolist()]
+    masks = {}
+    for head, datasets in head_to_dataset.items():
+        if isinstance(datasets, str):
+            raise TypeError(f"head_to_dataset[{head!r}] must be a list of names, got the string {datasets!r}.")
+        wanted = {_text(name) for name in datasets}
+        masks[head] = np.array([name in wanted for name in present], bool).reshape(names.shape)
+    return {**traj, "action_head_masks": masks}
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def kept_steps(draws: np.ndarray, subsample_length: int) -> np.ndarray:
+    """The steps that subsampling keeps, int64, from a draw of [0, 1) for each step: any of them alike, in any order.
+
+    >>> kept_steps(np.array([0.9, 0.1, 0.5]), 2).tolist()
+    [1, 2]
+    """
+    length = checks.positive(subsample_length, "subsample_length")
+    return np.argsort(draws)[:length] if len(draws) > length else np.arange(len(draws))
+
+
+def subsample(traj: Mapping[str, Any], subsample_length: int, *, rng: Rng = None) -> Tree:
+    """At most `subsample_length` steps of a trajectory, drawn without repetition, in any order.
+
+    >>> sorted(subsample({"action": np.arange(5)}, 9)["action"].tolist())
+    [0, 1, 2, 3, 4]
+    """
+    length = len(entry(traj, "action"))
+    if length <= checks.positive(subsample_length, "subsample_length"):
+        return dict(traj)
+    return take(traj, kept_steps(np.random.default_rng(rng).random(length), subsample_length))
+
+
+def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: str | None = None) -> Tree:
+    """Proprioception of a window [T, W, ...] as zeros but for its first slot: "proprio" and every "proprio_*".
+
+    With `compat="crossformer"` only "proprio" is, and it must be there.
+
+    >>> traj = zero_out_future_proprio({"observation": {"proprio_arm": np.ones((1, 3, 1))}})
+    >>> traj["observation"]["proprio_arm"].tolist()
+    [[[1.0], [0.0], [0.0]]]
+    """
+    observation = dict(entry(traj, "observation"))
+    if faithful(compat):
+        entry(observation, "proprio", of="The original's observation")
+    for name in _proprio_names(observation, compat):
+        leaf = np.zeros_like(observation[name])
+        leaf[:, :1] = observation[name][:, :1]
+        observation[name] = leaf
+    return {**traj, "observation": observation}
+
+
+def _proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
+    every = not faithful(compat)
+    return [name for name in observation if name == "proprio" or (every and name.startswith("proprio_"))]
+
+
+def add_pad_mask_dict(traj: Mapping[str, Any], missing: Iterable[str] = ()) -> Tree:
+    """Adds `pad_mask_dict` to observation and task: for each entry, which steps have it and not padding.
+
+    A string is padding if it is empty. Numbers are real, except in the entries of the observation that `missing` names:
+    those that stand for what the robot does not have.
+
+    >>> traj = {"observation": {"image": np.array([b"", b"x"], object)}, "task": {}, "action": np.zeros((2, 1))}
+    >>> add_pad_mask_dict(traj)["observation"]["pad_mask_dict"]["image"].tolist()
+    [False, True]
+    """
+    length = len(entry(traj, "action"))
+    missing = set(missing)
+    if unknown := missing - set(entry(traj, "observation")):
+        raise ValueError(
+            f"No entry of the observation is named {sorted(unknown)}: there are {sorted(traj['observation'])}."
+        )
+    changed: Tree = dict(traj)
+    for part in ("observation", "task"):
+        masks = {}
+        for name, leaf in entry(traj, part).items():
+            if name == "pad_mask_dict":
+                continue
+            if isinstance(leaf, dict):
+                raise ValueError(f"{part}/{name} is a dict; pad_mask_dict has a mask for each array of {part}.")
+            if part == "observation" and name in missing:
+                masks[name] = np.zeros(length, bool)
+            else:
+                masks[name] = not_empty(leaf) if is_text(leaf) else np.ones(length, bool)
+        changed[part] = {**traj[part], "pad_mask_dict": masks}
+    return changed
+
+
+def pad_actions_and_proprio(
+    traj: Mapping[str, Any], max_action_dim: int | None, max_proprio_dim: int | None, *, compat: str | None = None
+) -> Tree:
+    """Actions and proprioception with zeros behind them up to one width, so that data sets can be mixed.
+
+    Adds `action_pad_mask`, which is false for the zeros. Proprioception is "proprio" and every "proprio_*"; with
+    `compat="crossformer"` only "proprio". None leaves the width as it is.
+
+    >>> traj = pad_actions_and_proprio({"observation": {}, "action": np.ones((1, 2))}, 3, None)
+    >>> traj["action"].tolist(), traj["action_pad_mask"].tolist()
+    ([[1.0, 1.0, 0.0]], [[True, True, False]])
+    """
+    action = entry(traj, "action")
+    observation = dict(entry(traj, "observation"))
+    if max_proprio_dim is not None:
+        for name in _proprio_names(observation, compat):
+            observation[name] = _widened(observation[name], max_proprio_dim, f"observation/{name}", "max_proprio_dim")
+    mask = np.ones(action.shape, bool)
+    if max_action_dim is not None:
+        action = _widened(action, max_action_dim, "action", "max_action_dim")
+        mask = _widened(mask, max_action_dim, "action", "max_action_dim")
+    return {**traj, "observation": observation, "action": action, "action_pad_mask": mask}
+
+
+def _widened(leaf: np.ndarray, width: int, name: str, limit: str) -> np.ndarray:
+    if leaf.ndim < 2:
+        raise ValueError(f"{name} must have a width to pad, [T, ..., width]; its shape is {list(leaf.shape)}.")
+    if leaf.shape[-1] > width:
+        raise ValueError(f"{name} has {leaf.shape[-1]} dimensions, more than {limit}={width}. Raise {limit}.")
+    return np.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, width - leaf.shape[-1])])

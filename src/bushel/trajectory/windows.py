@@ -1,0 +1,78 @@
+"""Which frames a sample is made of, as arithmetic on times. No data: who gathers them is in `traj_transforms.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bushel.base import checks
+from bushel.trajectory.compat import faithful
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """Which frames a sample at time t is made of: a history of observations, and a chunk of actions for each of them.
+
+    Slot w of a window of W stands for the time t - W + 1 + w. Times before the episode repeat its first frame, times
+    after it the last action, and masks tell them apart: a mask is true exactly where the data are real. An action is
+    real if the time of its slot is not before the episode and its own time is not after the goal, which is the last
+    frame of the episode unless another is given. `override_window_size` declares all but that many of the last slots
+    of the observations padding.
+
+    With `compat="crossformer"` actions are masked as the original does it: from two steps after the goal on, and
+    also real in slots before the episode.
+
+    >>> times, real = Windows(window_size=2).observations([0, 1])
+    >>> times.tolist(), real.tolist()
+    ([[0, 0], [0, 1]], [[False, True], [True, True]])
+    >>> times, real = Windows(action_horizon=3).actions([0, 1], lengths=2)
+    >>> times.tolist(), real.tolist()
+    ([[[0, 1, 1]], [[1, 1, 1]]], [[[True, True, False]], [[True, False, False]]])
+    """
+
+    window_size: int = 1
+    action_horizon: int = 1
+    override_window_size: int | None = None
+    compat: str | None = None
+
+    def __post_init__(self) -> None:
+        checks.positive(self.window_size, "window_size")
+        checks.positive(self.action_horizon, "action_horizon")
+        if self.override_window_size is not None:
+            checks.not_negative(self.override_window_size, "override_window_size")
+        faithful(self.compat)
+
+    def observations(self, times: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+        """For times int64[N] the times to gather, int64[N, W], and which of them are real, bool[N, W]."""
+        history = self._history(times)
+        real = history >= 0
+        if self.override_window_size is not None:
+            real &= np.arange(self.window_size) >= self.window_size - self.override_window_size
+        return np.maximum(history, 0), real
+
+    def actions(
+        self, times: ArrayLike, lengths: ArrayLike, goals: ArrayLike | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """For times int64[N] the times to gather, int64[N, W, H], and which of them are real, bool[N, W, H].
+
+        `lengths` and `goals` belong to the rows, which may come from different episodes, or are one number for all.
+        """
+        last = np.asarray(lengths, np.int64) - 1
+        if np.any(np.asarray(times) > last):
+            raise ValueError(f"A time is outside its episode: times {times}, lengths {lengths}.")
+        last = last.reshape(-1, 1, 1)
+        goals = last if goals is None else np.asarray(goals, np.int64).reshape(-1, 1, 1)
+        history = self._history(times)[:, :, None]
+        ahead = np.arange(self.action_horizon)
+        gathered = np.minimum(np.maximum(history, 0) + ahead, last)
+        if faithful(self.compat):
+            return gathered, history + ahead < goals + 2
+        return gathered, (history >= 0) & (history + ahead <= np.minimum(goals, last))
+
+    def _history(self, times: ArrayLike) -> np.ndarray:
+        rows = np.asarray(times, np.int64)
+        if rows.ndim != 1 or np.any(rows < 0):
+            raise ValueError(f"Times must be a list of integers that are not negative, got {times}.")
+        return rows[:, None] + np.arange(1 - self.window_size, 1)
