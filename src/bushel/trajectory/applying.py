@@ -13,10 +13,10 @@ from bushel.trajectory import goal_relabeling, task_augmentation
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episodes import Numbers
+from bushel.trajectory.functions import Function, instantiated
 from bushel.trajectory.passes import results
 from bushel.trajectory.restructure import Tree
 from bushel.trajectory.samples import Samples, Transforms
-from bushel.trajectory.spec import Function, instantiated
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.windows import Windows
 
@@ -55,9 +55,11 @@ def apply_trajectory_transforms(
       subsample_length: at most so many samples of a trajectory, other ones in every epoch.
       skip_unlabeled: leaves out trajectories without any instruction.
       max_action, max_proprio: leave out trajectories with a larger number, after normalisation.
-      task_augment_strategy, task_augment_kwargs: "delete_task_conditioning", "rephrase_instruction", "delete_and_rephrase".
+      task_augment_strategy, task_augment_kwargs: "delete_task_conditioning", "rephrase_instruction" or
+        "delete_and_rephrase", and their arguments.
       max_action_dim, max_proprio_dim: widths to which actions and proprioception are filled up with zeros, masked.
-      post_chunk_transforms: functions of the trajectory after all this; those marked with `rowwise = True` cost nothing.
+      post_chunk_transforms: functions of the trajectory after all this. One that looks at each step by itself should
+        say so (`function.rowwise = True`): the others need whole trajectories, which is slow after a shuffle.
       num_parallel_calls: a hint for how many threads work.
       head_to_dataset: for each head of the model, the names of its data sets.
       frame_filter: of a trajectory, one bool per frame: which of them are samples. Windows still see the others.
@@ -84,7 +86,6 @@ def apply_trajectory_transforms(
         samples = dataclasses.replace(samples, kept=_kept_frames(samples, frame_filter))
     made = dataset.with_samples(dataclasses.replace(samples, transforms=transforms)).with_threads(num_parallel_calls)
     for function in map(instantiated, post_chunk_transforms):
-        assert function is not None
         made = made.traj_map(function)
     return made
 
@@ -122,9 +123,7 @@ def _known(
         raise ValueError(f"{where}: {strategy} takes {sorted(takes)}, got {sorted(given)}.")
 
 
-def _passing(
-    samples: Samples, skip_unlabeled: bool, max_action: float | None, max_proprio: float | None
-) -> np.ndarray:
+def _passing(samples: Samples, skip_unlabeled: bool, max_action: float | None, max_proprio: float | None) -> np.ndarray:
     """Which of the chosen episodes pass the filters, one bool for each."""
     table = samples.episodes
     passing = np.ones(len(table), dtype=bool)

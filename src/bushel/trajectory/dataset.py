@@ -170,9 +170,7 @@ class TrajectoryDataset:
         parts = [_Part(ds.dataset) if len(ds._parts) > 1 else ds._parts[0] for ds in datasets]
         endless = any(ds._epochs is None for ds in datasets)
         threads = max(ds._threads for ds in datasets)
-        return TrajectoryDataset(
-            parts, weights=shares, flattened=True, epochs=None if endless else 1, threads=threads
-        )
+        return TrajectoryDataset(parts, weights=shares, flattened=True, epochs=None if endless else 1, threads=threads)
 
     def with_samples(self, samples: Samples) -> TrajectoryDataset:
         """What is described by `samples`, in place of these trajectories."""

@@ -256,7 +256,9 @@ def portable(trajectory: Mapping[str, Any]) -> dict[str, Any]:
     for name, leaf in trajectory.items():
         if isinstance(leaf, Mapping):
             found[name] = portable(leaf)
-        elif isinstance(leaf, np.ndarray) and leaf.dtype == object and any(isinstance(v, Encoded) for v in leaf.tolist()):
+        elif (
+            isinstance(leaf, np.ndarray) and leaf.dtype == object and any(isinstance(v, Encoded) for v in leaf.tolist())
+        ):
             found[name] = {_PLACES: _places(leaf)}
         else:
             found[name] = leaf

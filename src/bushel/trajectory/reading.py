@@ -1,7 +1,7 @@
 """Data sets of trajectories out of TFDS/RLDS folders.
 
-A data set is read once into a table of episodes (numbers, texts, and the places of images), kept in a cache folder. From
-then on splits, filters, transforms and mixtures are index arithmetic on that table.
+A data set is read once into a table of episodes (numbers, texts, and the places of images), kept in a cache folder.
+From then on splits, filters, transforms and mixtures are index arithmetic on that table.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bushel.trajectory import episodes as tables
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset, length_of
 from bushel.trajectory.episodes import Episodes
+from bushel.trajectory.functions import Function, instantiated, named
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.passes import results
 from bushel.trajectory.restructure import Keys, Restructure, Tree
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Normalize, Samples
-from bushel.trajectory.spec import Function, instantiated, named
 from bushel.trajectory.statistics import get_dataset_statistics, load_statistics
 
 _NUMBER = "episode_number"
@@ -70,8 +70,7 @@ def _table(
     if os.path.exists(os.path.join(folder, "table.json")):
         loaded = tables.load(folder, raw.parts)
         return loaded, loaded.columns[_NUMBER].take(loaded.starts)
-    chosen = tuple(keeps for keeps in map(instantiated, filters) if keeps is not None)
-    prepare = _Prepare(restructure, chosen, ignore_errors)
+    prepare = _Prepare(restructure, tuple(map(instantiated, filters)), ignore_errors)
     made = results(MapDataset.source(raw).map_with_index(prepare), f"episodes of {restructure.name}", options)
     table = Episodes.of(_wanted(made, restructure.name), fingerprint=fingerprint, parts=raw.parts)
     if not len(table):
@@ -151,7 +150,7 @@ def make_dataset_from_rlds(
     builder = RLDSBuilder(name, data_dir)
     restructure = Restructure(
         name,
-        instantiated(standardize_fn),
+        None if standardize_fn is None else instantiated(standardize_fn),
         dict(image_obs_keys or {}),
         dict(depth_obs_keys or {}),
         dict(proprio_obs_keys or {}),

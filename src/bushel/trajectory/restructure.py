@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bushel.trajectory.data_utils import is_text
-from bushel.trajectory.episodes import LANGUAGES, Columns, Constant, flat, nested
+from bushel.trajectory.episodes import LANGUAGES, Columns, Constant
 
 Tree = dict[str, Any]
 Keys = Mapping[str, str | None]
@@ -21,8 +21,8 @@ class Restructure:
     """Maps the entries of a raw trajectory to names that are the same for all data sets.
 
     `image_{new}`, `depth_{new}` and `proprio_{new}` come from the observation's entry `old`; where `old` is None the
-    data set has none, and padding stands there: empty strings, zeros. `task/language_instruction` comes from the key that
-    `language_key` names; of several that match a pattern, one is drawn for each trajectory.
+    data set has none, and padding stands there: empty strings, zeros. `task/language_instruction` comes from the key
+    that `language_key` names; of several that match a pattern, one is drawn for each trajectory.
     """
 
     name: str

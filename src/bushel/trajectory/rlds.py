@@ -94,6 +94,11 @@ class RLDSBuilder:
         records = np.concatenate([np.arange(firsts[file] + low, firsts[file] + high) for file, low, high in pieces])
         return RLDSEpisodes(RecordParts(source), records, self.features, f"{self.name}/{split}", images, unpack)
 
+    def positions(self, split: str) -> np.ndarray:
+        """Where the episodes of a split are among those of "all": int64."""
+        firsts = dict(zip(self.splits, np.cumsum([0, *self.splits.values()]).tolist()))
+        return np.concatenate([firsts[name] + np.arange(low, high) for name, low, high in ranges(split, self._shards)])
+
     def __repr__(self) -> str:
         counts = ", ".join(f"{split}: {count}" for split, count in self.splits.items())
         return f"RLDSBuilder({self.name} {self.version}; {counts})"

@@ -19,7 +19,7 @@ from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import not_empty, tree_merge
 from bushel.trajectory.draws import Draws
 from bushel.trajectory.encoded import read_all
-from bushel.trajectory.episodes import LANGUAGES, Constant, Episodes, Numbers, object_array, taken
+from bushel.trajectory.episodes import LANGUAGES, Constant, Episodes, Numbers, object_array, parts_of, taken
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.traj_transforms import add_head_action_mask, check_chunks, pad_actions_and_proprio
@@ -202,7 +202,12 @@ class Samples:
         epochs = indices // len(self)
         episode, time = self.located(numbers, epochs)
         trajectories = epochs * len(self.episodes) + episode
-        return read_images(self.rows(episode, time, Draws(self.seed, indices, trajectories)))
+        rows = self.rows(episode, time, Draws(self.seed, indices, trajectories))
+        return read_images(rows) if self._has_images else rows
+
+    @functools.cached_property
+    def _has_images(self) -> bool:
+        return parts_of(self.episodes) is not None
 
     def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
         """The rows (episode, time), as the transforms make them. Encoded images are not read yet."""

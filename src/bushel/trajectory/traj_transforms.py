@@ -46,7 +46,7 @@ def chunk_act_obs(
     seen, seen_real = windows.observations(times)
     acted, acted_real = windows.actions(times, len(action), traj.get("task", {}).get("timestep"))
     if action.ndim == 3:
-        _check_chunks(action.shape[1], action_horizon, compat)
+        check_chunks(action.shape[1], action_horizon, compat)
         action, mask = action[:, :action_horizon], mask[:, :action_horizon]
     at = acted if action.ndim == 2 else seen  # a row is an action, or a chunk of them
     if faithful(compat):
@@ -62,7 +62,8 @@ def chunk_act_obs(
     }
 
 
-def _check_chunks(chunk: int, action_horizon: int, compat: str | None) -> None:
+def check_chunks(chunk: int, action_horizon: int, compat: str | None) -> None:
+    """Refuses a horizon that chunks of actions in the data do not reach."""
     if chunk < action_horizon:
         raise ValueError(
             f"The actions come in chunks of {chunk}, which action_horizon={action_horizon} exceeds. "
