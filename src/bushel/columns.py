@@ -10,7 +10,6 @@ import fcntl
 import functools
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 from bushel.base import transforms, trees
 from bushel.base.errors import PipelineNotSent
 from bushel.base.options import MultiprocessingOptions
+from bushel.base.progress import Progress
 from bushel.graph.apply import Map
 from bushel.graph.batch import Batch
 from bushel.graph.columns import Column, Part, computed_on
@@ -55,7 +55,7 @@ def column(
 
 
 def _computed(node: Map, folder: Path | None, options: MultiprocessingOptions | None) -> np.ndarray:
-    progress = _Progress(transforms.short_name(node.transform), node.length)
+    progress = Progress(f"column {transforms.short_name(node.transform)}", node.length)
     if folder is None:
         return _joined(list(_pieces(node, 0, options, progress)), node)
     name = digest(_FORMAT, PYTHON, identity(node))
@@ -73,7 +73,7 @@ def _piece_size(length: int) -> int:
     return min(max(-(-length // _PIECES), 64), 1 << 16)
 
 
-def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progress: _Progress) -> Iterator[np.ndarray]:
+def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progress: Progress) -> Iterator[np.ndarray]:
     """Values from piece `begin` on, piece by piece: here as long as that is quick, then in worker processes."""
     checked = Map(node.parent, _with_a_value(node), node.vectorized)
     batches = Batch(checked, _piece_size(node.length))
@@ -143,7 +143,7 @@ def _common(pieces: list[np.ndarray], node: Map) -> np.dtype[Any]:
         ) from None
 
 
-def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions | None, progress: _Progress) -> None:
+def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions | None, progress: Progress) -> None:
     """Computes what is missing, part by part, then puts the parts together. Only what is whole has its name."""
     parts.mkdir(exist_ok=True)
     size = _piece_size(node.length)
@@ -219,7 +219,7 @@ def _loaded(path: Path, length: int) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, progress: _Progress) -> Iterator[None]:
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """One process computes; others wait for it. A process that dies gives the lock back."""
     with path.open("w") as file:
         try:
@@ -229,32 +229,3 @@ def _locked(path: Path, progress: _Progress) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
         path.unlink(missing_ok=True)  # not after an error: what is not whole is still to be locked
-
-
-class _Progress:
-    """A line on a terminal that says how far it is; quiet elsewhere."""
-
-    def __init__(self, name: str, total: int):
-        self._name, self._total = name, total
-        self._begun = self._shown = 0.0
-        self._first = 0
-
-    def show(self, done: int) -> None:
-        now = time.monotonic()
-        if not self._begun:
-            self._begun, self._first = now, done
-        if now - self._shown < 0.2 and done < self._total:
-            return
-        self._shown = now
-        fresh, spent = done - self._first, now - self._begun
-        left = f", {spent * (self._total - done) / fresh:.0f} s left" if fresh and spent > 1 else ""
-        self.say(f"{done:,} of {self._total:,} ({done / max(1, self._total):.0%}){left}")
-
-    def say(self, text: str) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[Kcolumn {self._name}: {text}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\n")
