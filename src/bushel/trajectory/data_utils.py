@@ -1,4 +1,4 @@
-"""Small tools on trajectories: trees, padding, names, gripper actions, shares of threads. NumPy only, nothing is read."""
+"""Small tools on trajectories: trees, padding, names, gripper actions, shares of threads. Nothing is read."""
 
 from __future__ import annotations
 
@@ -236,7 +236,8 @@ def moving(actions: ArrayLike, *, at_rest: ArrayLike = 0.0, dims: int = 6, toler
     values = np.asarray(actions)
     if values.ndim < 2:
         raise ValueError(f"Actions have a number per step and dimension, got an array of shape {values.shape}.")
-    return (np.abs(values - np.asarray(at_rest))[..., :dims] > tolerance).any(axis=tuple(range(1, values.ndim)))
+    moved = np.abs(values - np.asarray(at_rest))[..., :dims] > tolerance
+    return np.logical_or.reduce(moved, axis=tuple(range(1, moved.ndim)))
 
 
 def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = None) -> np.ndarray:

@@ -25,9 +25,8 @@ def goals(times: ArrayLike, lengths: ArrayLike, draws: ArrayLike, max_goal_dista
     high = np.asarray(lengths, np.int64)
     if max_goal_distance is not None:
         high = np.minimum(low + checks.positive(max_goal_distance, "max_goal_distance"), high)
-    return np.minimum(
-        low + (np.asarray(draws) * (high - low)).astype(np.int64), high - 1
-    )  # if a product was rounded up
+    ahead = (np.asarray(draws) * (high - low)).astype(np.int64)
+    return np.minimum(low + ahead, high - 1)  # a product may have been rounded up
 
 
 def uniform(traj: Mapping[str, Any], max_goal_distance: int | None = None, *, rng: Rng = None) -> Tree:

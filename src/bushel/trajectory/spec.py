@@ -55,6 +55,6 @@ def _names(target: Callable[..., Any]) -> tuple[str, str]:
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not module or not name or "<" in name:
         raise ValueError(
-            f"{target!r} cannot be found by a name. Define it at the top of a module, or give its name as 'module:name'."
+            f"{target!r} cannot be found by a name. Define it at the top of a module, or give 'module:name'."
         )
     return module, name

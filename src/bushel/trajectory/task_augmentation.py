@@ -95,8 +95,8 @@ class Rephraser:
     [b'lift it', b'raise it', b'pick it up']
     """
 
-    def __init__(self, paraphrases: str | os.PathLike[str] | Mapping[str, str], compat: str | None = None):
-        table = paraphrases if isinstance(paraphrases, Mapping) else _read(paraphrases)
+    def __init__(self, pickle_file_path: str | os.PathLike[str] | Mapping[str, str], compat: str | None = None):
+        table = pickle_file_path if isinstance(pickle_file_path, Mapping) else _read(pickle_file_path)
         self._table = {_bytes(sentence): _bytes(others) for sentence, others in table.items()}
         self._whole = not faithful(compat)
 
@@ -158,8 +158,8 @@ def rephrased(
 ) -> np.ndarray:
     """Instructions of N rows, object[N], in other words; draws are from [0, 1).
 
-    Rows of one episode share `draws_per_trajectory` and the paraphrases of `firsts`, its first instruction (None: each
-    row its own); `labelled` says whether all steps of the row's episode have an instruction (None: whether the row has).
+    Rows of one episode share `draws_per_trajectory` and the paraphrases of its first instruction, `firsts` (None: of
+    each row's own). `labelled` says which rows' episodes have an instruction at every step (None: which rows have one).
 
     >>> table = Rephraser({"lift": "raise"})
     >>> rephrased(np.array([b"lift"], object), np.array([0.2]), np.array([0.9]), table, 0.5)

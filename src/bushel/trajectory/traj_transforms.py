@@ -47,6 +47,7 @@ def chunk_act_obs(
     acted, acted_real = windows.actions(times, len(action), traj.get("task", {}).get("timestep"))
     if action.ndim == 3:
         check_chunks(action.shape[1], action_horizon, compat)
+        mask = mask if mask.ndim == 3 else mask[:, None]  # one for all actions of a chunk
         action, mask = action[:, :action_horizon], mask[:, :action_horizon]
     at = acted if action.ndim == 2 else seen  # a row is an action, or a chunk of them
     if faithful(compat):
@@ -63,7 +64,7 @@ def chunk_act_obs(
 
 
 def check_chunks(chunk: int, action_horizon: int, compat: str | None) -> None:
-    """Refuses a horizon that chunks of actions in the data do not reach."""
+    """Refuses a horizon that the chunks of actions in the data do not reach."""
     if chunk < action_horizon:
         raise ValueError(
             f"The actions come in chunks of {chunk}, which action_horizon={action_horizon} exceeds. "
@@ -81,8 +82,8 @@ def add_head_action_mask(traj: Mapping[str, Any], head_to_dataset: Mapping[str, 
     Without `head_to_dataset` there is one head "action", and all belong to it.
 
     >>> traj = {"dataset_name": np.array([b"bridge"] * 2, object)}
-    >>> {head: mask.tolist() for head, mask in add_head_action_mask(traj, {"arm": ["bridge"]})["action_head_masks"].items()}
-    {'arm': [True, True]}
+    >>> add_head_action_mask(traj, {"arm": ["bridge"], "nav": ["gnm"]})["action_head_masks"]
+    {'arm': array([ True,  True]), 'nav': array([False, False])}
     """
     names = entry(traj, "dataset_name")
     if head_to_dataset is None:

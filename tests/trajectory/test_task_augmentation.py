@@ -1,0 +1,179 @@
+import json
+import pickle
+
+import numpy as np
+import pytest
+from golden_data import assert_same_tree, manifest, tree
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bushel.trajectory.task_augmentation import (
+    Rephraser,
+    conditioning_deleted,
+    delete_and_rephrase,
+    delete_task_conditioning,
+    rephrase_instruction,
+    rephrased,
+)
+from bushel.trajectory.traj_transforms import add_pad_mask_dict
+
+INPUTS = manifest()["task_aug/delete_task_conditioning_p01"]["inputs"]
+
+
+def strings(texts):
+    return np.array([text.encode() for text in texts], object)
+
+
+def conditioned(language, primary, secondary, timestep=None):
+    length = len(language)
+    task = {
+        "language_instruction": strings(language),
+        "image_primary": strings(primary),
+        "image_secondary": strings(secondary),
+        "proprio_arm": np.ones((length, 2), np.float32),
+        "timestep": np.arange(length, dtype=np.int32) if timestep is None else np.array(timestep, np.int32),
+    }
+    return add_pad_mask_dict({"observation": {}, "task": task, "action": np.zeros((length, 7), np.float32)})
+
+
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize("probability", [0.0, 1.0])
+def test_deletions_of_the_original(name, probability):
+    traj = conditioned(*INPUTS[name], timestep=[2, 3, 3, 4, 5, 5])
+    theirs = tree("task_aug/delete_task_conditioning_p01", f"{name}/p{probability}")
+    assert_same_tree(delete_task_conditioning(traj, probability, compat="crossformer")["task"], theirs)
+    if name != "img_some":
+        assert_same_tree(delete_task_conditioning(traj, probability)["task"], theirs)
+
+
+def test_a_step_without_an_image_keeps_its_words():
+    task = delete_task_conditioning(conditioned(["go"] * 2, ["I", ""], ["", ""], [1, 1]), 1.0)["task"]
+    assert task["language_instruction"].tolist() == [b"", b"go"]
+    assert task["image_primary"].tolist() == [b"I", b""]
+    faulty = delete_task_conditioning(conditioned(["go"] * 2, ["I", ""], ["", ""]), 1.0, compat="crossformer")["task"]
+    assert faulty["language_instruction"].tolist() == [b"", b""]
+
+
+texts = st.sampled_from(["", "a"])
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(texts, texts, texts), min_size=1, max_size=9), st.floats(0, 1), st.integers(0, 99))
+def test_each_step_keeps_one_way_to_tell_the_task(steps, probability, seed):
+    traj = conditioned(*zip(*steps))
+    length = len(steps)
+    lengths = np.arange(length) + 50
+    draws = np.random.default_rng(seed).random(length)
+    task = conditioning_deleted(traj["task"], draws, lengths, probability)
+    for row, (language, primary, secondary) in enumerate(steps):
+        images = bool(primary or secondary)
+        keeps_images = images and (not language or draws[row] < probability)
+        assert task["language_instruction"][row] == (b"" if keeps_images else language.encode())
+        assert task["image_primary"][row] == (primary.encode() if keeps_images else b"")
+        assert task["timestep"][row] == (row if keeps_images else lengths[row] - 1)
+    assert_same_tree(
+        add_pad_mask_dict(traj | {"task": task})["task"]["pad_mask_dict"], task["pad_mask_dict"]
+    )  # the masks are what they would be if made anew
+    alone = [
+        conditioning_deleted(
+            {k: v[row : row + 1] for k, v in traj["task"].items() if k != "pad_mask_dict"}
+            | {"pad_mask_dict": {k: v[row : row + 1] for k, v in traj["task"]["pad_mask_dict"].items()}},
+            draws[row : row + 1],
+            lengths[row : row + 1],
+            probability,
+        )
+        for row in range(length)
+    ]
+    assert [one["image_primary"][0] for one in alone] == task["image_primary"].tolist()  # rows do not see each other
+
+
+def test_nothing_to_delete():
+    language = {"language_instruction": strings(["go"])}
+    for task in (language, {"image_0": strings(["I"])}):
+        assert delete_task_conditioning({"task": task, "action": np.zeros((1, 7))}, 0.5)["task"] == task
+    images = language | {"image_0": np.ones((1, 4, 4, 3), np.uint8)}
+    task = images | {"pad_mask_dict": {name: np.ones(1, bool) for name in images}}
+    deleted = conditioning_deleted(task, np.array([0.9]), 5, 0.5)  # decoded images, no goal time
+    assert not deleted["image_0"].any() and deleted["image_0"].dtype == np.uint8 and "timestep" not in deleted
+    with pytest.raises(ValueError, match=r"A task needs 'pad_mask_dict'.*add_pad_mask_dict makes it"):
+        delete_task_conditioning({"task": images, "action": np.zeros((1, 7))}, 0.5)
+    with pytest.raises(ValueError, match=r"keep_image_prob must be between 0 and 1, got 1\.5"):
+        conditioning_deleted(task, np.array([0.9]), 5, 1.5)
+
+
+PARAPHRASES = {"lift": "raise.pick up", "open it.": "unlock it."}
+
+
+def spoken(*texts):
+    return {"task": {"language_instruction": strings(texts)}, "action": np.zeros((len(texts), 7))}
+
+
+def language(traj):
+    return traj["task"]["language_instruction"].tolist()
+
+
+def test_paraphrases_from_files_and_dicts(tmp_path):
+    (tmp_path / "p.pkl").write_bytes(pickle.dumps(PARAPHRASES))
+    (tmp_path / "p.json").write_text(json.dumps(PARAPHRASES))
+    traj = spoken(*["lift"] * 30)
+    wanted = language(rephrase_instruction(traj, PARAPHRASES, 1.0, rng=0))
+    assert set(wanted) == {b"lift", b"raise", b"pick up"}
+    for given_ in (tmp_path / "p.pkl", str(tmp_path / "p.json"), Rephraser(PARAPHRASES)):
+        assert language(rephrase_instruction(traj, given_, 1.0, rng=0)) == wanted
+    (tmp_path / "p.json").write_text(json.dumps({"lift": "heave"}))  # a file that has changed is read again
+    assert b"heave" in language(rephrase_instruction(traj, str(tmp_path / "p.json"), 1.0, rng=0))
+    (tmp_path / "list.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"list\.json must hold a dict .*, it holds a list"):
+        Rephraser(tmp_path / "list.json")
+    with pytest.raises(TypeError, match=r"must be strings, got \['raise'\]"):
+        Rephraser({"lift": ["raise"]})
+    with pytest.raises(FileNotFoundError):
+        rephrase_instruction(traj, str(tmp_path / "none.pkl"), 1.0)
+
+
+def test_what_is_never_rephrased():
+    for traj in (spoken("lift", ""), spoken("wave", "wave"), spoken("", ""), spoken()):
+        assert language(rephrase_instruction(traj, PARAPHRASES, 1.0)) == language(traj)
+    traj = spoken("lift", "lift")
+    assert language(rephrase_instruction(traj, PARAPHRASES, 0.0)) == [b"lift", b"lift"]
+    assert language(rephrase_instruction(traj, {}, 1.0)) == [b"lift", b"lift"]
+    assert rephrase_instruction({"task": {}}, PARAPHRASES, 1.0) == {"task": {}}
+    with pytest.raises(ValueError, match=r"rephrase_prob must be between 0 and 1, got -1"):
+        rephrase_instruction(traj, PARAPHRASES, -1)
+
+
+def test_one_draw_decides_for_a_trajectory_and_each_step_draws_its_words():
+    changed = [
+        language(rephrase_instruction(spoken(*["lift"] * 20), PARAPHRASES, 0.5, rng=seed)) for seed in range(400)
+    ]
+    touched = [set(words) != {b"lift"} for words in changed]
+    assert abs(sum(touched) - 200) < 50
+    words = [word for words, hit in zip(changed, touched) if hit for word in words]
+    for form in (b"lift", b"raise", b"pick up"):
+        assert abs(words.count(form) / len(words) - 1 / 3) < 0.05
+
+
+def test_all_steps_get_forms_of_the_first_instruction():
+    changed = language(rephrase_instruction(spoken("lift", *["wave"] * 30), PARAPHRASES, 1.0, rng=0))
+    assert set(changed) <= {b"lift", b"raise", b"pick up"}
+
+
+def test_full_stops():
+    assert Rephraser(PARAPHRASES).forms(b"open it.") == [b"open it.", b"unlock it"]
+    assert Rephraser(PARAPHRASES, "crossformer").forms(b"open it.") == [b"open it", b"", b"unlock it", b""]
+    assert Rephraser(PARAPHRASES, "crossformer").forms(b"a.b") == [b"a", b"b"]
+    assert Rephraser(PARAPHRASES).forms(b"a.b") == [b"a.b"]
+
+
+def test_rows_of_several_episodes():
+    rows = strings(["lift", "lift", "", "wave"])
+    made = rephrased(rows, np.array([0.1, 0.9, 0.1, 0.1]), np.array([0.4, 0.4, 0.4, 0.4]), Rephraser(PARAPHRASES), 0.5)
+    assert made.tolist() == [b"raise", b"lift", b"", b"wave"]
+    assert rows.tolist() == [b"lift", b"lift", b"", b"wave"]
+
+
+def test_both_at_once_draw_one_after_the_other():
+    traj = conditioned(["lift"] * 9, ["I"] * 9, [""] * 9)
+    rng = np.random.default_rng(5)
+    by_hand = delete_task_conditioning(rephrase_instruction(traj, PARAPHRASES, 0.9, rng=rng), 0.5, rng=rng)
+    assert_same_tree(delete_and_rephrase(traj, PARAPHRASES, 0.9, 0.5, rng=5), by_hand)
