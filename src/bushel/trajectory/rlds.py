@@ -208,7 +208,7 @@ class RLDSEpisodes:
         length = length_of(values, self._features) if index is None else int(index.lengths[record])
         tree: dict[str, Any] = {}
         for leaf in self._features.steps:
-            if leaf in self._features.images:
+            if leaf.is_frame:
                 _put(tree, leaf.keys, self._image(leaf, record, values, data, length, index))
             else:
                 _put(tree, leaf.keys, values.read(leaf, length, unpack=self._unpack))

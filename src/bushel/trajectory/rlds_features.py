@@ -6,6 +6,7 @@ In a record the values of all steps lie one after the other, leaf by leaf. `feat
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -50,6 +51,11 @@ class Leaf:
         return "/".join(self.keys)
 
     @property
+    def is_frame(self) -> bool:
+        """Whether it is one encoded image for each step."""
+        return self.kind == "image" and len(self.lengths) == 1
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of one stored value: an image and a packed array are one string."""
         return () if self.kind in ("image", "packed") else self.shape
@@ -68,10 +74,10 @@ class Features:
     steps: tuple[Leaf, ...]
     once: tuple[Leaf, ...]
 
-    @property
+    @functools.cached_property
     def images(self) -> tuple[Leaf, ...]:
         """Leaves that are one encoded image for each step."""
-        return tuple(leaf for leaf in self.steps if leaf.kind == "image" and len(leaf.lengths) == 1)
+        return tuple(leaf for leaf in self.steps if leaf.is_frame)
 
 
 def features_of(spec: Mapping[str, Any], where: str) -> Features:

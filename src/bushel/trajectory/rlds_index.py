@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import io
 import json
@@ -15,6 +16,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -46,12 +48,12 @@ class EpisodeIndex:
     rest: np.ndarray
     images: Mapping[str, np.ndarray]
 
-    @property
+    @functools.cached_property
     def first_frames(self) -> np.ndarray:
         """Which of all steps is the first of each episode, and how many steps there are."""
         return np.concatenate(([0], np.cumsum(self.lengths)))
 
-    @property
+    @functools.cached_property
     def first_rest(self) -> np.ndarray:
         """Which of all stretches is the first of each record, and how many there are."""
         return np.concatenate(([0], np.cumsum(self.rest_counts)))
@@ -78,7 +80,7 @@ def length_of(values: Values, features: Features) -> int:
 def index_of(
     source: RecordSource, features: Features, *, progress: bool = True, cache_dir: str | None = None
 ) -> EpisodeIndex:
-    """The index of all records of a source: of each file from the cache where it is known, else by a walk through it."""
+    """The index of all records of a source: for each file from the cache, or by a walk through the file."""
     folder = cache_dir or os.path.join(cache_folder(), "rlds")
     files = [source.file(number) for number in range(len(source.paths))]
     paths = [os.path.join(folder, f"{_key(file, features)}.npz") for file in files]
@@ -162,7 +164,7 @@ def _key(file: RecordSource, features: Features) -> str:
 
 def _keep(path: str, index: EpisodeIndex) -> None:
     data = io.BytesIO()
-    arrays = {f"image {name}": places for name, places in index.images.items()}
+    arrays: dict[str, Any] = {f"image {name}": places for name, places in index.images.items()}
     np.savez_compressed(data, lengths=index.lengths, rest_counts=index.rest_counts, rest=index.rest, **arrays)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)

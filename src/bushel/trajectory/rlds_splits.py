@@ -28,8 +28,8 @@ def ranges(split: str, shards: Mapping[str, Sequence[int]]) -> list[Range]:
     if not sum(high - low for _, low, high in found):
         counts = ", ".join(f"{name!r} has {sum(lengths)}" for name, lengths in shards.items())
         raise ValueError(
-            f"The split {split!r} has no episodes ({counts}). Choose a larger part; percents are rounded to the closest "
-            "number of episodes."
+            f"The split {split!r} names no episodes ({counts}). Choose a larger part: percents are rounded to the "
+            "closest number of episodes."
         )
     return [(name, low, high) for name, low, high in found if low < high]
 
