@@ -227,10 +227,11 @@ def _bands(length: int, size: int, across: int, kernel: _Kernel) -> list[_Band]:
 
     Bands are narrow where `across`, the length of the other axis, is large.
     """
-    scale = length / size
-    centres = (np.arange(size) + 0.5) * scale
-    distances = np.abs(np.arange(length) + 0.5 - centres[:, None]) / max(scale, 1.0)
-    weights = kernel(distances)
+    # TensorFlow finds positions in float32: exact ones would differ from its results by more than the arithmetic does.
+    scale = np.float32(1 / (np.float64(np.float32(size) / np.float32(length))))
+    centres = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale
+    distances = np.abs(np.arange(length, dtype=np.float32) + np.float32(0.5) - centres[:, None])
+    weights = kernel((distances * (1 / np.maximum(scale, np.float32(1)))).astype(np.float64))
     weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
     span = np.count_nonzero(weights, axis=1).max()
     outputs = _BAND_OUTPUTS
