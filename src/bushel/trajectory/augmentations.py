@@ -1,0 +1,124 @@
+"""Images changed at random as dlimp does: some operations one after the other, each cut off at black and white.
+
+The operations themselves are in image_operations.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.trajectory.compat import faithful
+from bushel.trajectory.image_operations import Array, Operation, operations, strips
+
+
+def draw_parameters(
+    augment_order: Sequence[str],
+    *,
+    rng: np.random.Generator | int | None = None,
+    compat: str | None = None,
+    **augment_kwargs: Any,
+) -> list[Any]:
+    """One parameter for each operation of `augment_order`: what `augment_image` does with an image.
+
+    >>> draw_parameters(["random_flip_left_right"], rng=0)
+    [np.False_]
+
+    Args:
+      augment_order: names of operations.
+      rng: a generator, a seed, or None for a fresh one.
+      compat: "crossformer" uses one number for all that an operation draws, as dlimp does: the area of
+        `random_resized_crop`, its ratio and both offsets are then the same fraction of their ranges.
+      **augment_kwargs: arguments of operations, by name.
+    """
+    same, generator = faithful(compat), np.random.default_rng(rng)
+    found = []
+    for operation in operations(augment_order, **augment_kwargs):
+        uniforms = generator.random(operation.uniforms, dtype=np.float32)
+        found.append(operation.parameter(np.full_like(uniforms, uniforms[0]) if same else uniforms))
+    return found
+
+
+def augment_image(
+    image: np.ndarray,
+    augment_order: Sequence[str],
+    *,
+    rng: np.random.Generator | int | None = None,
+    parameters: Sequence[Any] | None = None,
+    compat: str | None = None,
+    **augment_kwargs: Any,
+) -> np.ndarray:
+    """An image after the random changes of `augment_order`, one after the other, each cut off at black and white.
+
+    >>> image = np.full((2, 2, 3), 100, np.uint8)
+    >>> int(augment_image(image, ["random_brightness"], random_brightness=[0.1], parameters=[0.1])[0, 0, 0])
+    125
+
+    Args:
+      image: uint8 or float32 between 0 and 1, (..., height, width, channels); several images get the same change.
+      augment_order: names of operations.
+      rng: a generator, a seed, or None for a fresh one.
+      parameters: what to do instead of drawing it, one for each operation, as from `draw_parameters`.
+      compat: see `draw_parameters`.
+      **augment_kwargs: arguments of operations, by name: a mapping, or a sequence of positional ones.
+    """
+    image = np.asarray(image)
+    chosen = operations(augment_order, **augment_kwargs)
+    if parameters is None:
+        parameters = draw_parameters(augment_order, rng=rng, compat=compat, **augment_kwargs)
+    elif len(parameters) != len(chosen):
+        raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(parameters)} parameters.")
+    planes = to_planes(image)
+    for operation, parameter in zip(chosen, parameters):
+        planes = _applied(operation, planes, parameter)
+    return from_planes(planes, image.dtype)
+
+
+def to_planes(image: Array, xp: Any = np) -> Array:
+    """Images (..., height, width, channels) as planes (..., channels, height, width) of float32, 255 as 1.
+
+    >>> to_planes(np.full((4, 6, 3), 255, np.uint8)).shape
+    (3, 4, 6)
+    """
+    if image.ndim < 3 or image.dtype not in (np.uint8, np.float32):
+        raise ValueError(
+            f"Augmentations take uint8 or float32 images (..., height, width, channels), "
+            f"got {image.dtype} {image.shape}."
+        )
+    planes = xp.moveaxis(image, -1, -3)
+    if image.dtype == np.float32:
+        return planes.copy()
+    if xp is not np:
+        return planes * np.float32(1 / 255)
+    return np.multiply(planes, np.float32(1 / 255), dtype=np.float32, order="C")
+
+
+def from_planes(planes: Array, dtype: Any, xp: Any = np) -> Array:
+    """Planes between 0 and 1 as images (..., height, width, channels) again; uint8 has an equal part for each value.
+
+    >>> from_planes(np.ones((3, 4, 6), np.float32), np.uint8).shape
+    (4, 6, 3)
+    """
+    images = xp.moveaxis(planes, -3, -1)
+    if dtype != np.uint8:
+        return xp.ascontiguousarray(images)
+    if xp is not np:
+        return (images * np.float32(255.5)).astype(np.uint8)
+    found = np.empty(images.shape, np.uint8)
+    for channel in range(images.shape[-1]):  # as one product it would read and write with large steps
+        np.multiply(images[..., channel], np.float32(255.5), out=found[..., channel], casting="unsafe")
+    return found
+
+
+def _applied(operation: Operation, planes: np.ndarray, parameter: Any) -> np.ndarray:
+    """Planes after an operation, cut off at 0 and 1; in place where that can be."""
+    parameter = operation.looked(planes, parameter)
+    if not operation.by_pixel:
+        planes = operation.apply(planes, parameter)
+        return np.clip(planes, 0, 1, out=planes)
+    for rows in strips(planes.shape):
+        part = planes[..., rows, :]
+        np.clip(operation.apply(part, parameter), 0, 1, out=part)
+    return planes

@@ -1,0 +1,84 @@
+"""The augmentations of augmentations.py on a device: one key per sample, inside jit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.sources.needs import package
+from bushel.trajectory.augmentations import from_planes, to_planes
+from bushel.trajectory.compat import faithful
+from bushel.trajectory.image_operations import operations
+
+
+def augment_images(
+    images: Any,
+    keys: Any,
+    augment_order: Sequence[str],
+    *,
+    mask: Any = None,
+    parameters: Sequence[Any] | None = None,
+    compat: str | None = None,
+    **augment_kwargs: Any,
+) -> Any:
+    """A batch of images after random changes, each sample after its own. May be called inside `jax.jit`.
+
+    >>> import jax
+    >>> images = jax.numpy.zeros((8, 2, 64, 64, 3), "uint8")  # eight samples, windows of two steps
+    >>> augment_images(images, jax.random.key(0), ["random_brightness"], random_brightness=[0.1]).shape
+    (8, 2, 64, 64, 3)
+
+    Args:
+      images: uint8 or float32 (samples, ..., height, width, channels). All images of a sample get the same change.
+      keys: one key, or one for each sample. A sample's change depends on its own key alone.
+      augment_order: names of operations.
+      mask: bool (samples, ...), which images are no padding; the others stay as they are. None: all.
+      parameters: what to do instead of drawing it: for each operation an array with a row for each sample, as
+        `bushel.trajectory.augmentations.draw_parameters` gives for one. `keys` is not used then.
+      compat: "crossformer" uses one number for all that an operation draws, as dlimp does.
+      **augment_kwargs: arguments of operations, by name: a mapping, or a sequence of positional ones.
+    """
+    jax = package("jax", "jax", "Augmentations on a device")
+    jnp = jax.numpy
+    chosen, same = operations(augment_order, **augment_kwargs), faithful(compat)
+    images = jnp.asarray(images)
+    if images.ndim < 4:
+        raise ValueError(f"augment_images takes (samples, ..., height, width, channels), got shape {images.shape}.")
+
+    def drawn(key: Any) -> list[Any]:
+        found = []
+        for number, operation in enumerate(chosen):
+            uniforms = jax.random.uniform(jax.random.fold_in(key, number), (operation.uniforms,), np.float32)
+            found.append(operation.parameter(jnp.broadcast_to(uniforms[0], uniforms.shape) if same else uniforms, jnp))
+        return found
+
+    def changed(image: Any, own: Sequence[Any]) -> Any:
+        planes = to_planes(image, jnp)
+        for operation, parameter in zip(chosen, own):
+            planes = operation.apply(planes, operation.looked(planes, parameter), jnp)
+            planes = jnp.clip(planes, 0, 1)
+        return from_planes(planes, image.dtype, jnp)
+
+    own = jax.vmap(drawn)(_one_per_sample(jax, keys, len(images))) if parameters is None else list(parameters)
+    if len(own) != len(chosen):
+        raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(own)} parameters.")
+    found = jax.vmap(changed)(images, [jnp.asarray(parameter) for parameter in own])
+    if mask is None:
+        return found
+    mask = jnp.asarray(mask, dtype=bool)
+    if mask.shape != images.shape[:-3]:
+        raise ValueError(f"The mask of images {images.shape} has the shape {images.shape[:-3]}, got {mask.shape}.")
+    return jnp.where(mask[..., None, None, None], found, images)
+
+
+def _one_per_sample(jax: Any, keys: Any, samples: int) -> Any:
+    """Keys (samples,), of the new kind or as words of uint32."""
+    if not jax.numpy.issubdtype(keys.dtype, jax.dtypes.prng_key):
+        keys = jax.random.wrap_key_data(keys)
+    if keys.ndim == 0:
+        return jax.random.split(keys, samples)
+    if keys.shape != (samples,):
+        raise ValueError(f"{samples} samples need one key or {samples} of them, got keys of shape {keys.shape}.")
+    return keys

@@ -1,0 +1,302 @@
+"""The random changes that an image may go through: what each one draws, and what it does with that.
+
+An operation is a description. It turns uniform numbers into a parameter and applies a parameter to planes of float32
+between 0 and 1, under NumPy and under JAX (`xp`). Who draws and in which order: augmentations.py on the host,
+device_augmentations.py on a device.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+Array = Any
+"""An array of NumPy or of JAX."""
+
+_TINY = np.float32(1e-30)  # stands for zero where one divides
+_STRIP = 20_000  # values in one part of an image: small enough for the cache and for memory that is not given back
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation(abc.ABC):
+    """A random change of an image. Its fields say how far it goes."""
+
+    uniforms: ClassVar[int] = 1
+    """How many uniform numbers one draw needs."""
+
+    by_pixel: ClassVar[bool] = False
+    """Whether a pixel of the result depends on the same pixel alone, and on what `looked` says of the whole image."""
+
+    @abc.abstractmethod
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """What to do, drawn by `uniforms` numbers between 0 and 1."""
+
+    def looked(self, planes: Array, parameter: Array) -> Array:
+        """What `apply` takes: the parameter, along with what must be known of the whole image."""
+        return parameter
+
+    @abc.abstractmethod
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """Planes (..., channels, height, width) changed by what was drawn. May leave the range from 0 to 1."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomResizedCrop(Operation):
+    """A part of the image, drawn by its area and its width over its height, in the size of the whole.
+
+    The parameter is a box (top, left, bottom, right) in fractions of the image. Pixels are interpolated bilinearly,
+    corner on corner, as in `tf.image.crop_and_resize`.
+    """
+
+    scale: Sequence[float]
+    ratio: Sequence[float]
+    uniforms = 4
+
+    def __post_init__(self) -> None:
+        _between(self.scale, "scale", 0)
+        _between(self.ratio, "ratio", 0)
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """The box: four numbers give area, ratio, and the two offsets."""
+        area = _within(uniforms[0], *self.scale)
+        ratio = xp.exp(_within(uniforms[1], math.log(self.ratio[0]), math.log(self.ratio[1])))
+        height = xp.clip(xp.sqrt(area / ratio), 0, 1)
+        width = xp.clip(xp.sqrt(area * ratio), 0, 1)
+        top, left = uniforms[2] * (1 - height), uniforms[3] * (1 - width)
+        return xp.stack([top, left, top + height, left + width])
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """The box, stretched over the whole image."""
+        top, left, bottom, right = xp.asarray(parameter, dtype=np.float32)
+        rows, columns = _places(top, bottom, planes.shape[-2], xp), _places(left, right, planes.shape[-1], xp)
+        if xp is not np:
+            return _sampled(_sampled(planes, columns, -1, xp), rows, -2, xp)
+        found = np.empty_like(planes)
+        for some in strips(planes.shape):
+            before, after, share = (values[some] for values in rows)
+            first, last = before.min(), after.max()
+            part = _sampled(planes[..., first : last + 1, :], columns, -1, np)
+            found[..., some, :] = _sampled(part, (before - first, after - first, share), -2, np)
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomBrightness(Operation):
+    """A number between -max_delta and max_delta added to all values."""
+
+    max_delta: float
+    by_pixel = True
+
+    def __post_init__(self) -> None:
+        if not self.max_delta >= 0:
+            raise ValueError(f"max_delta of random_brightness must not be negative, got {self.max_delta}.")
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """The number."""
+        return _within(uniforms[0], -self.max_delta, self.max_delta)
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """Values plus the number."""
+        return planes + xp.asarray(parameter, dtype=np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomContrast(Operation):
+    """Distances from the mean of each channel times a number between lower and upper."""
+
+    lower: float
+    upper: float
+    by_pixel = True
+
+    def __post_init__(self) -> None:
+        _between((self.lower, self.upper), "random_contrast", 0, distinct=True)
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """The number."""
+        return _within(uniforms[0], self.lower, self.upper)
+
+    def looked(self, planes: Array, parameter: Array) -> Array:
+        """The number, and the mean of each channel."""
+        return parameter, planes.mean(axis=(-2, -1), keepdims=True)
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """Values nearer to the mean of their channel, or farther from it."""
+        factor, mean = parameter
+        return (planes - mean) * xp.asarray(factor, dtype=np.float32) + mean
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomSaturation(Operation):
+    """The saturation of each pixel times a number between lower and upper; hue and value stay."""
+
+    lower: float
+    upper: float
+    by_pixel = True
+
+    def __post_init__(self) -> None:
+        _between((self.lower, self.upper), "random_saturation", 0, distinct=True)
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """The number."""
+        return _within(uniforms[0], self.lower, self.upper)
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """All channels of a pixel nearer to its largest one, or farther: but not below zero."""
+        _three_channels(planes, "random_saturation")
+        high = planes.max(axis=-3, keepdims=True)
+        below = high - planes
+        most = high / xp.maximum(below.max(axis=-3, keepdims=True), _TINY)  # there the saturation is 1
+        return high - below * xp.minimum(xp.asarray(parameter, dtype=np.float32), most)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomHue(Operation):
+    """The hue of each pixel turned by a number between -max_delta and max_delta of the circle."""
+
+    max_delta: float
+    by_pixel = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_delta <= 0.5:
+            raise ValueError(f"max_delta of random_hue must be between 0 and 0.5, got {self.max_delta}.")
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """The number."""
+        return _within(uniforms[0], -self.max_delta, self.max_delta)
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """Hue in sixths of the circle, moved on; then each channel by its distance from its own colour."""
+        _three_channels(planes, "random_hue")
+        red, green, blue = (planes[..., channel, :, :] for channel in range(3))
+        high, low = planes.max(axis=-3), planes.min(axis=-3)
+        spread = high - low
+        from_blue = xp.where(high == green, 2 * spread + blue - red, 4 * spread + red - green)
+        hue = xp.where(high == red, green - blue, from_blue) / xp.maximum(spread, _TINY)
+        hue = hue + 6 * xp.asarray(parameter, dtype=np.float32)
+        hue = hue - 6 * xp.floor(hue * np.float32(1 / 6))
+        shares = xp.stack([abs(hue - 3) - 1, 2 - abs(hue - 2), 2 - abs(hue - 4)], axis=-3)
+        return low[..., None, :, :] + spread[..., None, :, :] * xp.clip(shares, 0, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomFlipLeftRight(Operation):
+    """The image mirrored left to right, half of the time."""
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """Whether to."""
+        return uniforms[0] < 0.5
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """Columns in the opposite order, if so."""
+        return xp.where(parameter, planes[..., ::-1], planes)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomFlipUpDown(Operation):
+    """The image mirrored upside down, half of the time."""
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """Whether to."""
+        return uniforms[0] < 0.5
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """Rows in the opposite order, if so."""
+        return xp.where(parameter, planes[..., ::-1, :], planes)
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomRot90(Operation):
+    """The image turned against the clock by 0, 1, 2 or 3 quarters. Under JAX it must be square."""
+
+    def parameter(self, uniforms: Array, xp: Any = np) -> Array:
+        """How many quarters."""
+        return xp.asarray(uniforms[0] * 4, dtype=np.int32)
+
+    def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
+        """The image, turned."""
+        if xp is np:
+            return np.rot90(planes, int(parameter), axes=(-2, -1))
+        if planes.shape[-1] != planes.shape[-2]:
+            height, width = planes.shape[-2:]
+            raise ValueError(
+                f"random_rot90 would turn an image of {height} x {width} into one of {width} x {height}, and shapes "
+                "are fixed under JAX. Resize to a square, or leave random_rot90 out of augment_order."
+            )
+        turned = xp.where(parameter % 2 == 1, xp.rot90(planes, 1, axes=(-2, -1)), planes)
+        return xp.where(parameter >= 2, turned[..., ::-1, ::-1], turned)
+
+
+OPERATIONS: dict[str, type[Operation]] = {
+    "random_resized_crop": RandomResizedCrop,
+    "random_brightness": RandomBrightness,
+    "random_contrast": RandomContrast,
+    "random_saturation": RandomSaturation,
+    "random_hue": RandomHue,
+    "random_flip_left_right": RandomFlipLeftRight,
+    "random_flip_up_down": RandomFlipUpDown,
+    "random_rot90": RandomRot90,
+}
+"""The operations by the names that `augment_order` uses."""
+
+
+def operations(augment_order: Sequence[str], **augment_kwargs: Any) -> tuple[Operation, ...]:
+    """The operations of `augment_order`, each with its own arguments: a mapping or a sequence under its name.
+
+    >>> operations(["random_brightness"], random_brightness={"max_delta": 0.1})
+    (RandomBrightness(max_delta=0.1),)
+    """
+    if unknown := [name for name in (*augment_order, *augment_kwargs) if name not in OPERATIONS]:
+        raise ValueError(f"There is no augmentation {unknown[0]!r}. There are {', '.join(OPERATIONS)}.")
+    found = []
+    for name in augment_order:
+        given = augment_kwargs.get(name, ())
+        try:
+            named = isinstance(given, Mapping)
+            found.append(OPERATIONS[name](**given) if named else OPERATIONS[name](*given))
+        except TypeError as error:
+            fields = ", ".join(field.name for field in dataclasses.fields(OPERATIONS[name]))
+            raise TypeError(f"{name} takes ({fields}), got {given!r}.") from error
+    return tuple(found)
+
+
+def _places(start: Array, stop: Array, length: int, xp: Any) -> tuple[Array, Array, Array]:
+    """For `length` points from the fraction `start` of an axis to `stop`: the index before, behind, and the share."""
+    last = length - 1
+    points = start * last + xp.arange(length, dtype=np.float32) * ((stop - start) * last / max(last, 1))
+    points = xp.clip(points, 0, last)
+    before = xp.floor(points)
+    return before.astype(np.int32), xp.ceil(points).astype(np.int32), points - before
+
+
+def _sampled(planes: Array, places: tuple[Array, Array, Array], axis: int, xp: Any) -> Array:
+    """Values between those of an axis, by linear interpolation."""
+    before, after, share = places
+    low = xp.take(planes, before, axis=axis)
+    return low + (xp.take(planes, after, axis=axis) - low) * share.reshape(-1, *[1] * (-1 - axis))
+
+
+def strips(shape: tuple[int, ...]) -> list[slice]:
+    """Rows of planes (..., height, width) in parts of about `_STRIP` values."""
+    *lead, height, width = shape
+    rows = max(1, _STRIP // max(math.prod(lead) * width, 1))
+    return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
+
+
+def _within(uniform: Array, low: float, high: float) -> Array:
+    return uniform * np.float32(high - low) + np.float32(low)
+
+
+def _between(limits: Sequence[float], what: str, least: float, *, distinct: bool = False) -> None:
+    if len(limits) != 2 or not least <= limits[0] <= limits[1] or (distinct and limits[0] == limits[1]):
+        wanted = "two numbers, the smaller one first and not the same" if distinct else "two numbers in ascending order"
+        raise ValueError(f"{what} takes {wanted}, not below {least}; got {limits!r}.")
+
+
+def _three_channels(planes: Array, name: str) -> None:
+    if planes.shape[-3] != 3:
+        raise ValueError(f"{name} needs images with 3 channels, got one with {planes.shape[-3]}.")

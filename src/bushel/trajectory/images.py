@@ -1,0 +1,246 @@
+"""Encoded images to pixels and pixels to another size, as TensorFlow gives them. Which images, obs_transforms.py says.
+
+JPEG is decoded with the fast DCT and smooth upsampling, which is what `tf.io.decode_image` does; other decoders and
+other settings give other pixels in most places, so there is no fallback.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.sources.needs import package
+
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_GREY, _GREY_ALPHA = 0, 4  # colour types of PNG
+_COLOURS = {"Gray": "GRAY", "YCbCr": "RGB", "RGB": "RGB"}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Decoding
+
+
+def decode_image(data: Any) -> np.ndarray:
+    """The pixels of an encoded image: uint8 (height, width, channels), with as many channels as the file has.
+
+    Equal to `tf.io.decode_image(data, expand_animations=False)`: grey images have one channel, images with
+    transparency four (grey ones two), of 16 bits the upper 8 are kept. Of a GIF, and of any other format that Pillow
+    knows, the first frame is given as RGB.
+
+    >>> decode_image(open("frame.jpg", "rb").read()).shape  # doctest: +SKIP
+    (256, 256, 3)
+
+    Args:
+      data: the content of an image file, as `bytes` or as anything that `bytes(data)` reads.
+    """
+    found = _decoded(_content(data))
+    return (found >> 8).astype(np.uint8) if found.dtype == np.uint16 else found
+
+
+def decode_depth(data: Any) -> np.ndarray:
+    """The first channel of an encoded depth image: float32 (height, width) between 0 and 1.
+
+    Equal to `tf.io.decode_image(data, dtype=tf.float32)[..., 0]`: values over 65535 where a file has 16 bits, else
+    over 255.
+
+    Args:
+      data: the content of an image file, mostly a PNG of 16 bits, as `bytes` or as anything that `bytes(data)` reads.
+    """
+    content = _content(data)
+    found = _decoded(content)
+    if content.startswith(_PNG):
+        if content[24] == 16 and found.dtype == np.uint8:
+            raise ValueError(
+                f"This depth image is a PNG of 16 bits with {found.shape[2]} channels, of which Pillow gives 8 bits "
+                "only. Write depth as a PNG with one channel."
+            )
+        wide = found[..., 0].astype(np.uint16) * np.uint16(1 if found.dtype == np.uint16 else 257)
+        return wide.astype(np.float32) * np.float32(1 / 65535)
+    return found[..., 0].astype(np.float32) * np.float32(1 / 255)
+
+
+def _content(data: Any) -> bytes:
+    content = data if isinstance(data, bytes) else bytes(data)
+    if not content:
+        raise ValueError("An empty string stands for a padding image and holds no pixels. Ask for its length first.")
+    return content
+
+
+def _decoded(content: bytes) -> np.ndarray:
+    """Pixels with a channel axis, uint8; uint16 for a grey PNG of 16 bits."""
+    if content.startswith(_JPEG):
+        return _decoded_jpeg(content)
+    images = package("PIL.Image", "robots", "Images")
+    try:
+        with images.open(io.BytesIO(content)) as image:
+            found = _png_pixels(image, content) if content.startswith(_PNG) else np.array(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"These {len(content)} bytes are no complete image: {error}") from error
+    return found[:, :, None] if found.ndim == 2 else found
+
+
+def _decoded_jpeg(content: bytes) -> np.ndarray:
+    simplejpeg: Any = sys.modules.get("simplejpeg") or package("simplejpeg", "robots", "JPEG images")
+    try:
+        colours = simplejpeg.decode_jpeg_header(content)[2]
+        if colours in _COLOURS:
+            return simplejpeg.decode_jpeg(content, colorspace=_COLOURS[colours], fastdct=True, fastupsample=False)
+    except ValueError as error:
+        raise ValueError(f"These {len(content)} bytes are no complete JPEG image: {error}") from error
+    raise ValueError(f"This JPEG image has the colours {colours}. Convert it to RGB or grey before it is stored.")
+
+
+def _png_pixels(image: Any, content: bytes) -> np.ndarray:
+    """What libpng gives without any wish for channels. The header has bits per channel and colour type at 24 and 25."""
+    if image.mode == "P":
+        return np.array(image.convert("RGBA" if "transparency" in image.info else "RGB"))
+    bits, colours = content[24], content[25]
+    if colours == _GREY:
+        return np.array(image).astype(np.uint16) if bits == 16 else np.array(image.convert("L"))
+    found = np.array(image)
+    return found[:, :, [0, -1]] if colours == _GREY_ALPHA else found
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Resizing
+
+
+def resize_image(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """An image of another size: Lanczos with three lobes, low-passed where it shrinks, rounded.
+
+    Equal to `tf.image.resize(image, size, "lanczos3", antialias=True)`, rounded and clipped to uint8, but for single
+    values that lie within float32's error of a half.
+
+    >>> resize_image(np.zeros((256, 320, 3), np.uint8), (224, 224)).shape
+    (224, 224, 3)
+
+    Args:
+      image: uint8 (height, width, channels).
+      size: the new height and width.
+    """
+    image = np.asarray(image)
+    if image.dtype != np.uint8 or image.ndim != 3:
+        raise ValueError(
+            f"resize_image takes uint8 (height, width, channels), got {image.dtype} {image.shape}. "
+            "Depth images go to resize_depth_image."
+        )
+    height, width, channels = image.shape
+    new = checked_size(size)
+    if (height, width) == new:
+        return image
+    # One plane for each channel: both passes are then products of matrices, in place and without a transposition.
+    planes = np.empty((channels, height, width), np.float32)
+    for channel in range(channels):
+        planes[channel] = image[..., channel]
+    found = _resampled(planes, new, _lanczos3)
+    np.rint(found, out=found)
+    np.clip(found, 0, 255, out=found)
+    small = found.astype(np.uint8)
+    pixels = np.empty((*new, channels), np.uint8)
+    for channel in range(channels):
+        pixels[..., channel] = small[channel]
+    return pixels
+
+
+def resize_depth_image(depth: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """A depth image of another size: bilinear, low-passed where it shrinks.
+
+    Equal to `tf.image.resize(depth[..., None], size, "bilinear", antialias=True)[..., 0]` within 1e-6.
+
+    >>> resize_depth_image(np.ones((4, 6), np.float32), (2, 2))
+    array([[1., 1.],
+           [1., 1.]], dtype=float32)
+
+    Args:
+      depth: float32 (height, width), or (height, width, 1) for a result with that axis.
+      size: the new height and width.
+    """
+    depth = np.asarray(depth)
+    if depth.dtype != np.float32 or not (depth.ndim == 2 or (depth.ndim == 3 and depth.shape[2] == 1)):
+        raise ValueError(
+            f"resize_depth_image takes float32 (height, width) or (height, width, 1), got {depth.dtype} {depth.shape}."
+        )
+    new = checked_size(size)
+    found = _resampled(depth.reshape(1, *depth.shape[:2]), new, _triangle)
+    return found.reshape(*new, *depth.shape[2:])
+
+
+def checked_size(size: Sequence[int]) -> tuple[int, int]:
+    """A height and a width, both positive, as plain integers.
+
+    >>> checked_size([224, 320])
+    (224, 320)
+    """
+    if len(size) != 2:
+        raise ValueError(f"A size is a height and a width, got {size!r}.")
+    return checks.positive(size[0], "The height of an image"), checks.positive(size[1], "The width of an image")
+
+
+class _Band(NamedTuple):
+    """Some neighbouring outputs, the inputs that they are made of, and the weights (outputs, inputs)."""
+
+    outputs: slice
+    inputs: slice
+    weights: np.ndarray
+
+
+_Kernel = Callable[[np.ndarray], np.ndarray]
+
+
+def _lanczos3(distance: np.ndarray) -> np.ndarray:
+    return np.where(distance < 3, np.sinc(distance) * np.sinc(distance / 3), 0)
+
+
+def _triangle(distance: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - distance, 0)
+
+
+def _resampled(planes: np.ndarray, size: tuple[int, int], kernel: _Kernel) -> np.ndarray:
+    """Planes (channels, height, width) of float32 in another size, rows first."""
+    channels, height, width = planes.shape
+    if height != size[0]:
+        rows = np.empty((channels, size[0], width), np.float32)
+        for outputs, inputs, weights in _bands(height, size[0], width, kernel):
+            np.matmul(weights, planes[:, inputs], out=rows[:, outputs])
+        planes = rows
+    if width != size[1]:
+        columns = np.empty((channels, *size), np.float32)
+        for outputs, inputs, weights in _bands(width, size[1], size[0], kernel):
+            np.matmul(planes[:, :, inputs], weights.T, out=columns[:, :, outputs])
+        planes = columns
+    return planes
+
+
+_BAND_OUTPUTS = 16
+_BAND_PRODUCTS = 1 << 19  # multiplications of one product, below which BLAS starts no threads for it
+
+
+@functools.lru_cache(maxsize=256)
+def _bands(length: int, size: int, across: int, kernel: _Kernel) -> list[_Band]:
+    """The weights that take `length` pixels to `size`, in bands: a full matrix would be zeros for the most part.
+
+    Bands are narrow where `across`, the length of the other axis, is large.
+    """
+    # TensorFlow finds positions in float32: exact ones would differ from its results by more than the arithmetic does.
+    scale = np.float32(1 / (np.float64(np.float32(size) / np.float32(length))))
+    centres = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale
+    distances = np.abs(np.arange(length, dtype=np.float32) + np.float32(0.5) - centres[:, None])
+    weights = kernel((distances * (1 / np.maximum(scale, np.float32(1)))).astype(np.float64))
+    weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    span = np.count_nonzero(weights, axis=1).max()
+    outputs = _BAND_OUTPUTS
+    while outputs > 1 and outputs * (outputs * scale + span) * across > _BAND_PRODUCTS:
+        outputs //= 2
+    bands = []
+    for start in range(0, size, outputs):
+        some = weights[start : start + outputs]
+        (used,) = np.nonzero(some.any(axis=0))
+        inputs = slice(int(used[0]), int(used[-1]) + 1)
+        bands.append(_Band(slice(start, start + len(some)), inputs, np.ascontiguousarray(some[:, inputs])))
+    return bands
