@@ -14,6 +14,7 @@ from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episodes import Numbers
 from bushel.trajectory.functions import Function, instantiated
+from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
 from bushel.trajectory.passes import results
 from bushel.trajectory.restructure import Tree
 from bushel.trajectory.samples import Samples, Transforms
@@ -153,3 +154,83 @@ def _kept_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.nd
             )
         kept[start : start + length] = verdict.astype(bool)
     return kept
+
+
+# Transforms of frames.
+
+
+@dataclasses.dataclass(frozen=True)
+class FrameTransforms:
+    """What is done to the images of a frame, as a function of the frame and a generator of its own.
+
+    The task and all steps of the window share one seed: they are cropped, coloured and dropped alike.
+    """
+
+    train: bool
+    image_augment_kwargs: Mapping[str, Any]
+    resize_size: Any
+    depth_resize_size: Any
+    image_dropout_prob: float
+    image_dropout_keep_key: str | None
+    compat: str | None
+
+    def __call__(self, frame: Tree, rng: np.random.Generator) -> Tree:
+        seed = int(rng.integers(1 << 63))
+        return {
+            **frame,
+            "observation": self._changed(frame["observation"], over_window(self._images), seed),
+            "task": self._changed(frame.get("task", {}), self._images, seed),
+        }
+
+    def _changed(self, tree: Tree, change: Callable[[Tree, int], Tree], seed: int) -> Tree:
+        images = {name: leaf for name, leaf in tree.items() if name.startswith(("image_", "depth_"))}
+        if not images:
+            return tree
+        masks = {name: mask for name, mask in tree["pad_mask_dict"].items() if name in images}
+        changed = change({**images, "pad_mask_dict": masks}, seed)
+        return {**tree, **changed, "pad_mask_dict": {**tree["pad_mask_dict"], **changed["pad_mask_dict"]}}
+
+    def _images(self, obs: Tree, seed: int) -> Tree:
+        obs = decode_and_resize(obs, self.resize_size, self.depth_resize_size, compat=self.compat)
+        if not self.train:
+            return obs
+        if self.image_dropout_prob:
+            obs = image_dropout(obs, seed, self.image_dropout_prob, self.image_dropout_keep_key, compat=self.compat)
+        return augment(obs, seed, self.image_augment_kwargs, compat=self.compat) if self.image_augment_kwargs else obs
+
+
+def apply_frame_transforms(
+    dataset: TrajectoryDataset,
+    *,
+    train: bool,
+    image_augment_kwargs: Mapping[str, Any] | None = None,
+    resize_size: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    depth_resize_size: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    image_dropout_prob: float = 0.0,
+    image_dropout_keep_key: str | None = None,
+    num_parallel_calls: int | None = None,
+    seed: int = 0,
+    compat: str | None = None,
+) -> TrajectoryDataset:
+    """Decodes and resizes the images of each frame; when training, also drops some and augments the rest.
+
+    Args:
+      dataset: of frames; or of trajectories, whose frames are then transformed one by one.
+      train: only then are images dropped and augmented.
+      image_augment_kwargs: "augment_order" and arguments of its operations, for all images or by name.
+      resize_size, depth_resize_size: (height, width) for all, or by name.
+      image_dropout_prob, image_dropout_keep_key: how often an image is dropped, and the one that never is.
+      num_parallel_calls: a hint for how many threads work.
+      seed: of the draws; each belongs to the frame and the epoch.
+      compat: "crossformer" for the shapes and draws of the original.
+    """
+    change = FrameTransforms(
+        bool(train),
+        dict(image_augment_kwargs or {}),
+        {} if resize_size is None else resize_size,
+        {} if depth_resize_size is None else depth_resize_size,
+        image_dropout_prob,
+        image_dropout_keep_key,
+        compat,
+    )
+    return dataset.with_threads(num_parallel_calls).random_frame_map(change, seed=seed)

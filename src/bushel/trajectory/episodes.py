@@ -148,12 +148,14 @@ class Episodes:
       columns: a tree of dicts of columns, as long as all episodes together.
       lengths: how many frames each episode has.
       fingerprint: what tells this table from others, small and plain.
+      numbers: which episode of its data set each one is, where some were left out.
       folder: where it lies on disk, if it does.
     """
 
     columns: Columns
     lengths: np.ndarray
     fingerprint: Any = None
+    numbers: np.ndarray | None = None
     folder: str | None = None
 
     def __post_init__(self) -> None:
@@ -211,13 +213,13 @@ class Episodes:
 
     def with_columns(self, more: Columns) -> Episodes:
         """The table with more columns, constant ones for example."""
-        return dataclasses.replace(self, columns=nested(flat(self.columns) | flat(more)))
+        return dataclasses.replace(self, columns=nested(flat(self.columns) | flat(more)), folder=None)
 
     def __reduce__(self) -> Any:
         # Worker processes map the files themselves.
         if self.folder is not None:
             return load, (self.folder, parts_of(self))
-        return Episodes, (self.columns, self.lengths, self.fingerprint)
+        return Episodes, (self.columns, self.lengths, self.fingerprint, self.numbers)
 
     def __repr__(self) -> str:
         return (
@@ -353,7 +355,8 @@ def save(episodes: Episodes, folder: str) -> Episodes:
         described = []
         for number, (path, column) in enumerate(flat(episodes.columns).items()):
             described.append({"path": path, **_written(column, os.path.join(temporary, str(number)))})
-        np.save(os.path.join(temporary, "lengths.npy"), episodes.lengths)
+        numbers = np.arange(len(episodes)) if episodes.numbers is None else episodes.numbers
+        np.save(os.path.join(temporary, "episodes.npy"), np.stack([episodes.lengths, numbers]))
         with open(os.path.join(temporary, "table.json"), "w", encoding="utf-8") as file:
             json.dump({"format": _FORMAT, "columns": described, "fingerprint": episodes.fingerprint}, file)
         with contextlib.suppress(OSError):  # another process was faster: its table is the same
@@ -399,8 +402,8 @@ def load(folder: str, parts: RecordParts | None) -> Episodes:
         tuple(entry["path"]): _read(entry, os.path.join(folder, str(number)), parts)
         for number, entry in enumerate(table["columns"])
     }
-    lengths = np.load(os.path.join(folder, "lengths.npy"))
-    return Episodes(nested(leaves), lengths, table["fingerprint"], folder)
+    lengths, numbers = np.load(os.path.join(folder, "episodes.npy"))
+    return Episodes(nested(leaves), lengths, table["fingerprint"], numbers, folder)
 
 
 def _read(entry: dict[str, Any], path: str, parts: RecordParts | None) -> Column:

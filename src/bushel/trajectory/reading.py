@@ -31,7 +31,6 @@ from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Normalize, Samples
 from bushel.trajectory.statistics import get_dataset_statistics, load_statistics
 
-_NUMBER = "episode_number"
 _log = logging.getLogger("bushel")
 
 
@@ -61,33 +60,34 @@ def _table(
     ignore_errors: bool,
     cache_dir: str | None,
     options: MultiprocessingOptions | None,
-) -> tuple[Episodes, np.ndarray]:
-    """The episodes of all splits that pass the filters, as a table, and the number of each in the data set."""
+) -> Episodes:
+    """The episodes of all splits that pass the filters, as a table."""
     raw = builder.episodes("all")
     codes = [named(function) for function in filters]
     fingerprint = [raw.fingerprint(), digest(restructure), *codes, ignore_errors]
     folder = os.path.join(cache_dir or cache_folder(), "episodes", digest(fingerprint))
     if os.path.exists(os.path.join(folder, "table.json")):
-        loaded = tables.load(folder, raw.parts)
-        return loaded, loaded.columns[_NUMBER].take(loaded.starts)
+        return tables.load(folder, raw.parts)
     prepare = _Prepare(restructure, tuple(map(instantiated, filters)), ignore_errors)
     made = results(MapDataset.source(raw).map_with_index(prepare), f"episodes of {restructure.name}", options)
-    table = Episodes.of(_wanted(made, restructure.name), fingerprint=fingerprint, parts=raw.parts)
-    if not len(table):
+    numbers: list[int] = []
+    table = Episodes.of(_wanted(made, numbers, restructure.name), fingerprint=fingerprint, parts=raw.parts)
+    if not numbers:
         raise ValueError(
             f"None of the {len(raw)} trajectories of {restructure.name} is left: all are empty, or filter_functions "
             f"({', '.join(codes) or 'none'}) refuse them."
         )
-    table = tables.save(table.with_columns(restructure.constants(table.frames)), folder)
-    return table, table.columns[_NUMBER].take(table.starts)
+    table = dataclasses.replace(table, numbers=np.array(numbers))
+    return tables.save(table.with_columns(restructure.constants(table.frames)), folder)
 
 
-def _wanted(made: Iterator[dict[str, Any]], name: str) -> Iterator[Tree]:
+def _wanted(made: Iterator[dict[str, Any]], numbers: list[int], name: str) -> Iterator[Tree]:
+    """The trajectories that are not empty, whose numbers are put down in `numbers`."""
     failed = 0
     for entry in made:
-        if entry["trajectory"] is not None:
-            length = length_of(entry["trajectory"])
-            yield {**entry["trajectory"], _NUMBER: np.full(length, entry["number"], dtype=np.int64)}
+        if entry["trajectory"] is not None and length_of(entry["trajectory"]):
+            numbers.append(entry["number"])
+            yield entry["trajectory"]
         elif "error" in entry:
             failed += 1
             _log.warning("bushel: trajectory %d of %s is left out: %s", entry["number"], name, entry["error"])
@@ -158,14 +158,14 @@ def make_dataset_from_rlds(
         language_key,
     )
     options = None if num_parallel_calls is None else MultiprocessingOptions(max(num_parallel_calls, 0))
-    table, numbers = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options)
+    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options)
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
-    chosen = np.flatnonzero(np.isin(numbers, builder.positions(training if train else held_out)))
+    chosen = np.flatnonzero(np.isin(table.numbers, builder.positions(training if train else held_out)))
     proprio = [f"proprio_{new}" for new, old in restructure.proprio_obs_keys.items() if old is not None]
     if dataset_statistics is None:
         counted = np.arange(len(table))
         if not faithful(compat):
-            counted = np.flatnonzero(np.isin(numbers, builder.positions(training)))
+            counted = np.flatnonzero(np.isin(table.numbers, builder.positions(training)))
         statistics = get_dataset_statistics(
             _Trajectories(table, counted, proprio),
             proprio,
