@@ -240,6 +240,13 @@ def test_a_known_file_is_read_and_not_computed(tmp_path):
     assert get_dataset_statistics(ONE, [], ["a", "b"], tmp_path)["action"]["mean"] == [5.0]
 
 
+def test_a_file_that_lacks_an_entry_is_made_again(tmp_path, caplog):
+    trajectories = [{"observation": {"proprio": np.ones((2, 1))}, "action": np.ones((2, 1))}]
+    get_dataset_statistics(trajectories, [], ["a"], tmp_path)
+    assert get_dataset_statistics(trajectories, ["proprio"], ["a"], tmp_path)["proprio"]["mean"] == [1.0]
+    assert "needs 'proprio', this one has" in caplog.text
+
+
 @pytest.mark.parametrize("damage", ['{"action": {"mean": [1', "", "[]", '{"action": null}', "\x00"])
 def test_a_damaged_file_is_made_again(tmp_path, caplog, damage):
     first = get_dataset_statistics(ONE, [], ["a"], tmp_path)
@@ -247,7 +254,9 @@ def test_a_damaged_file_is_made_again(tmp_path, caplog, damage):
     path.write_text(damage)
     with caplog.at_level(logging.WARNING):
         assert get_dataset_statistics(ONE, [], ["a"], tmp_path) == first
-    assert f"The statistics in {path} cannot be read" in caplog.text and "They are computed again" in caplog.text
+    assert (
+        f"The statistics in {path} cannot be read" in caplog.text and "The statistics are computed again" in caplog.text
+    )
     assert load_statistics(path) == first
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == [path.name]  # nothing half written
 

@@ -184,7 +184,7 @@ def get_dataset_statistics(
         raise TypeError("proprio_keys and hash_dependencies are lists of strings, got a string.")
     paths = _paths(hash_dependencies, save_dir, compat)
     for path in paths if not force_recompute else ():
-        if (known := _known(path)) is not None:
+        if (known := _known(path, proprio_keys)) is not None:
             return known
     found = _computed(trajectories, tuple(proprio_keys), faithful(compat), progress, workers)
     for path in paths:
@@ -207,14 +207,17 @@ def _paths(dependencies: Sequence[str], save_dir: str | os.PathLike[str] | None,
     return [folder / name for folder in folders]
 
 
-def _known(path: Path) -> dict[str, Any] | None:
+def _known(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
     try:
-        return load_statistics(path)
-    except FileNotFoundError:
+        found = load_statistics(path)
+        for name in keys:
+            entry(found, name, of=f"The file {path}")
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        logger.warning("%s They are computed again.", error)
+        logger.warning("%s The statistics are computed again.", error)
         return None
+    return found
 
 
 def _computed(
