@@ -9,6 +9,7 @@ from golden_data import restructured, statistics, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from watching import wait_until, workers
 
 import bushel
 from bushel.trajectory import statistics as module
@@ -176,6 +177,17 @@ def test_however_they_are_read_the_statistics_are_the_same():
     ]
     assert all(way == wanted for way in ways)
     assert wanted["num_trajectories"] == 40
+
+
+def test_an_error_leaves_no_worker_behind():
+    class Bad(Slow):
+        def __getitem__(self, index):
+            return super().__getitem__(index) if index < 3 else {"observation": {}, "action": np.full((1, 3), np.inf)}
+
+    with pytest.raises(ValueError, match="Trajectory 3, action: Numbers that are infinite") as error:
+        get_dataset_statistics(Bad(40), [], ["x"], workers=bushel.MultiprocessingOptions(2))
+    wait_until(lambda: not workers())
+    assert error.traceback  # which keeps all that was open alive
 
 
 def test_other_shapes():
