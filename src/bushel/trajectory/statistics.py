@@ -1,0 +1,318 @@
+"""Statistics of a data set's actions and proprioception: streamed, mergeable, and kept in files in the original's form.
+
+How values are scaled by them is in `normalization.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bushel.base import checks
+from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.progress import Progress
+from bushel.dataset import IterDataset, MapDataset
+from bushel.iterator import DatasetIterator
+from bushel.sources import stores
+from bushel.sources.tfrecord import cache_folder
+from bushel.state.digest import code_digest
+from bushel.state.identity import PYTHON
+from bushel.trajectory.compat import faithful
+from bushel.trajectory.data_utils import entry
+from bushel.trajectory.quantiles import Quantiles
+from bushel.trajectory.spec import ModuleSpec
+
+logger = logging.getLogger(__name__)
+
+_VERSION = "bushel 1"  # part of the file's name: a change of what is computed makes new files
+
+
+class Statistics:
+    """Mean, standard deviation, extremes and percentiles of rows of numbers that come one after the other.
+
+    Rows are taken as float32; sums are in float64. `merge` of two gives what all rows together would have given.
+    Percentiles are exact up to `budget_bytes` of rows; beyond it their rank is off by at most `rank_error` rows.
+
+    >>> statistics = Statistics()
+    >>> statistics.add([[1.0, 10.0], [3.0, 10.0]])
+    >>> statistics.summary()["mean"], statistics.summary()["std"]
+    ([2.0, 10.0], [1.0, 0.0])
+    """
+
+    def __init__(self, budget_bytes: int = 1 << 28):
+        self.count = 0
+        self._budget_bytes = budget_bytes
+        self._shape: tuple[int, ...] | None = None
+        self._quantiles = Quantiles(1, budget_bytes)
+
+    @property
+    def rank_error(self) -> int:
+        """How many places the percentiles' rank may be off; 0 as long as all rows are kept."""
+        return self._quantiles.rank_error
+
+    def add(self, values: ArrayLike) -> None:
+        """Adds rows: an array whose first axis counts them."""
+        array = np.asarray(values, np.float32)
+        if array.ndim == 0:
+            raise ValueError(f"Statistics take arrays of rows, got the number {array}.")
+        self._accept(array.shape[1:])
+        if not len(array):
+            return
+        rows = array.reshape(len(array), -1)
+        if not np.isfinite(rows).all():
+            where = np.flatnonzero(~np.isfinite(rows).all(axis=0)).tolist()
+            raise ValueError(f"Numbers that are infinite or NaN, in the dimensions {where}. Leave such data out.")
+        exact = rows.astype(np.float64)
+        mean = exact.mean(axis=0)
+        squares = np.square(exact - mean).sum(axis=0)
+        self._combine(len(rows), mean, squares, rows.min(axis=0), rows.max(axis=0))
+        self._quantiles.add(rows)
+
+    def absorb(self, other: Statistics) -> None:
+        """Adds all rows that another one has seen."""
+        if other._shape is None:
+            return
+        self._accept(other._shape)
+        if other.count:
+            self._combine(other.count, other._mean, other._squares, other._min, other._max)
+            self._quantiles.absorb(other._quantiles)
+
+    def summary(self) -> dict[str, Any]:
+        """The statistics as plain lists: mean, std, max, min, p99, p01."""
+        if not self.count:
+            raise ValueError("There are no rows to take statistics of.")
+        low, high = self._quantiles.at([0.01, 0.99])
+        found = {
+            "mean": self._mean,
+            "std": np.sqrt(self._squares / self.count),
+            "max": self._max,
+            "min": self._min,
+            "p99": high,
+            "p01": low,
+        }
+        return {name: value.reshape(self._shape).tolist() for name, value in found.items()}
+
+    def _accept(self, shape: tuple[int, ...]) -> None:
+        if self._shape is None:
+            self._shape = shape
+            self._quantiles = Quantiles(int(np.prod(shape)), self._budget_bytes)
+        elif self._shape != shape:
+            raise ValueError(f"Rows of shape {list(shape)} cannot join rows of shape {list(self._shape)}.")
+
+    def _combine(self, count: int, mean: np.ndarray, squares: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
+        if not self.count:
+            self.count, self._mean, self._squares, self._min, self._max = count, mean, squares, low, high
+            return
+        whole = self.count + count
+        apart = mean - self._mean
+        self._squares = self._squares + squares + np.square(apart) * (self.count * count / whole)
+        self._mean = self._mean + apart * (count / whole)
+        self._min, self._max = np.minimum(self._min, low), np.maximum(self._max, high)
+        self.count = whole
+
+
+def merge(a: Statistics, b: Statistics) -> Statistics:
+    """The statistics of all rows that either has seen.
+
+    >>> a, b = Statistics(), Statistics()
+    >>> a.add([[1.0]]), b.add([[3.0]])
+    (None, None)
+    >>> merge(a, b).summary()["mean"]
+    [2.0]
+    """
+    whole = Statistics(a._budget_bytes)
+    whole.absorb(a)
+    whole.absorb(b)
+    return whole
+
+
+def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
+    """What a function does, as a short text: its own bytecode and arguments, not that of functions it calls.
+
+    Give it as one of `hash_dependencies`, and statistics are made anew when the function has changed. A `ModuleSpec`
+    stands for its function.
+
+    >>> code_of(lambda x: x + 1) == code_of(lambda x: x + 2)
+    False
+    """
+    if function is None:
+        return ""
+    return f"{PYTHON} {code_digest(ModuleSpec.instantiate(function) if isinstance(function, Mapping) else function)}"
+
+
+def get_dataset_statistics(
+    trajectories: Any,
+    proprio_keys: Sequence[str],
+    hash_dependencies: Sequence[str],
+    save_dir: str | os.PathLike[str] | None = None,
+    force_recompute: bool = False,
+    *,
+    compat: str | None = None,
+    progress: bool = True,
+    workers: int | MultiprocessingOptions | None = None,
+) -> dict[str, Any]:
+    """The statistics of a data set's actions and of these entries of its observations; from a file if they are known.
+
+    With `compat="crossformer"` the first trajectory counts twice for the observations, and files have the original's
+    names.
+
+    >>> import tempfile
+    >>> trajectories = [{"observation": {}, "action": [[1.0], [3.0]]}]
+    >>> found = get_dataset_statistics(trajectories, [], ["my data"], tempfile.mkdtemp())
+    >>> found["action"]["mean"], found["num_transitions"], found["num_trajectories"]
+    ([2.0], 2, 1)
+
+    Args:
+      trajectories: a `MapDataset` or `IterDataset` of trajectories, anything with a length and `[i]`, or an iterable.
+      proprio_keys: names of entries of `observation`.
+      hash_dependencies: texts that say what the data are and how they are made; see `code_of`.
+      save_dir: folder of the file. Without one, if it cannot be written, or if it is a URL: Bushel's cache folder.
+      force_recompute: does not look for a file.
+      progress: shows on a terminal how far it is.
+      workers: threads that read, or options of worker processes; by default threads where records are not in memory.
+        An iterable that is no data set is read here.
+    """
+    if isinstance(proprio_keys, str) or isinstance(hash_dependencies, str):
+        raise TypeError("proprio_keys and hash_dependencies are lists of strings, got a string.")
+    paths = _paths(hash_dependencies, save_dir, compat)
+    for path in paths if not force_recompute else ():
+        if (known := _known(path, proprio_keys)) is not None:
+            return known
+    found = _computed(trajectories, tuple(proprio_keys), faithful(compat), progress, workers)
+    for path in paths:
+        try:
+            save_statistics(path, found)
+            break
+        except OSError as error:
+            logger.warning("The statistics cannot be written to %s: %s", path, error)
+    return found
+
+
+def _paths(dependencies: Sequence[str], save_dir: str | os.PathLike[str] | None, compat: str | None) -> list[Path]:
+    """Where the file may be: in the folder that was given, and in our own."""
+    if faithful(compat):
+        text, own = "".join(dependencies), Path("~/.cache/crossformer").expanduser()
+    else:
+        text, own = "\0".join([_VERSION, *dependencies]), Path(cache_folder()) / "statistics"
+    folders = [own] if save_dir is None or stores.is_url(save_dir) else [Path(stores.local(save_dir)), own]
+    name = f"dataset_statistics_{hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()}.json"
+    return [folder / name for folder in folders]
+
+
+def _known(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
+    try:
+        found = load_statistics(path)
+        for name in keys:
+            entry(found, name, of=f"The file {path}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        logger.warning("%s The statistics are computed again.", error)
+        return None
+    return found
+
+
+def _computed(
+    trajectories: Any, keys: tuple[str, ...], twice: bool, progress: bool, workers: int | MultiprocessingOptions | None
+) -> dict[str, Any]:
+    names = ("action", *keys)
+    collected = {name: Statistics() for name in names}
+    stream, total = _stream(trajectories, keys, workers)
+    shown = Progress("statistics", total)
+    number = 0
+    with contextlib.ExitStack() as stack:
+        if isinstance(stream, DatasetIterator):
+            stack.enter_context(stream)  # no thread and no process stays, also after an error
+        for number, picked in enumerate(stream, start=1):
+            for name in names:
+                try:
+                    if name == "action" and picked[name].ndim < 2:
+                        raise ValueError(f"actions must have the shape [T, A], these have {list(picked[name].shape)}.")
+                    for _ in range(2 if twice and number == 1 and name != "action" else 1):
+                        collected[name].add(picked[name])
+                except ValueError as error:
+                    raise ValueError(f"Trajectory {number - 1}, {name}: {error}") from error
+            if progress:
+                shown.show(number)
+    if progress:
+        shown.end()
+    for name, statistics in collected.items():
+        if statistics.rank_error:
+            logger.info("The percentiles of %s: rank within %d of %d.", name, statistics.rank_error, statistics.count)
+    steps = collected["action"].count
+    if not steps:
+        raise ValueError(f"No statistics: {number} trajectories with no step in all. Do the split and the filters fit?")
+    summaries = {name: collected[name].summary() for name in names}
+    return {"action": summaries.pop("action"), "num_transitions": steps, "num_trajectories": number, **summaries}
+
+
+def _stream(
+    trajectories: Any, keys: tuple[str, ...], workers: int | MultiprocessingOptions | None
+) -> tuple[Iterator[dict[str, np.ndarray]], int | None]:
+    """What statistics need of each trajectory, in order, and how many there are if that is known."""
+    pick = functools.partial(_picked, keys=keys)
+    if isinstance(trajectories, Mapping):
+        raise TypeError("Statistics are of many trajectories, got a dict. Give a list of one, if it is one.")
+    processes = workers if isinstance(workers, MultiprocessingOptions) else None
+    total = None
+    if isinstance(trajectories, IterDataset):
+        stream = trajectories.map(pick)
+    elif hasattr(trajectories, "__getitem__") and hasattr(trajectories, "__len__"):
+        dataset = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
+        total = len(dataset)
+        if total >= checks.INFINITE:
+            raise ValueError("Statistics of an endless data set cannot be computed. Take them before repeat().")
+        reading = ReadOptions(workers, 4 * workers) if isinstance(workers, int) else None
+        stream = dataset.map(pick).to_iter_dataset(reading)
+    else:
+        return map(pick, trajectories), None
+    return iter(stream.mp_prefetch(processes) if processes else stream), total
+
+
+def _picked(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+    observation = entry(traj, "observation") if keys else {}
+    leaves = {name: entry(observation, name, of="An observation") for name in keys}
+    return {name: np.array(leaf, np.float32) for name, leaf in {"action": entry(traj, "action"), **leaves}.items()}
+
+
+def load_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Statistics from a JSON file, ours or the original's.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "statistics.json")
+    >>> save_statistics(path, {"action": {"mean": [0.5], "std": [1.0]}, "num_transitions": 2, "num_trajectories": 1})
+    >>> load_statistics(path)["action"]["mean"]
+    [0.5]
+    """
+    with stores.open_stream(path) as file:
+        data = file.read()
+    try:
+        found = json.loads(data)
+        if not isinstance(found, dict) or not {"mean", "std"} <= set(found.get("action") or ()):
+            raise ValueError("it has no mean and std of the action")
+    except ValueError as error:
+        raise ValueError(f"The statistics in {os.fspath(path)} cannot be read: {error}. Remove the file.") from error
+    return found
+
+
+def save_statistics(path: str | os.PathLike[str], stats: Mapping[str, Any]) -> None:
+    """Writes statistics to a JSON file, all of it or nothing; arrays become lists."""
+    data = json.dumps(_plain(stats)).encode()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    stores.write_atomically(path, data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
