@@ -151,8 +151,8 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    objects = isinstance(value, np.ndarray) and value.dtype == object
-    items = value.ravel().tolist() if objects else value if isinstance(value, (list, tuple)) else [value]
+    objects = isinstance(value, np.ndarray) and value.dtype.hasobject
+    items: Any = value.ravel().tolist() if objects else value if isinstance(value, (list, tuple)) else [value]
     if (items or objects) and all(isinstance(item, (bytes, str)) for item in items):
         encoded = [item.encode() if isinstance(item, str) else item for item in items]
         return _field(_BYTES, b"".join(_field(1, item) for item in encoded))

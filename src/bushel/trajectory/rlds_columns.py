@@ -25,7 +25,7 @@ class Columns:
     """The leaves of a data set that is being written: those of the first episode, which all others must have."""
 
     def __init__(self, image_format: ImageFormat | Mapping[str, ImageFormat]):
-        formats = [image_format] if isinstance(image_format, str) else list(image_format.values())
+        formats = list(image_format.values()) if isinstance(image_format, Mapping) else [image_format]
         for unknown in set(formats) - {"png", "jpeg"}:
             raise ValueError(f"image_format is 'png' or 'jpeg', or one of them for each image, got {unknown!r}.")
         self._image_format = image_format
@@ -40,9 +40,7 @@ class Columns:
             self._columns = {keys: _Column(keys) for keys in leaves}
         if leaves.keys() != self._columns.keys():
             differ = ", ".join(sorted("/".join(keys) for keys in leaves.keys() ^ self._columns.keys()))
-            raise ValueError(
-                f"{where} and the first episode do not have the same leaves: only one of them has {differ}."
-            )
+            raise ValueError(f"{where} and the first episode have different leaves: only one of them has {differ}.")
         stored: dict[str, Any] = {}
         length: tuple[int, str] | None = None
         for keys, value in leaves.items():
@@ -61,7 +59,7 @@ class Columns:
 
     def _encoded(self, values: np.ndarray, keys: tuple[str, ...], where: str) -> np.ndarray:
         """Arrays that are images as encoded images; handles as their content; others as they are."""
-        if values.dtype == object:
+        if values.dtype.hasobject:
             return as_objects(read_all(values.ravel().tolist())).reshape(values.shape)
         colours = (values.dtype == np.uint8 and values.shape[-1] in (1, 3, 4)) or (
             values.dtype == np.uint16 and values.shape[-1] == 1
@@ -69,7 +67,8 @@ class Columns:
         if values.ndim != 4 or not colours:
             return values
         path = "/".join(keys[1:] if keys[0] == "steps" else keys)
-        chosen = self._image_format if isinstance(self._image_format, str) else self._image_format.get(path, "png")
+        formats = self._image_format
+        chosen: Any = formats.get(path, "png") if isinstance(formats, Mapping) else formats
         return as_objects([_image(value, chosen, where) for value in values])
 
     def features(self) -> dict[str, Any]:
@@ -103,7 +102,7 @@ class _Column:
                 f"{where}: {self._name} is {values.dtype} of {list(values.shape[1:])} for each step, and "
                 f"{self._dtype} of {list(self._shape)} in the first episode. Give all episodes the same."
             )
-        if self._dtype == object and not self._texts:
+        if values.dtype.hasobject and not self._texts:
             for value in values.ravel():
                 self._look(value)
         return values
@@ -119,8 +118,9 @@ class _Column:
 
     def spec(self) -> dict[str, Any]:
         """Its entry in `features.json`."""
-        if self._dtype != object:
-            return self._tensor(str(self._dtype))
+        assert self._dtype is not None
+        if not self._dtype.hasobject:
+            return self._tensor(self._dtype.name)
         if self._texts or self._image is None or self._shape:
             return self._tensor("string") if self._shape else _feature("text_feature.Text", "text", {})
         kind, dtype, *sizes = self._image

@@ -124,17 +124,17 @@ def _written(
     total = len(episodes) if isinstance(episodes, Sized) else None
     if total is None and shards > 1:
         raise ValueError(
-            f"{shards} shards of consecutive episodes need to know how many episodes there are. Pass the split {split!r} "
-            "as a list, or as anything that has a length, or shards=1."
+            f"{shards} shards of consecutive episodes need to know how many episodes there are. Pass the split "
+            f"{split!r} as a list, or as anything that has a length, or pass shards=1."
         )
     shards = shards if total is None else min(shards, max(total, 1))
-    ends = [total] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:].tolist()
+    ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
     progress = Progress(f"writing {name}/{split}", total or 0)
     counts, size, at = [0], 0, 0
     writer = _opened(folder, name, split, file_format, 0, shards)
     try:
         for number, episode in enumerate(episodes):
-            while ends[at] is not None and number >= ends[at] and at + 1 < shards:
+            if number in ends:
                 writer.close()
                 at += 1
                 writer = _opened(folder, name, split, file_format, at, shards)
