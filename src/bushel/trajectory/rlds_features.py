@@ -165,7 +165,21 @@ class Values:
 
     def places(self, leaf: Leaf) -> np.ndarray:
         """Where the byte strings of a leaf lie in the record: start and size."""
-        return self._places(leaf.stored_name, leaf)
+        found = self._located.get(leaf.stored_name)
+        if found is None:
+            raise self.wrong(leaf, "the record is without it")
+        if found.places is None:
+            if found.numbers is not None and len(found.numbers):
+                raise self.wrong(leaf, "it should be bytes and is numbers")
+            return np.zeros((0, 2), np.int64)
+        return found.places
+
+    def frames(self, leaf: Leaf, steps: int) -> np.ndarray:
+        """The places of a leaf that is one image for each step."""
+        found = self.places(leaf)
+        if len(found) != steps:
+            raise self.wrong(leaf, f"{len(found)} images are stored for {steps} steps")
+        return found
 
     def read(self, leaf: Leaf, steps: int | None, *, unpack: bool) -> Any:
         """The value of a leaf, with a leading axis of `steps`; None is for what an episode has once.
@@ -173,8 +187,10 @@ class Values:
         Sequences inside of steps are one array where their lengths are declared, else an array of arrays.
         """
         rank = len(leaf.lengths)
-        if steps is None and leaf.optional and leaf.stored_name not in self._located:
-            return _default(leaf)
+        if leaf.stored_name not in self._located:
+            if steps is None and leaf.optional:
+                return _default(leaf)
+            raise self.wrong(leaf, "the record is without it")
         rows = self._rows(leaf, {0: 1, 1: -1 if steps is None else steps}.get(rank, -1), unpack=unpack)
         if rank == 0:
             return rows[0]
@@ -240,14 +256,6 @@ class Values:
                 raise self.wrong(leaf, "it should be numbers and is bytes")
             return np.zeros(0, np.int64)
         return found.numbers
-
-    def _places(self, name: str, leaf: Leaf) -> np.ndarray:
-        found = self._located.get(name)
-        if found is None or found.places is None:
-            if found is not None and found.numbers is not None and len(found.numbers):
-                raise self.wrong(leaf, "it should be bytes and is numbers")
-            return np.zeros((0, 2), np.int64)
-        return found.places
 
     def wrong(self, leaf: Leaf, why: str) -> DamagedFile:
         """The error for a leaf that is not as declared."""
