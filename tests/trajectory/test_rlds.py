@@ -1,5 +1,6 @@
 """RLDS data sets: read as dlimp reads them (golden files), written and read back, frame by frame, damaged, remote."""
 
+import io
 import itertools
 import json
 import os
@@ -8,26 +9,30 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from PIL import Image
 from servers import BUCKET, s3
 
 from bushel import MapDataset, MultiprocessingOptions
 from bushel.base.errors import DamagedFile
-from bushel.sources import TFRecordDataSource, decode_image
+from bushel.sources import TFRecordDataSource, decode_image, encode_example
+from bushel.sources.example import locate_example
 from bushel.testing import same
 from bushel.trajectory import encoded
 from bushel.trajectory.encoded import Encoded, RecordParts, read_all
 from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds_features import features_of
+from bushel.trajectory.rlds_features import Values, features_of
 from bushel.trajectory.rlds_folders import find_folder
-from bushel.trajectory.rlds_index import index_of
+from bushel.trajectory.rlds_index import index_of, length_of
 from bushel.trajectory.rlds_splits import ranges
 from bushel.trajectory.rlds_writer import write_rlds
 
@@ -530,6 +535,54 @@ def test_features_that_are_not_read():
         features_of({"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {}}, "x")
 
 
+def sequence(feature, length=-1):
+    return {"sequence": {"feature": feature, "length": str(length)}}
+
+
+def test_sequences_inside_of_steps():
+    """TFDS needs TensorFlow to write these; the layout is that of its serializer, checked by hand once."""
+    number, text = {"tensor": {"dtype": "int32", "shape": {}}}, {"text": {}}
+    pair = {"tensor": {"dtype": "float32", "shape": {"dimensions": ["2"]}}}
+    inner = {
+        "a": sequence(number),
+        "b": sequence(text),
+        "c": sequence(pair, 2),
+        "d": sequence(sequence(number)),
+        "x": number,
+    }
+    steps = sequence({"featuresDict": {"features": inner}})
+    features = features_of({"featuresDict": {"features": {"steps": steps}}}, "mine")
+    stored = {
+        "steps/x": [7, 8, 9],
+        "steps/a/ragged_flat_values": [1, 2, 3],
+        "steps/a/ragged_row_lengths_0": [2, 0, 1],
+        "steps/b/ragged_flat_values": [b"one", b"two"],
+        "steps/b/ragged_row_lengths_0": [0, 1, 1],
+        "steps/c/ragged_flat_values": np.arange(12, dtype=np.float32),
+        "steps/c/ragged_row_lengths_0": [2, 2, 2],
+        "steps/d/ragged_flat_values": [5, 6, 7],
+        "steps/d/ragged_row_lengths_0": [2, 0, 1],
+        "steps/d/ragged_row_lengths_1": [1, 2, 0],
+    }
+
+    def read(**changes):
+        record = encode_example(stored | {name.replace("__", "/"): value for name, value in changes.items()})
+        values = Values(record, locate_example(record), "here")
+        length = length_of(values, features)
+        return {leaf.path: values.read(leaf, length, unpack=False) for leaf in features.steps}
+
+    found = read()
+    assert [part.tolist() for part in found["a"]] == [[1, 2], [], [3]]
+    assert all(part.dtype == np.int32 for part in found["a"])
+    assert [part.tolist() for part in found["b"]] == [[], [b"one"], [b"two"]]
+    assert same(found["c"], np.arange(12, dtype=np.float32).reshape(3, 2, 2))
+    assert [[row.tolist() for row in part] for part in found["d"]] == [[[5], [6, 7]], [], [[]]]
+    with pytest.raises(DamagedFile, match=r"here: steps/a .*3 values are stored, and lengths that add up to \[4\]"):
+        read(steps__a__ragged_row_lengths_0=[2, 1, 1])
+    with pytest.raises(DamagedFile, match=r"here: steps/a .*2 values are stored for 3 steps|here: steps/b"):
+        read(steps__a__ragged_row_lengths_0=[2, 1])
+
+
 # Handles.
 
 
@@ -647,3 +700,173 @@ def test_import_is_light():
         "print({'jax', 'PIL', 'simplejpeg', 'tokenizers', 'yaml', 'crc32c'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
+
+
+# Beside TFDS itself, where it is installed.
+
+
+@settings(max_examples=500, deadline=None)
+@given(shards=SHARDS, data=st.data())
+def test_splits_as_tfds_reads_them(shards, data):
+    pytest.importorskip("tensorflow_datasets")
+    from tensorflow_datasets.core import splits as theirs
+
+    numbers = st.integers(-120, 120) | st.integers(-5, 5) | st.floats(-110, 110).map(lambda value: round(value, 1))
+    bounds = st.builds("{}{}".format, numbers, st.sampled_from(["", "%", "shard"])) | st.just("")
+    terms = (
+        st.sampled_from(["all", "train", "val", "train[2shard]"])
+        | st.builds("train[{}:{}]".format, bounds, bounds)
+        | st.builds("val[{}:{}]".format, bounds, bounds)
+    )
+    split = data.draw(st.lists(terms, min_size=1, max_size=2).map(" + ".join))
+    infos = {name: SimpleNamespace(shard_lengths=counts, num_examples=sum(counts)) for name, counts in shards.items()}
+    try:
+        found = theirs.AbstractSplit.from_spec(split).to_absolute(infos)
+        wanted = [
+            (part.splitname, part.from_ or 0, infos[part.splitname].num_examples if part.to is None else part.to)
+            for part in found
+        ]
+        wanted = [(name, low, high) for name, low, high in wanted if low < high]
+    except Exception:
+        wanted = []
+    if wanted:
+        assert ranges(split, shards) == wanted
+    else:
+        with pytest.raises(ValueError):
+            ranges(split, shards)
+
+
+def png(pixels):
+    """TFDS encodes no images without TensorFlow."""
+    output = io.BytesIO()
+    Image.fromarray(pixels).save(output, "png")
+    return output.getvalue()
+
+
+def test_what_tfds_writes(tmp_path):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    kinds = tfds.features
+
+    def example(number):
+        rng = np.random.default_rng(number)
+        return {
+            "steps": [
+                {
+                    "observation": {
+                        "image": io.BytesIO(png(rng.integers(0, 256, (4, 5, 3), np.uint8))),
+                        "slash/ed": rng.normal(size=(2,)).astype(np.float32),
+                    },
+                    "bool": bool(step % 2),
+                    "u64": np.uint64(2**63 + step),
+                    "f64": np.float64(step / 4),
+                    "label": step % 3,
+                    "box": kinds.BBox(0.0, 0.25, 0.5, 1.0),
+                    "strings": np.array([f"{step}", "é"], object),
+                    "zlib": rng.integers(0, 9, (2, 2)).astype(np.int16),
+                    "bytes": rng.integers(0, 9, (3,)).astype(np.float64),
+                    "dynamic": np.full((step % 2 + 1, 2), step, np.int32),
+                }
+                for step in range(number % 4)
+            ],
+            "episode_metadata": {
+                "path": f"/{number}",
+                "vector": np.arange(number % 3, dtype=np.int64),
+                "maybe": number if number % 2 else None,
+            },
+        }
+
+    class Mine(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.2.3")
+
+        def _info(self):
+            steps = {
+                "observation": {
+                    "image": kinds.Image(shape=(4, 5, 3)),
+                    "slash/ed": kinds.Tensor(shape=(2,), dtype=np.float32),
+                },
+                "bool": np.bool_,
+                "u64": np.uint64,
+                "f64": np.float64,
+                "label": kinds.ClassLabel(num_classes=3),
+                "box": kinds.BBoxFeature(),
+                "strings": kinds.Tensor(shape=(2,), dtype=np.str_),
+                "zlib": kinds.Tensor(shape=(2, 2), dtype=np.int16, encoding="zlib"),
+                "bytes": kinds.Tensor(shape=(None,), dtype=np.float64, encoding="bytes"),
+                "dynamic": kinds.Tensor(shape=(None, None), dtype=np.int32, encoding="zlib"),
+            }
+            metadata = {
+                "path": kinds.Text(),
+                "vector": kinds.Sequence(np.int64),
+                "maybe": kinds.Tensor(shape=(), dtype=np.int32, optional=True),
+            }
+            features = kinds.FeaturesDict({"steps": kinds.Dataset(steps), "episode_metadata": metadata})
+            return tfds.core.DatasetInfo(builder=self, features=features)
+
+        def _split_generators(self, manager):
+            return {"train": self._generate_examples(7)}
+
+        def _generate_examples(self, count):
+            yield from ((number, example(number)) for number in range(count))
+
+    Mine(data_dir=str(tmp_path), file_format="array_record").download_and_prepare()
+    builder = RLDSBuilder("mine", tmp_path)
+    assert builder.version == "1.2.3" and builder.splits == {"train": 7}
+    episodes, packed = builder.episodes(unpack=True, images="bytes"), builder.episodes().index()
+    seen = set()
+    for place in range(7):
+        found, left = flat(episodes[place]), flat(packed[place])
+        steps = left["_len"].shape[0]
+        if not steps:
+            assert {len(leaf) for leaf in found.values()} == {0}
+            continue
+        number = int(found["traj_metadata/episode_metadata/path"][0][1:])
+        seen.add(number)
+        metadata = example(number)["episode_metadata"]
+        assert found["traj_metadata/episode_metadata/vector"].tolist() == [metadata["vector"].tolist()] * steps
+        maybe = np.iinfo(np.int32).min if metadata["maybe"] is None else metadata["maybe"]
+        assert found["traj_metadata/episode_metadata/maybe"].tolist() == [maybe] * steps
+        for step, wanted in enumerate(example(number)["steps"]):
+            row = {path: leaf[step] for path, leaf in found.items()}
+            assert row["observation/image"] == wanted["observation"]["image"].getvalue()
+            assert left["observation/image"][step] == row["observation/image"]
+            assert same(row["observation/slash/ed"], wanted["observation"]["slash/ed"])
+            for name in ("u64", "f64", "zlib", "bytes", "dynamic"):
+                assert same(row[name], wanted[name]), name
+            assert row["bool"] == wanted["bool"] and row["label"] == wanted["label"]
+            assert row["box"].tolist() == [0.0, 0.25, 0.5, 1.0]
+            assert row["strings"].tolist() == [b"%d" % step, "é".encode()]
+            assert zlib.decompress(left["zlib"][step]) == wanted["zlib"].tobytes()  # as dlimp leaves it
+    assert seen == {1, 2, 3, 5, 6}
+
+
+@pytest.mark.parametrize("kind", ["tfrecord", "array_record"])
+def test_what_is_written_is_read_by_tfds(tmp_path, kind):
+    tfds = pytest.importorskip("tensorflow_datasets")
+    rng = np.random.default_rng(0)
+    episodes = [
+        {
+            "steps": {
+                "image": rng.integers(0, 256, (length, 4, 5, 3), np.uint8),
+                "action": rng.normal(size=(length, 3)).astype(np.float32),
+                "inner": {"text": as_texts([f"é{step}" for step in range(length)]), "flag": np.arange(length) == 0},
+            },
+            "episode_metadata": {"id": length, "path": f"/{length}"},
+        }
+        for length in (2, 0, 3)
+    ]
+    folder = write_rlds(tmp_path, "mine", {"train": episodes}, file_format=kind, shards=2)
+    theirs = tfds.builder_from_directory(folder)
+    assert theirs.info.splits["train"].num_examples == 3
+    if kind == "array_record":
+        rows = theirs.as_data_source("train")
+    else:
+        rows = [theirs.info.features.deserialize_example_np(row) for row in TFRecordDataSource(f"{folder}/*tfrecord*")]
+    for row, episode in zip(rows, episodes):
+        assert row["episode_metadata"]["id"] == episode["episode_metadata"]["id"]
+        steps = [row["steps"][number] for number in range(len(row["steps"]))]
+        assert len(steps) == len(episode["steps"]["action"])
+        for number, step in enumerate(steps):
+            assert same(step["image"], episode["steps"]["image"][number])
+            assert same(step["action"], episode["steps"]["action"][number])
+            assert step["inner"]["text"].decode() == episode["steps"]["inner"]["text"][number]
+            assert bool(step["inner"]["flag"]) == (number == 0)

@@ -224,18 +224,18 @@ class Values:
             raise self.wrong(leaf, f"{len(flat)} values are stored, not {count}")
         if not unpack:
             return flat
+        if not len(flat):
+            return np.zeros((0, *(max(size, 0) for size in leaf.shape)), leaf.dtype)
         shapes: Any = [leaf.shape] * len(flat)
         if leaf.shape.count(-1) > 1:
-            shapes = self._numbers(f"{leaf.name}/shape", leaf).reshape(len(flat), -1)
+            shapes = self._numbers(f"{leaf.name}/shape", leaf)
         try:
             rows = [
                 np.frombuffer(zlib.decompress(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
-                for value, shape in zip(flat, shapes)
+                for value, shape in zip(flat, np.reshape(shapes, (len(flat), len(leaf.shape))))
             ]
         except (zlib.error, ValueError) as error:
             raise self.wrong(leaf, f"a value cannot be unpacked ({error})") from error
-        if not rows:
-            return np.zeros((0, *(max(size, 0) for size in leaf.shape)), leaf.dtype)
         return np.stack(rows) if len({row.shape for row in rows}) == 1 else as_objects(rows)
 
     def _nested(self, leaf: Leaf, rows: np.ndarray) -> np.ndarray:
