@@ -79,8 +79,10 @@ class HFTokenizer:
             )
         width = lengths.pop() if lengths else self._kwargs.get("max_length") or 0
         tokens = {
-            "input_ids": np.array([encoding.ids for encoding in found], np.int64).reshape(-1, width),
-            "attention_mask": np.array([encoding.attention_mask for encoding in found], np.int64).reshape(-1, width),
+            "input_ids": np.array([encoding.ids for encoding in found], np.int64).reshape(len(found), width),
+            "attention_mask": np.array([encoding.attention_mask for encoding in found], np.int64).reshape(
+                len(found), width
+            ),
         }
         return tokens if self._model is None else np.array(self._model(**tokens).last_hidden_state)
 
