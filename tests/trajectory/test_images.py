@@ -19,6 +19,8 @@ from PIL import Image
 from bushel.trajectory.images import decode_depth, decode_image, resize_depth_image, resize_image
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "frame" / "decode_resize.npz")
+# Made by TensorFlow 2.15: one small picture, and what `tf.io.decode_image` gave for it.
+JPEGS = np.load(Path(__file__).parent.parent / "data" / "tensorflow_jpegs.npz")
 SIZES = [(16, 16), (24, 40), (64, 64), (33, 17), (32, 32), (7, 90)]
 SOURCES = {"image_primary": "jpeg", "image_wrist": "png"}
 
@@ -63,6 +65,11 @@ def test_pixels_are_tensorflows(kind, number):
     found = decode_image(GOLDEN[f"{kind}{number}@bytes"].tobytes())
     assert found.dtype == np.uint8
     np.testing.assert_array_equal(found, GOLDEN[f"{kind}{number}@decoded"])
+
+
+@pytest.mark.parametrize("kind", ["444", "422", "440", "420", "411", "grey", "progressive", "rgb"])
+def test_every_kind_of_jpeg_has_tensorflows_pixels(kind):
+    np.testing.assert_array_equal(decode_image(JPEGS[f"{kind}@bytes"].tobytes()), JPEGS[f"{kind}@decoded"])
 
 
 @pytest.mark.parametrize("number", range(3))
