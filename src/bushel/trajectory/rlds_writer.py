@@ -57,7 +57,8 @@ def write_rlds(
       splits: the episodes of each split; with several shards something that has a length.
       version: three numbers.
       shards: files for each split, with consecutive episodes; never more than there are episodes.
-      file_format: "tfrecord", or "array_record" (which the package array_record writes).
+      file_format: "tfrecord", of which single frames can be read, or "array_record", of which only whole episodes can
+        (and which the package array_record writes).
       image_format: "png" or "jpeg", for all arrays that are images or for each of them ("observation/image").
 
     >>> import tempfile
@@ -143,7 +144,10 @@ def _written(
             writer.write(record)
             counts[-1] += 1
             size += len(record)
-            progress.say(f"{number + 1:,} episodes") if total is None else progress.show(number + 1)
+            if total is None:
+                progress.say(f"{number + 1:,} episodes")
+            else:
+                progress.show(number + 1)
     finally:
         writer.close()
     progress.end()
