@@ -42,7 +42,8 @@ def make_single_dataset(
     dataset, statistics = make_dataset_from_rlds(**own, train=train)
     kwargs |= filtered if faithful(own.get("compat")) else {**override, **filtered}
     dataset = apply_trajectory_transforms(dataset, **kwargs, train=train)
-    dataset = apply_frame_transforms(dataset, **(frame_transform_kwargs or {}), train=train)
+    frames = {"seed": own.get("seed", 0), "compat": own.get("compat"), **(frame_transform_kwargs or {})}
+    dataset = apply_frame_transforms(dataset, **frames, train=train)
     dataset.dataset_statistics = statistics
     return dataset
 
@@ -111,9 +112,8 @@ def make_interleaved_dataset(
         parts = unified(parts)
     flat = [part.repeat().flatten() for part in parts]
     mixed = TrajectoryDataset.sample_from_datasets(flat, weights).shuffle(shuffle_buffer_size, seed=seed)
-    mixed = apply_frame_transforms(
-        mixed.with_threads(traj_transform_threads), **(frame_transform_kwargs or {}), train=train
-    )
+    frames = {"seed": seed, "compat": compat, **(frame_transform_kwargs or {})}
+    mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
     pprint_data_mixture(dataset_kwargs_list, mixed.sample_weights)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
