@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -262,7 +263,29 @@ class TrajectoryDataset:
     @property
     def dataset(self) -> MapDataset[Any]:
         """The same as a `MapDataset`: to index, to `explain`, to go on with everything that it can."""
-        parts = [part.ds for part in self._parts]
+        return self._arranged([part.ds for part in self._parts])
+
+    @property
+    def parts(self) -> list[MapDataset[Any]]:
+        """The data sets of a mixture, each in order."""
+        return [part.ds for part in self._parts]
+
+    @property
+    def positions(self) -> MapDataset[tuple[int, int]]:
+        """For each element of `dataset`, which of `parts` it comes from and its index there, which counts epochs too.
+
+        Arithmetic alone: whatever runs `parts[number][index]` gets the elements of `dataset`.
+        """
+        lengths = [len(part.ds) for part in self._parts]
+        return self._arranged(
+            [
+                MapDataset.range(length).map_with_index(functools.partial(_numbered, number))
+                for number, length in enumerate(lengths)
+            ]
+        )
+
+    def _arranged(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:
+        """Elements of the parts in the order of this dataset."""
         if self._seed is not None:
             parts = [ds.shuffle(seed=(self._seed + number) % (1 << 32)) for number, ds in enumerate(parts)]
         if len(parts) == 1:
@@ -271,6 +294,12 @@ class TrajectoryDataset:
         if self._epochs is None:
             return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
         return MapDataset.mix([ds.repeat(self._epochs) for ds in parts], self._weights, exact=True)
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """The hints for threads as an option of the engine: at most one per core, as many elements ahead."""
+        threads = min(self._threads, os.cpu_count() or 1)
+        return ReadOptions(threads, threads)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -299,6 +328,10 @@ class TrajectoryDataset:
 
     def __repr__(self) -> str:
         return repr(self.dataset)
+
+
+def _numbered(number: int, index: int, _: Any) -> tuple[int, int]:
+    return number, index
 
 
 def _with_function(samples: Samples, function: Callable[[Any], Any]) -> Samples:
