@@ -37,7 +37,7 @@ _GOAL, _DELETE, _REPHRASE, _PHRASE, _LANGUAGE, _SUBSAMPLE = range(6)  # purposes
 class Normalize:
     """How actions and proprioception are normalised."""
 
-    statistics: Mapping[str, Any]
+    statistics: Mapping[str, Any] = dataclasses.field(repr=False)  # the text is part of every state
     kind: NormalizationType
     names: frozenset[str]
 
@@ -90,8 +90,8 @@ class Samples:
     """
 
     episodes: Episodes
-    chosen: np.ndarray
-    kept: np.ndarray | None = None
+    chosen: np.ndarray = dataclasses.field(repr=False)
+    kept: np.ndarray | None = dataclasses.field(default=None, repr=False)
     normalize: Normalize | None = None
     transforms: Transforms | None = None
     row_functions: tuple[Callable[[Tree], Tree], ...] = ()
