@@ -7,6 +7,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from bushel.base import blocks
 from bushel.base.errors import StateMismatch
 from bushel.base.options import MultiprocessingOptions, ReadOptions
@@ -84,29 +86,38 @@ def grain() -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Positions:
-    """A random-access source for Grain: row of this host -> (which data set, index in it). Arithmetic alone."""
+    """A random-access source for Grain: batch of this host -> (which data set, index in it) of its rows.
 
-    positions: MapDataset[tuple[int, int]]
+    Arithmetic alone, of a whole batch at a time: row by row it would cost more than the frames.
+    """
+
+    positions: MapDataset[Any]
     start: int
     running: Running
 
     def __len__(self) -> int:
-        return (len(self.positions) - self.start) // self.running.batch_size * self.running.rows
+        return (len(self.positions) - self.start) // self.running.batch_size
 
-    def __getitem__(self, row: int) -> tuple[int, int]:
-        shard = self.running.shard
-        return self.positions[self.start + epochs.shard(int(row), index=shard.shard_index, count=shard.shard_count)]
+    def __getitem__(self, batch: int) -> list[tuple[int, int]]:
+        shard, rows = self.running.shard, self.running.rows
+        own = epochs.shard(int(batch) * rows + np.arange(rows), index=shard.shard_index, count=shard.shard_count)
+        return blocks.rows_of(self.positions.take(self.start + own))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Frame:
-    """A position -> its frame. Draws belong to the index in the data set, not to whoever asks."""
+class _Frames:
+    """Positions -> a batch of their frames. Draws belong to the index in the data set, not to whoever asks."""
 
     parts: list[MapDataset[Any]]
 
-    def __call__(self, position: tuple[int, int]) -> Any:
-        part, index = position
-        return self.parts[part][index]
+    def __call__(self, positions: list[tuple[int, int]]) -> Any:
+        number, index = np.array(positions).T
+        rows: list[Any] = [None] * len(positions)
+        for part in np.unique(number):
+            places = np.flatnonzero(number == part)
+            for place, row in zip(places, blocks.rows_of(self.parts[part].take(index[places]))):
+                rows[place] = row
+        return blocks.stack(rows)
 
 
 class _GrainIterator(DatasetIterator[Any]):
@@ -118,11 +129,10 @@ class _GrainIterator(DatasetIterator[Any]):
         super().__init__()
         if running.workers.num_workers is None:
             raise ValueError("Grain does not find out how many workers are good: give a number of them.")
-
         if running.workers.num_workers and not importlib.import_module("absl.flags").FLAGS.is_parsed():
             raise RuntimeError(
-                "Grain's workers read flags of absl, which this program has not parsed: start it by absl.app.run(main), "
-                "or call absl.flags.FLAGS.mark_as_parsed() first."
+                "Grain's workers read flags of absl, which this program has not parsed: start it by "
+                "absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first."
             )
         self._grain, self._running = grain(), running
         self._identity = identity.identity(running.dataset.dataset._node)
@@ -135,8 +145,7 @@ class _GrainIterator(DatasetIterator[Any]):
     def _pipeline(self, start: int) -> Any:
         running, options = self._running, self._running.dataset.read_options
         source = _Positions(running.dataset.positions, start, running)
-        batches = self._grain.MapDataset.source(source).map(_Frame(running.dataset.parts))
-        batches = batches.batch(running.rows, drop_remainder=True, batch_fn=blocks.stack)
+        batches = self._grain.MapDataset.source(source).map(_Frames(running.dataset.parts))
         stream = batches.to_iter_dataset(_as_grains(self._grain.ReadOptions, options))
         if not running.workers.num_workers:
             return stream

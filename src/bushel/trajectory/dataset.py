@@ -271,18 +271,16 @@ class TrajectoryDataset:
         return [part.ds for part in self._parts]
 
     @property
-    def positions(self) -> MapDataset[tuple[int, int]]:
-        """For each element of `dataset`, which of `parts` it comes from and its index there, which counts epochs too.
+    def positions(self) -> MapDataset[Any]:
+        """Of each element of `dataset`: which of `parts` it comes from, and its index there, which counts epochs too.
 
         Arithmetic alone: whatever runs `parts[number][index]` gets the elements of `dataset`.
         """
-        lengths = [len(part.ds) for part in self._parts]
-        return self._arranged(
-            [
-                MapDataset.range(length).map_with_index(functools.partial(_numbered, number))
-                for number, length in enumerate(lengths)
-            ]
-        )
+        numbered: list[MapDataset[Any]] = []
+        for number, part in enumerate(self._parts):
+            pairs: Any = functools.partial(_numbered, number)
+            numbered.append(MapDataset.range(len(part.ds)).map_with_index(pairs, vectorized=True))
+        return self._arranged(numbered)
 
     def _arranged(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:
         """Elements of the parts in the order of this dataset."""
@@ -330,8 +328,8 @@ class TrajectoryDataset:
         return repr(self.dataset)
 
 
-def _numbered(number: int, index: int, _: Any) -> tuple[int, int]:
-    return number, index
+def _numbered(number: int, indices: np.ndarray, _: Any) -> tuple[np.ndarray, np.ndarray]:
+    return np.full(len(indices), number), indices
 
 
 def _with_function(samples: Samples, function: Callable[[Any], Any]) -> Samples:
