@@ -175,6 +175,7 @@ class _GrainIterator(DatasetIterator[Any]):
             self._closed = True
             if "_iterator" in vars(self):
                 self._iterator.close()
+                del self._iterator  # Grain's own would fail when the interpreter ends
 
 
 def _as_grains(kind: Any, options: ReadOptions | MultiprocessingOptions) -> Any:
