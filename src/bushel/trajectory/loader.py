@@ -114,7 +114,9 @@ def get_dataloader(
         raise ValueError(f"arrays must be one of {', '.join(_ARRAYS)}; got {arrays!r}.")
     if chosen.data_backend == "grain":
         grain()
-    if process_text is not None and not callable(process_text) and not hasattr(process_text, "encode"):
+    if isinstance(process_text, str) or not (
+        process_text is None or callable(process_text) or hasattr(process_text, "encode")
+    ):
         raise TypeError(f"process_text must have a method `encode`, or be a function of a batch; got {process_text!r}.")
     running = Running(
         get_dataset(chosen, batch_size=None),
