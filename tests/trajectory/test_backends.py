@@ -125,7 +125,7 @@ def test_without_grain_the_error_names_the_way_to_get_it(config, monkeypatch):
 
 def test_bushel_under_grains_name_is_no_grain(config, monkeypatch):
     monkeypatch.setitem(sys.modules, "grain", bushel)
-    with pytest.raises(ImportError, match="`import grain` is answered by Bushel. Run it with plain Python"):
+    with pytest.raises(ImportError, match=r"`import grain` is answered by Bushel\. Run it with plain Python"):
         get_dataloader(config, data_backend="grain")
 
 

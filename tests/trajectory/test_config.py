@@ -226,7 +226,7 @@ def test_a_name_that_is_not_known_is_told_with_the_nearest_one():
     refused(ValueError, "Data set 'arm': override_traj_transform_kwargs has no", datasets=[one])
     with pytest.raises(ValueError, match="Did you mean 'batch_size'"):
         robots.mixture("cache").changed(batchsize=1)
-    with pytest.raises(ValueError, match="table of data sets has no entry 'bridgedata'. Did you mean 'bridge'"):
+    with pytest.raises(ValueError, match=r"table of data sets has no entry 'bridgedata'. Did you mean 'bridge'"):
         MixtureConfig.from_mix([("bridgedata", 1.0)], {"bridge": {}}, data_dir="data")
     refused(ValueError, r"no field 'xyz'. There are: datasets, sample_weights, ", xyz=1)
 

@@ -1,6 +1,8 @@
 """From a config to batches: shares, order, resuming, hosts, and what a batch may be made into."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -129,6 +131,17 @@ def test_seeds_change_order_and_draws(config, expected):
     assert not np.array_equal(one["observation"]["image_primary"], two["observation"]["image_primary"])
 
 
+def test_compat_reaches_frames_too(cache):
+    one = robots.robot("arm", cache, image_obs_keys={}, depth_obs_keys={"primary": None})
+    shapes = [
+        get_dataset(
+            robots.mixture(cache, datasets=[one], frame_transform_kwargs={"depth_resize_size": [6, 5]}, compat=compat)
+        )[0]["observation"]["depth_primary"].shape
+        for compat in (None, "crossformer")
+    ]
+    assert shapes == [(8, 2, 6, 5), (8, 2, 6, 5, 1)]  # as the original has padding
+
+
 # Shares and order.
 
 
@@ -204,6 +217,27 @@ def test_a_loader_resumes_where_the_other_stood(config, expected, done):
         some(batches, 2)
         batches.set_state(state)
         assert_same_batches(some(batches, len(expected) - done), expected[done:])
+
+
+def test_a_loader_resumes_anywhere(cache):
+    loader = get_dataloader(numbers_only(cache, datasets=[plain_robot("arm", cache), plain_robot("other", cache)]))
+    with iter(loader) as batches:
+        begin, states, expected = batches.get_state(), [], []
+        for _ in range(60):  # two epochs of each
+            states.append(batches.get_state())
+            expected.append(next(batches))
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.lists(st.integers(0, 57), min_size=1, max_size=4))
+    def check(jumps):
+        batches.set_state(begin)
+        for done in jumps:
+            batches.set_state(json.loads(json.dumps(states[done])))
+            assert_same_batches(some(batches, 2), expected[done : done + 2])
+            assert batches.get_state() == states[done + 2]
+
+    with iter(loader) as batches:
+        check()
 
 
 def test_a_state_of_another_config_is_refused(config):
@@ -320,3 +354,9 @@ def test_what_a_loader_needs_is_told(cache):
     batches.close()
     with pytest.raises(ValueError, match="closed iterator"):
         next(batches)
+
+
+def test_configs_and_loaders_need_nothing_until_they_are_used():
+    heavy = "{'jax', 'grain', 'yaml', 'PIL', 'simplejpeg', 'tokenizers'}"
+    program = f"import sys, bushel.trajectory.loader; sys.exit(', '.join({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr.strip() == ""

@@ -21,7 +21,7 @@ from bushel.iterator import DatasetIterator
 from bushel.state import envelope, identity
 from bushel.trajectory.dataset import TrajectoryDataset
 
-_POSITION = "global_next_index"
+_POSITION = "global_next_index"  # as ElasticIterator has it, so that states move between the two
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

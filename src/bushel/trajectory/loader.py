@@ -34,11 +34,6 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
       config: a `MixtureConfig` or a `DatasetConfig`, a dict of fields, or a JSON or YAML file.
       train: for training or for validation; by default as the config says.
       changes: other values of fields of the `MixtureConfig`.
-
-    >>> get_dataset("data/mixture.json", batch_size=64)
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: [Errno 2] No such file or directory: 'data/mixture.json'
     """
     chosen = _chosen(config, train, changes)
     return make_interleaved_dataset(
@@ -60,7 +55,7 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
 def build_dataset_from_config(config: Any, *, train: bool | None = None, **changes: Any) -> TrajectoryDataset:
     """What a config describes: of one data set its trajectories, transformed; of several the frames of the mixture.
 
-    Arguments are those of `get_dataset`.
+    Arguments are those of `get_dataset`; weight and batch size say nothing about trajectories.
     """
     chosen = _chosen(config, train, changes)
     if len(chosen.datasets) > 1:
@@ -170,9 +165,11 @@ def _encoded(batch: Tree, encode: Callable[[list[str]], Any]) -> Tree:
 
 def _on_jax(batch: Tree) -> Tree:
     jax_numpy: Any = package("jax.numpy", "jax", "Batches of jax.numpy arrays")
-    return trees.map_leaves(
-        lambda leaf: leaf if np.asarray(leaf).dtype.kind in "OSU" else jax_numpy.asarray(leaf), batch
-    )
+    return trees.map_leaves(lambda leaf: leaf if _is_text(leaf) else jax_numpy.asarray(leaf), batch)
+
+
+def _is_text(leaf: Any) -> bool:
+    return isinstance(leaf, (str, bytes)) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU")
 
 
 class TrajectoryLoader:
