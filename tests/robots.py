@@ -1,5 +1,6 @@
 """Mixtures over the golden RLDS folder: one set of episodes under several names, as robots that differ."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,15 @@ from golden_data import GOLDEN
 
 from bushel.trajectory.config import MixtureConfig
 
-FOLDER = str(GOLDEN / "tfds" / "synth_rlds" / "1.0.0")
 FRAMES = 119
+
+
+def prepared(folder: Path, *names: str) -> str:
+    """A folder with the data of robots of these names, and room for what is kept of them."""
+    for name in names:
+        (folder / "data" / name).mkdir(parents=True)
+        (folder / "data" / name / "1.0.0").symlink_to(GOLDEN / "tfds" / "synth_rlds" / "1.0.0")
+    return str(folder)
 
 
 def narrow(trajectory: dict[str, Any], width: int = 4) -> dict[str, Any]:
@@ -27,9 +35,9 @@ def even_frames(trajectory: dict[str, Any]) -> np.ndarray:
 
 
 def robot(name: str, cache: str, **fields: Any) -> dict[str, Any]:
-    """The fields of one data set."""
+    """The fields of one data set; `cache` is what `prepared` made."""
     known = {
-        "data_dir": FOLDER,
+        "data_dir": f"{cache}/data",
         "image_obs_keys": {"primary": "image", "wrist": "wrist_image"},
         "proprio_obs_keys": {"arm": "state"},
         "language_key": "language_instruction",

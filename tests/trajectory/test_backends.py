@@ -3,7 +3,6 @@
 import sys
 
 import grain
-import numpy as np
 import pytest
 import robots
 from absl import flags
@@ -12,12 +11,12 @@ from golden_data import assert_same_tree
 import bushel
 from bushel.base.errors import StateMismatch
 from bushel.base.sharding import ShardOptions
-from bushel.trajectory.loader import get_dataloader, get_dataset
+from bushel.trajectory.loader import get_dataloader
 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache"))
+    return robots.prepared(tmp_path_factory.mktemp("cache"), "arm", "gripper", "one", "two")
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +30,6 @@ def assert_equal(config, count=6, **arguments):
         for _ in range(count):
             assert_same_tree(next(theirs), next(ours))
             assert theirs.get_state() == ours.get_state()
-
-
-def test_elements_are_those_of_the_parts_at_their_positions(config):
-    ds = get_dataset(config, batch_size=None)
-    for at in (0, 1, 2, 3, 4, 700):
-        part, index = ds.positions[at]
-        assert_same_tree(as_arrays(ds.parts[part][index]), as_arrays(ds.dataset[at]))
-
-
-def as_arrays(tree):
-    return {key: as_arrays(leaf) if isinstance(leaf, dict) else np.asarray(leaf) for key, leaf in tree.items()}
 
 
 def test_grain_gives_the_same_batches_with_images_and_all_that_is_random(config):

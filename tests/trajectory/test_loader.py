@@ -22,7 +22,8 @@ from bushel.trajectory.mixing import make_interleaved_dataset, make_single_datas
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("cache"))
+    names = ("arm", "gripper", "first", "second", "third", "all", "some", "other")
+    return robots.prepared(tmp_path_factory.mktemp("cache"), *names)
 
 
 @pytest.fixture(scope="module")
@@ -101,34 +102,40 @@ def test_files_and_dicts_do_as_well(config, expected, tmp_path):
 def test_validation_has_the_other_frames_and_the_statistics_of_training(cache):
     one = plain_robot("arm", cache, train_split="train[:6]", val_split="train[6:]")
     config = numbers_only(cache, datasets=[one], batch_size=4)
-    train, held_out = get_dataset(config, batch_size=None), get_dataset(config, train=False, batch_size=None)
+    train, held_out = (build_dataset_from_config(config, train=train) for train in (True, False))
     assert train.dataset_statistics == held_out.dataset_statistics
-    assert train.dataset_statistics["arm"]["num_trajectories"] == 6
-    lengths = [len(ds.parts[0]) for ds in (train, held_out)]
-    assert sum(lengths) == robots.FRAMES and min(lengths) > 0
-    seen = [
-        {ds.parts[0][n]["action"].tobytes() for n in range(length)} for ds, length in zip((train, held_out), lengths)
-    ]
-    assert not seen[0] & seen[1]
+    assert train.dataset_statistics["num_trajectories"] == 6
+    assert (len(train), len(held_out)) == (6, 2)
+    frames = [{frame["action"].tobytes() for frame in ds.flatten()} for ds in (train, held_out)]
+    assert not frames[0] & frames[1]
+    assert sum(len(ds.flatten()) for ds in (train, held_out)) == robots.FRAMES
+    mixed = get_dataset(config, train=False, batch_size=None)
+    assert {mixed[at]["action"].tobytes() for at in range(len(held_out.flatten()))} == frames[1]
 
 
 def test_a_filter_of_frames_belongs_to_its_data_set(cache):
     for compat in (None, "crossformer"):
         own = {"frame_filter": "robots:even_frames", "override_traj_transform_kwargs": {"action_horizon": 1}}
         pair = [plain_robot("first", cache, **own), plain_robot("second", cache)]
-        parts = get_dataset(numbers_only(cache, datasets=pair, compat=compat, batch_size=None)).parts
-        assert len(parts[0]) < 0.6 * robots.FRAMES and len(parts[1]) == robots.FRAMES
+        frames = first(get_dataset(numbers_only(cache, datasets=pair, compat=compat, batch_size=None)), 400)
+        for name, odd_ones in ((b"first", False), (b"second", True)):
+            own = [frame["observation"]["timestep"][0] % 2 for frame in frames if frame["dataset_name"] == name]
+            assert any(own) == odd_ones
         alone = build_dataset_from_config(numbers_only(cache, datasets=pair[:1], compat=compat))
-        assert len(alone.flatten()) == len(parts[0])
+        assert {int(frame["observation"]["timestep"][0]) % 2 for frame in alone.flatten()} == {0}
 
 
 def test_seeds_change_order_and_draws(config, expected):
     other = next(iter(get_dataloader(config, seed=6)))
     assert not np.array_equal(other["action"], expected[0]["action"])
-    unsampled = config.changed(traj_transform_kwargs={}, batch_size=None)
-    one, two = (get_dataset(unsampled, seed=seed).parts[0][7] for seed in (5, 6))  # the same frame
-    np.testing.assert_array_equal(one["action"], two["action"])
-    assert not np.array_equal(one["observation"]["image_primary"], two["observation"]["image_primary"])
+    same, moved = (
+        next(iter(get_dataloader(config, frame_transform_kwargs={**config.frame_transform_kwargs, "seed": seed})))
+        for seed in (5, 6)
+    )
+    assert_same_tree(same, expected[0])
+    np.testing.assert_array_equal(moved["action"], expected[0]["action"])
+    images = [batch["observation"]["image_primary"] for batch in (moved, expected[0])]
+    assert not np.array_equal(*images)
 
 
 def test_compat_reaches_frames_too(cache):
@@ -150,17 +157,20 @@ def test_compat_reaches_frames_too(cache):
 def test_shares_are_exact_in_every_prefix(cache, weights):
     names = ["first", "second", "third"]
     trio = [plain_robot(name, cache, weight=weight) for name, weight in zip(names, weights)]
-    ds = get_dataset(numbers_only(cache, datasets=trio, batch_size=None))
-    parts, _ = positions(ds)
-    counts = np.cumsum(parts[:, None] == np.arange(3), axis=0)
-    quotas = np.arange(1, len(parts) + 1)[:, None] * np.array(weights) / sum(weights)
+    frames = first(get_dataset(numbers_only(cache, datasets=trio, batch_size=None)), 500)
+    found = np.array([names.index(frame["dataset_name"].decode()) for frame in frames])
+    counts = np.cumsum(found[:, None] == np.arange(3), axis=0)
+    quotas = np.arange(1, len(found) + 1)[:, None] * np.array(weights) / sum(weights)
     assert np.abs(counts - quotas).max() < 1
-    assert [ds[at]["dataset_name"] for at in range(5)] == [names[part].encode() for part in parts[:5]]
 
 
-def positions(ds, count=2000):
-    """Which part the first elements come from, and their indices there."""
-    return np.array(rows_of(ds.positions.take(np.arange(count)))).T
+def first(ds, count):
+    """The first frames of a mixture."""
+    return rows_of(ds.dataset.take(np.arange(count)))
+
+
+def key(action, state):
+    return action.tobytes() + state.tobytes()
 
 
 def test_balanced_weights_follow_the_numbers_of_frames(cache):
@@ -173,14 +183,19 @@ def test_balanced_weights_follow_the_numbers_of_frames(cache):
 
 def test_every_frame_comes_once_in_an_epoch(cache):
     loader = get_dataloader(numbers_only(cache, datasets=[plain_robot("arm", cache)], batch_size=17))
-    _, index = positions(loader.dataset, 3 * robots.FRAMES)
-    epochs = index.reshape(3, robots.FRAMES)
-    np.testing.assert_array_equal(np.sort(epochs), np.arange(3 * robots.FRAMES).reshape(3, -1))
-    assert not np.array_equal(epochs[0] % robots.FRAMES, epochs[1] % robots.FRAMES)  # each in an order of its own
+    every = build_dataset_from_config(numbers_only(cache, datasets=[plain_robot("arm", cache)])).flatten()
+    expected = sorted(key(frame["action"], frame["observation"]["proprio_arm"]) for frame in every)
     with iter(loader) as batches:
-        actions = np.concatenate([batch["action"][:, 0, 0] for batch in some(batches, 14)])
-    first, second = actions[: robots.FRAMES], actions[robots.FRAMES :]
-    assert sorted(map(bytes, first)) == sorted(map(bytes, second))
+        epochs = [
+            [
+                key(action, state)
+                for batch in some(batches, 7)
+                for action, state in zip(batch["action"], batch["observation"]["proprio_arm"])
+            ]
+            for _ in range(3)
+        ]
+    assert [sorted(epoch) for epoch in epochs] == [expected] * 3
+    assert epochs[0] != epochs[1] != epochs[2]  # each in an order of its own
     np.testing.assert_array_equal(loader.sample_weights, [1.0])
 
 
@@ -345,7 +360,7 @@ def test_what_a_loader_needs_is_told(cache):
     config = numbers_only(cache, datasets=[plain_robot("arm", cache)], batch_size=None)
     with pytest.raises(ValueError, match="A loader needs a batch_size"):
         get_dataloader(config)
-    with pytest.raises(ValueError, match=r"no task/language_instruction. Give a language_key"):
+    with pytest.raises(KeyError, match=r"no task/language_instruction to encode"):
         next(iter(get_dataloader(config, batch_size=2, process_text=Lengths())))
     nowhere = config.changed(datasets=[plain_robot("arm", cache, data_dir="nowhere")])
     with pytest.raises(FileNotFoundError, match="There is no prepared data set 'arm': nowhere/arm"):

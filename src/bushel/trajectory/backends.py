@@ -86,38 +86,28 @@ def grain() -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Positions:
-    """A random-access source for Grain: batch of this host -> (which data set, index in it) of its rows.
+    """A random-access source for Grain: number of a batch -> positions of this host's rows in the mixture."""
 
-    Arithmetic alone, of a whole batch at a time: row by row it would cost more than the frames.
-    """
-
-    positions: MapDataset[Any]
-    start: int
     running: Running
+    start: int
 
     def __len__(self) -> int:
-        return (len(self.positions) - self.start) // self.running.batch_size
+        return (len(self.running.dataset) - self.start) // self.running.batch_size
 
-    def __getitem__(self, batch: int) -> list[tuple[int, int]]:
+    def __getitem__(self, batch: int) -> np.ndarray:
         shard, rows = self.running.shard, self.running.rows
-        own = epochs.shard(int(batch) * rows + np.arange(rows), index=shard.shard_index, count=shard.shard_count)
-        return blocks.rows_of(self.positions.take(self.start + own))
+        own = int(batch) * rows + np.arange(rows)
+        return self.start + epochs.shard(own, index=shard.shard_index, count=shard.shard_count)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Frames:
-    """Positions -> a batch of their frames. Draws belong to the index in the data set, not to whoever asks."""
+    """Positions -> a batch of the frames there: a pure function, in which draws belong to the position."""
 
-    parts: list[MapDataset[Any]]
+    dataset: MapDataset[Any]
 
-    def __call__(self, positions: list[tuple[int, int]]) -> Any:
-        number, index = np.array(positions).T
-        rows: list[Any] = [None] * len(positions)
-        for part in np.unique(number):
-            places = np.flatnonzero(number == part)
-            for place, row in zip(places, blocks.rows_of(self.parts[part].take(index[places]))):
-                rows[place] = row
-        return blocks.stack(rows)
+    def __call__(self, positions: np.ndarray) -> Any:
+        return blocks.stack(blocks.rows_of(self.dataset.take(positions)))
 
 
 class _GrainIterator(DatasetIterator[Any]):
@@ -144,8 +134,7 @@ class _GrainIterator(DatasetIterator[Any]):
 
     def _pipeline(self, start: int) -> Any:
         running, options = self._running, self._running.dataset.read_options
-        source = _Positions(running.dataset.positions, start, running)
-        batches = self._grain.MapDataset.source(source).map(_Frames(running.dataset.parts))
+        batches = self._grain.MapDataset.source(_Positions(running, start)).map(_Frames(running.dataset.dataset))
         stream = batches.to_iter_dataset(_as_grains(self._grain.ReadOptions, options))
         if not running.workers.num_workers:
             return stream

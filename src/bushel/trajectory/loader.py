@@ -17,12 +17,12 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.streams import State
 from bushel.iterator import DatasetIterator
 from bushel.sources.needs import package
+from bushel.trajectory import text_processing
 from bushel.trajectory.backends import BACKENDS, Running, grain
 from bushel.trajectory.config import MixtureConfig
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
 from bushel.trajectory.restructure import Tree
-from bushel.trajectory.samples import WORDS
 
 _ARRAYS = ("numpy", "jax")
 
@@ -95,11 +95,23 @@ def get_dataloader(
         engine, at most one thread per core.
       arrays: "numpy", or "jax" for `jax.numpy` arrays; texts are NumPy's in either case, since JAX has none.
       shard_options: which host this is: it gets its rows of each batch, `ShardByJaxProcess()` for example.
-      process_text: an object with `encode(texts)`, whose result takes the place of `task/language_instruction`; or
-        a function of the batch.
+      process_text: a `TextProcessor`, whose arrays take the place of `task/language_instruction` (and `dataset_name`
+        is left out, as in the original); or any function of a batch.
       data_backend: "bushel", or "grain" for Google's Grain; by default as the config says.
       use_grain: the same as a switch.
       changes: other values of fields of the `MixtureConfig`.
+
+    >>> import tempfile
+    >>> from bushel.trajectory.rlds_writer import write_rlds
+    >>> steps = {"observation": {"state": np.zeros((20, 3), np.float32)}, "action": np.zeros((20, 2), np.float32)}
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = write_rlds(folder.name, "arm", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
+    >>> config = {"name": "arm", "data_dir": folder.name, "proprio_obs_keys": {"arm": "state"}}
+    >>> loader = get_dataloader(config, batch_size=8, traj_transform_kwargs={"window_size": 2, "action_horizon": 4})
+    >>> with iter(loader) as batches:
+    ...     next(batches)["action"].shape, batches.get_state()["global_next_index"]
+    ((8, 2, 4, 2), 8)
+    >>> folder.cleanup()
     """
     asked = {"batch_size": batch_size, "data_backend": _backend(data_backend, use_grain)}
     chosen = _chosen(config, train, changes | {name: value for name, value in asked.items() if value is not None})
@@ -144,7 +156,7 @@ class _Finish:
     def __call__(self, batch: Tree) -> Tree:
         batch = trees.map_leaves(_texts_as_objects, batch)
         if hasattr(self.process_text, "encode"):
-            batch = _encoded(batch, self.process_text.encode)
+            batch = text_processing.process_text(batch, self.process_text)
         elif self.process_text is not None:
             batch = self.process_text(batch)
         return batch if self.arrays == "numpy" else _on_jax(batch)
@@ -152,15 +164,6 @@ class _Finish:
 
 def _texts_as_objects(leaf: Any) -> Any:
     return leaf.astype(object) if leaf.dtype.kind == "S" else leaf
-
-
-def _encoded(batch: Tree, encode: Callable[[list[str]], Any]) -> Tree:
-    if WORDS not in batch["task"]:
-        raise ValueError(
-            f"process_text has nothing to encode: batches have no task/{WORDS}. Give a language_key to the data sets."
-        )
-    found = encode([text.decode() for text in batch["task"][WORDS].tolist()])
-    return {**batch, "task": {**batch["task"], WORDS: dict(found) if isinstance(found, Mapping) else found}}
 
 
 def _on_jax(batch: Tree) -> Tree:

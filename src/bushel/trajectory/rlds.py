@@ -132,7 +132,7 @@ class RLDSEpisodes:
         """The leaves that are one encoded image for each step, such as "observation/image"."""
         return [leaf.path for leaf in self._features.images]
 
-    def index(self, *, progress: bool = True, cache_dir: str | None = None) -> Self:
+    def index(self, *, progress: bool = True, cache_dir: Path | None = None) -> Self:
         """Finds out once how long all episodes are and where their images lie; returns the episodes.
 
         Reads all records of the files involved and checks their checksums. The result is kept in `cache_dir`, by
@@ -226,9 +226,7 @@ class RLDSEpisodes:
         if self._images == "bytes":
             return values.read(leaf, length, unpack=False)
         if index is None:
-            places = values.places(leaf)
-            if len(places) != length:
-                raise values.wrong(leaf, f"{len(places)} images are stored for {length} steps")
+            places = values.frames(leaf, length)
         else:
             first = int(index.first_frames[record])
             places = index.images[leaf.path][first : first + length]

@@ -24,6 +24,7 @@ from bushel.base.progress import Progress
 from bushel.sources import stores
 from bushel.sources.example import Located, locate_example
 from bushel.sources.records import RecordSource
+from bushel.sources.stores import Path
 from bushel.sources.tfrecord import cache_folder
 from bushel.trajectory.rlds_features import Features, Values
 
@@ -78,7 +79,7 @@ def length_of(values: Values, features: Features) -> int:
 
 
 def index_of(
-    source: RecordSource, features: Features, *, progress: bool = True, cache_dir: str | None = None
+    source: RecordSource, features: Features, *, progress: bool = True, cache_dir: Path | None = None
 ) -> EpisodeIndex:
     """The index of all records of a source: for each file from the cache, or by a walk through the file."""
     folder = cache_dir or os.path.join(cache_folder(), "rlds")
@@ -116,10 +117,7 @@ def _walked(
         located = locate_example(data)
         values = Values(data, located, f"{source.paths[0]}, record {record}")
         length = length_of(values, features)
-        images = [values.places(leaf) for leaf in features.images]
-        for leaf, places in zip(features.images, images):
-            if len(places) != length:
-                raise values.wrong(leaf, f"{len(places)} images are stored for {length} steps")
+        images = [values.frames(leaf, length) for leaf in features.images]
         return length, _rest(located, {leaf.stored_name for leaf in features.images}), images
 
     found = []
