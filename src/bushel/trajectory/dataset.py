@@ -251,9 +251,9 @@ class TrajectoryDataset:
 
     def _as_part(self) -> _Part:
         """One epoch, as a part of a mixture."""
-        if len(self._parts) > 1:
+        part, *others = self._parts
+        if others:
             return _Part(self.dataset)
-        part = self._parts[0]
         if self._operations:
             part = _Part(self._done(self._frames(part)), seed=part.seed)
         return part if self._seed is None else dataclasses.replace(part, ds=part.ds.shuffle(seed=self._seed))

@@ -130,7 +130,7 @@ def _written(
         )
     shards = shards if total is None else min(shards, max(total, 1))
     ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
-    progress = Progress(f"writing {name}/{split}", total or 0)
+    progress = Progress(f"writing {name}/{split}", total)
     counts, size, at = [0], 0, 0
     writer = _opened(folder, name, split, file_format, 0, shards)
     try:
@@ -144,10 +144,7 @@ def _written(
             writer.write(record)
             counts[-1] += 1
             size += len(record)
-            if total is None:
-                progress.say(f"{number + 1:,} episodes")
-            else:
-                progress.show(number + 1)
+            progress.show(number + 1)
     finally:
         writer.close()
     progress.end()
