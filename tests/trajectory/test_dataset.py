@@ -181,6 +181,13 @@ def test_raw_trajectories_of_a_folder():
     assert shuffled != [len(each["action"]) for each in theirs]
 
 
+def test_texts_in_batches_are_objects_whatever_was_done_to_frames():
+    for ds in (windows(robots()).flatten(), windows(robots()).flatten().frame_map(dict)):
+        batch = ds.batch(4)[0]
+        assert batch["dataset_name"].dtype == object and batch["dataset_name"].tolist() == [b"robot 0"] * 4
+        assert batch["task"]["language_instruction"].dtype == object
+
+
 # Mixtures.
 
 

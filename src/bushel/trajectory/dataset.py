@@ -26,52 +26,55 @@ from bushel.trajectory.joining import joined
 from bushel.trajectory.passes import results
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Samples, read_images
+from bushel.trajectory.tickets import tickets
 
 _KEPT_TRAJECTORIES = 8
 
 
+_Move = Callable[[MapDataset[Any]], MapDataset[Any]]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Part:
-    """One data set of a mixture: trajectories or frames, one epoch of them."""
+class _Known:
+    """A data set of which it is known what becomes of its episodes: trajectories, or frames by their tickets."""
+
+    samples: Samples
+    moves: tuple[_Move, ...] = ()
+    """What was done to the order of frames."""
+
+    def trajectories(self) -> MapDataset[Any]:
+        return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
+
+    def tickets(self, first: int, total: int) -> MapDataset[Any]:
+        found = tickets(len(self.samples), first, total)
+        for move in self.moves:
+            found = move(found)
+        return found
+
+    def frames(self) -> MapDataset[Any]:
+        return self.tickets(0, len(self.samples)).map(self.samples, vectorized=True)
+
+    def moved(self, move: _Move) -> _Known:
+        return dataclasses.replace(self, moves=(*self.moves, move))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Made:
+    """Trajectories or frames that are made by functions the library cannot look into."""
 
     ds: MapDataset[Any]
-    samples: Samples | None = None
-    """What they are made of, as long as that is known; then frames are still tickets, of which it makes frames."""
-    seed: int = 0
-    """Of all draws that transforms make."""
 
-    @staticmethod
-    def of(samples: Samples) -> _Part:
-        ds = MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory)
-        return _Part(ds, samples, samples.seed)
+    def trajectories(self) -> MapDataset[Any]:
+        return self.ds
 
-    def flattened(self) -> _Part:
-        if self.samples is not None:
-            return _Part(_tickets(len(self.samples)), self.samples, self.seed)
-        lengths = np.array(list(results(self.ds.map(length_of), "lengths of trajectories")), dtype=np.int64)
-        return _Part(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(self.ds, lengths)), seed=self.seed)
+    def frames(self) -> MapDataset[Any]:
+        return self.ds
+
+    def moved(self, move: _Move) -> _Made:
+        return _Made(move(self.ds))
 
 
-def _tickets(count: int) -> MapDataset[Any]:
-    """The tickets of `count` samples; those of the next epoch are the next ones."""
-    return MapDataset.range(count).map_with_index(_index, vectorized=True)
-
-
-def _index(indices: Any, _: Any) -> Any:
-    return indices
-
-
-@dataclasses.dataclass(frozen=True)
-class _Shifted:
-    """Tickets of `count` samples as tickets of `total`, of which they are those from `first` on."""
-
-    count: int
-    first: int
-    total: int
-
-    def __call__(self, tickets: np.ndarray) -> np.ndarray:
-        epochs, numbers = np.divmod(tickets, self.count)
-        return epochs * self.total + self.first + numbers
+_Part = _Known | _Made
 
 
 def length_of(trajectory: Mapping[str, Any]) -> int:
@@ -108,6 +111,11 @@ class _Frames:
         return found
 
 
+def _flattened(trajectories: MapDataset[Any]) -> _Made:
+    lengths = np.array(list(results(trajectories.map(length_of), "lengths of trajectories")), dtype=np.int64)
+    return _Made(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(trajectories, lengths)))
+
+
 class TrajectoryDataset:
     """Trajectories of one data set; after `flatten`, frames of one or a mixture of several.
 
@@ -130,7 +138,7 @@ class TrajectoryDataset:
         epochs: int | None = 1,
         seed: int | None = None,
         threads: int = 0,
-        operations: Sequence[Callable[[MapDataset[Any]], MapDataset[Any]]] = (),
+        operations: Sequence[_Move] = (),
         statistics: Any = None,
     ):
         self._parts: tuple[_Part, ...] = tuple(parts)
@@ -163,7 +171,7 @@ class TrajectoryDataset:
     @staticmethod
     def from_samples(samples: Samples, statistics: Any = None) -> TrajectoryDataset:
         """What is described by `samples`."""
-        return TrajectoryDataset([_Part.of(samples)], statistics=statistics)
+        return TrajectoryDataset([_Known(samples)], statistics=statistics)
 
     @staticmethod
     def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
@@ -176,7 +184,7 @@ class TrajectoryDataset:
         builder: RLDSBuilder, split: str = "train", *, shuffle: bool = True, seed: int = 0
     ) -> TrajectoryDataset:
         """The raw trajectories of a TFDS folder, as they are stored; images are read when they are looked at."""
-        made = TrajectoryDataset([_Part(MapDataset.source(builder.episodes(split)))])
+        made = TrajectoryDataset([_Made(MapDataset.source(builder.episodes(split)))])
         return made.shuffle(seed=seed) if shuffle else made
 
     @staticmethod
@@ -205,14 +213,14 @@ class TrajectoryDataset:
 
     def with_samples(self, samples: Samples) -> TrajectoryDataset:
         """What is described by `samples`, in place of these trajectories."""
-        return self._but([_Part.of(samples)])
+        return self._but([_Known(samples)])
 
     def as_table(self) -> TrajectoryDataset:
         """The same trajectories, made once and put into a table: their functions are not called again."""
         self._refuse_frames("as_table")
-        made = (trajectory for part in self._parts for trajectory in results(part.ds, "trajectories"))
+        made = (trajectory for ds in self._elements() for trajectory in results(ds, "trajectories"))
         table = Episodes.of(made)
-        return self._but([_Part.of(Samples(table, np.arange(len(table)), seed=self._parts[0].seed))])
+        return self._but([_Known(Samples(table, np.arange(len(table))))], operations=())
 
     def with_threads(self, threads: int | None) -> TrajectoryDataset:
         """So many threads work ahead of an iterator, if none of the calls before asked for more."""
@@ -223,11 +231,10 @@ class TrajectoryDataset:
     def traj_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """`function` of each trajectory. Encoded images in it are handles: `bytes(handle)` reads one."""
         self._refuse_frames("traj_map")
-        if getattr(function, "rowwise", False):
-            known = [part.samples for part in self._parts]
-            if all(samples is not None for samples in known):
-                return self._but([_Part.of(_with_function(samples, function)) for samples in known if samples])
-        return self._but([_Part(part.ds.map(function)) for part in self._parts])
+        samples = self.samples
+        if samples is not None and getattr(function, "rowwise", False):
+            return self.with_samples(dataclasses.replace(samples, row_functions=(*samples.row_functions, function)))
+        return self._then(lambda ds: ds.map(function))
 
     def frame_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """`function` of each frame; of trajectories, frame by frame, and the results stacked."""
@@ -251,37 +258,40 @@ class TrajectoryDataset:
 
     def _as_part(self) -> _Part:
         """One epoch, as a part of a mixture."""
+        part: _Part
         part, *others = self._parts
         if others:
-            return _Part(self.dataset)
+            return _Made(self.dataset)
         if self._operations:
-            part = _Part(self._done(self._frames(part)), seed=part.seed)
-        return part if self._seed is None else dataclasses.replace(part, ds=part.ds.shuffle(seed=self._seed))
+            part = _Made(self._elements()[0])
+        seed = self._seed
+        return part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
 
-    def _then(self, operation: Callable[[MapDataset[Any]], MapDataset[Any]]) -> TrajectoryDataset:
+    def _elements(self) -> list[MapDataset[Any]]:
+        """One epoch of each part, with all that was done to its trajectories or frames."""
+        return [self._done(part.frames() if self.is_flattened else part.trajectories()) for part in self._parts]
+
+    def _then(self, operation: _Move) -> TrajectoryDataset:
         return self._but(operations=(*self._operations, operation))
 
     def filter(self, predicate: Callable[[Any], Any]) -> TrajectoryDataset:
         """Only the elements for which `predicate` is true; it looks at all of them once, now."""
-        return self._but([self._filtered(part, predicate) for part in self._parts])
-
-    def _filtered(self, part: _Part, predicate: Callable[[Any], Any]) -> _Part:
-        elements = part.ds
-        if self.is_flattened and part.samples is not None:
-            elements = elements.map(part.samples, vectorized=True)
-        elements = self._done(elements)
-        kept = np.array([bool(v) for v in results(elements.map(predicate), "filter")], dtype=bool)
-        if part.samples is not None and not self.is_flattened and not self._operations:
-            return _Part.of(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept]))
-        return dataclasses.replace(part, ds=part.ds.where(kept))
+        parts = []
+        for part, elements in zip(self._parts, self._elements()):
+            kept = np.array([bool(v) for v in results(elements.map(predicate), "filter")], dtype=bool)
+            if isinstance(part, _Known) and not self.is_flattened:
+                parts.append(_Known(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept])))
+            else:
+                parts.append(part.moved(lambda ds, kept=kept: ds.where(kept)))
+        return self._but(parts)
 
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """Frames in place of trajectories."""
         self._refuse_frames("flatten")
-        parts = (
-            [_Part(self._done(part.ds), seed=part.seed) for part in self._parts] if self._operations else self._parts
-        )
-        return self._but([part.flattened() for part in parts], flattened=True, operations=())
+        parts: Sequence[_Part] = self._parts
+        if self._operations or not all(isinstance(part, _Known) for part in parts):
+            parts = [_flattened(ds) for ds in self._elements()]
+        return self.with_threads(num_parallel_calls)._but(parts, flattened=True, operations=())
 
     def _done(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         for operation in self._operations:
@@ -306,8 +316,9 @@ class TrajectoryDataset:
         """Batches of consecutive frames, their leaves stacked."""
         if not self.is_flattened:
             raise ValueError("Trajectories differ in length and cannot be stacked: call flatten() before batch().")
-        batches = self.dataset.batch(batch_size, drop_remainder=drop_remainder)
-        return self._but([_Part(batches)], epochs=1, seed=None, operations=())
+        frames = self.dataset.map(_texts_as_objects) if self._operations else self.dataset
+        batches = frames.batch(batch_size, drop_remainder=drop_remainder)
+        return self._but([_Made(batches)], epochs=1, seed=None, operations=())
 
     def _refuse_frames(self, method: str) -> None:
         if self.is_flattened:
@@ -320,7 +331,8 @@ class TrajectoryDataset:
     @property
     def samples(self) -> Samples | None:
         """What the trajectories are made of, where that is still known."""
-        return self._parts[0].samples if len(self._parts) == 1 and not self._operations else None
+        part, *others = self._parts
+        return part.samples if isinstance(part, _Known) and not others and not self._operations else None
 
     @property
     def sample_weights(self) -> np.ndarray | None:
@@ -330,18 +342,16 @@ class TrajectoryDataset:
     @functools.cached_property
     def dataset(self) -> MapDataset[Any]:
         """The same as a `MapDataset`: to index, to `explain`, to go on with everything that it can."""
-        known = [part.samples for part in self._parts if part.samples is not None]
-        together = joined(known) if self.is_flattened and len(known) == len(self._parts) else None
+        known = [part for part in self._parts if isinstance(part, _Known)]
+        together = None
+        if self.is_flattened and len(known) == len(self._parts):
+            together = joined([part.samples for part in known])
         if together is None:
-            return self._done(self._ordered([self._frames(part) for part in self._parts]))
-        firsts = np.cumsum([0, *map(len, known)]).tolist()
-        shifts = [_Shifted(len(samples), first, len(together)) for samples, first in zip(known, firsts)]
-        drawn = [part.ds.map(shift, vectorized=True) for part, shift in zip(self._parts, shifts)]
+            plain = [part.frames() if self.is_flattened else part.trajectories() for part in self._parts]
+            return self._done(self._ordered(plain))
+        firsts = np.cumsum([0, *(len(part.samples) for part in known)]).tolist()
+        drawn = [part.tickets(first, len(together)) for part, first in zip(known, firsts)]
         return self._done(self._ordered(drawn).map(together, vectorized=True))
-
-    def _frames(self, part: _Part) -> MapDataset[Any]:
-        """The elements of a part: frames, where they are still tickets."""
-        return part.ds.map(part.samples, vectorized=True) if self.is_flattened and part.samples else part.ds
 
     def _ordered(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:
         """Shuffled, mixed, repeated, as was asked for."""
@@ -379,8 +389,8 @@ class TrajectoryDataset:
           options: of these processes, in place of `workers`.
         """
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
-        threads = max(self._threads, 1 if prefetch else 0)
-        stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, 2 * threads)))
+        threads = max(self.read_options.num_threads, 1 if prefetch else 0)
+        stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
         chosen = MultiprocessingOptions(workers) if options is None else options
         return iter(stream if chosen.num_workers == 0 else stream.mp_prefetch(chosen))
 
@@ -388,8 +398,9 @@ class TrajectoryDataset:
         return repr(self.dataset)
 
 
-def _with_function(samples: Samples, function: Callable[[Any], Any]) -> Samples:
-    return dataclasses.replace(samples, row_functions=(*samples.row_functions, function))
+def _texts_as_objects(frame: Any) -> Any:
+    """A frame whose texts stack to arrays of objects: of bytes, their type would depend on the longest of a batch."""
+    return trees.map_leaves(lambda leaf: np.array(leaf, dtype=object) if isinstance(leaf, bytes) else leaf, frame)
 
 
 def _with_key(frame: Any, rng: np.random.Generator) -> Any:

@@ -27,7 +27,7 @@ class _Tickets(MapNode):
         return ()
 
     @property
-    def length(self) -> int:  # type: ignore[override]
+    def length(self) -> int:
         return self.count
 
     def plan(self, indices: np.ndarray) -> Plan:
