@@ -1,1 +1,138 @@
-"""Robot trajectories: episodes as tables, training samples as windows of them, and CrossFormer's pipeline on top."""
+"""Robot trajectories: episodes as tables, training samples as windows of them, and CrossFormer's pipeline on top.
+
+Names are loaded when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bushel.trajectory import (
+        data_utils,
+        goal_relabeling,
+        obs_transforms,
+        task_augmentation,
+        text_processing,
+        traj_transforms,
+    )
+    from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
+    from bushel.trajectory.augmentations import augment_image
+    from bushel.trajectory.config import DatasetConfig, MixtureConfig
+    from bushel.trajectory.dataset import TrajectoryDataset
+    from bushel.trajectory.device_augmentations import augment_images
+    from bushel.trajectory.encoded import Encoded, read_all
+    from bushel.trajectory.episodes import Episodes
+    from bushel.trajectory.images import decode_depth, decode_image, resize_depth_image, resize_image
+    from bushel.trajectory.loader import TrajectoryLoader, build_dataset_from_config, get_dataloader, get_dataset
+    from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
+    from bushel.trajectory.normalization import (
+        NormalizationType,
+        normalize,
+        normalize_action_and_proprio,
+        unnormalize,
+        unnormalize_action_and_proprio,
+    )
+    from bushel.trajectory.reading import make_dataset_from_rlds
+    from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes
+    from bushel.trajectory.rlds_writer import write_rlds
+    from bushel.trajectory.spec import ModuleSpec
+    from bushel.trajectory.statistics import (
+        Statistics,
+        code_of,
+        get_dataset_statistics,
+        load_statistics,
+        save_statistics,
+    )
+    from bushel.trajectory.text_processing import CLIPTextProcessor, HFTokenizer, TextProcessor, process_text
+    from bushel.trajectory.windows import Windows
+
+_MODULES = {
+    "applying": ("apply_frame_transforms", "apply_trajectory_transforms"),
+    "augmentations": ("augment_image",),
+    "config": ("DatasetConfig", "MixtureConfig"),
+    "dataset": ("TrajectoryDataset",),
+    "device_augmentations": ("augment_images",),
+    "encoded": ("Encoded", "read_all"),
+    "episodes": ("Episodes",),
+    "images": ("decode_depth", "decode_image", "resize_depth_image", "resize_image"),
+    "loader": ("TrajectoryLoader", "build_dataset_from_config", "get_dataloader", "get_dataset"),
+    "mixing": ("make_interleaved_dataset", "make_single_dataset"),
+    "normalization": (
+        "NormalizationType",
+        "normalize",
+        "normalize_action_and_proprio",
+        "unnormalize",
+        "unnormalize_action_and_proprio",
+    ),
+    "reading": ("make_dataset_from_rlds",),
+    "rlds": ("RLDSBuilder", "RLDSEpisodes"),
+    "rlds_writer": ("write_rlds",),
+    "spec": ("ModuleSpec",),
+    "statistics": ("Statistics", "code_of", "get_dataset_statistics", "load_statistics", "save_statistics"),
+    "text_processing": ("CLIPTextProcessor", "HFTokenizer", "TextProcessor", "process_text"),
+    "windows": ("Windows",),
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "CLIPTextProcessor",
+    "DatasetConfig",
+    "Encoded",
+    "Episodes",
+    "HFTokenizer",
+    "MixtureConfig",
+    "ModuleSpec",
+    "NormalizationType",
+    "RLDSBuilder",
+    "RLDSEpisodes",
+    "Statistics",
+    "TextProcessor",
+    "TrajectoryDataset",
+    "TrajectoryLoader",
+    "Windows",
+    "apply_frame_transforms",
+    "apply_trajectory_transforms",
+    "augment_image",
+    "augment_images",
+    "build_dataset_from_config",
+    "code_of",
+    "data_utils",
+    "decode_depth",
+    "decode_image",
+    "get_dataloader",
+    "get_dataset",
+    "get_dataset_statistics",
+    "goal_relabeling",
+    "load_statistics",
+    "make_dataset_from_rlds",
+    "make_interleaved_dataset",
+    "make_single_dataset",
+    "normalize",
+    "normalize_action_and_proprio",
+    "obs_transforms",
+    "process_text",
+    "read_all",
+    "resize_depth_image",
+    "resize_image",
+    "save_statistics",
+    "task_augmentation",
+    "text_processing",
+    "traj_transforms",
+    "unnormalize",
+    "unnormalize_action_and_proprio",
+    "write_rlds",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads the module of a name that is asked for the first time."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_WHERE.get(name, name)}")
+    value = getattr(module, name) if name in _WHERE else module
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
