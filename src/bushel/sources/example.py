@@ -139,7 +139,7 @@ def _fields(record: bytes, place: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """A `tf.train.Example` of numbers, arrays (flattened), bytes, strings, and lists of these.
+    """A `tf.train.Example` of numbers, arrays (flattened), bytes, strings, and lists or object arrays of these.
 
     >>> encode_example({"x": 1}).hex()
     '0a0c0a0a0a017812051a030a0101'
@@ -151,8 +151,9 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    items = value if isinstance(value, (list, tuple)) else [value]
-    if items and all(isinstance(item, (bytes, str)) for item in items):
+    objects = isinstance(value, np.ndarray) and value.dtype.hasobject
+    items: Any = value.ravel().tolist() if objects else value if isinstance(value, (list, tuple)) else [value]
+    if (items or objects) and all(isinstance(item, (bytes, str)) for item in items):
         encoded = [item.encode() if isinstance(item, str) else item for item in items]
         return _field(_BYTES, b"".join(_field(1, item) for item in encoded))
     array = np.asarray(value).reshape(-1)

@@ -98,8 +98,8 @@ class RecordSource(abc.ABC):
         with self._lock:
             if self._versions.setdefault(number, version) != version:
                 raise DamagedFile(
-                    f"{self._paths[number]} was {self._versions[number]} (name, size, time) when the source was made and "
-                    f"is {version} now. Make the source again."
+                    f"{self._paths[number]} was {self._versions[number]} (name, size, time) when the source was made, "
+                    f"and is {version} now. Make the source again."
                 )
             self._readers[number] = reader
         return reader

@@ -58,8 +58,9 @@ class RandomResizedCrop(Operation):
     uniforms = 4
 
     def __post_init__(self) -> None:
-        _between(self.scale, "scale", 0)
-        _between(self.ratio, "ratio", 0)
+        for limits, name in ((self.scale, "scale"), (self.ratio, "ratio")):
+            if len(limits) != 2 or not 0 < limits[0] <= limits[1]:
+                raise ValueError(f"{name} of random_resized_crop takes 0 < lower <= upper, got {limits!r}.")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The box: four numbers give area, ratio, and the two offsets."""
@@ -114,7 +115,7 @@ class RandomContrast(Operation):
     by_pixel = True
 
     def __post_init__(self) -> None:
-        _between((self.lower, self.upper), "random_contrast", 0, distinct=True)
+        _ascending(self.lower, self.upper, "random_contrast")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The number."""
@@ -139,7 +140,7 @@ class RandomSaturation(Operation):
     by_pixel = True
 
     def __post_init__(self) -> None:
-        _between((self.lower, self.upper), "random_saturation", 0, distinct=True)
+        _ascending(self.lower, self.upper, "random_saturation")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The number."""
@@ -291,10 +292,9 @@ def _within(uniform: Array, low: float, high: float) -> Array:
     return uniform * np.float32(high - low) + np.float32(low)
 
 
-def _between(limits: Sequence[float], what: str, least: float, *, distinct: bool = False) -> None:
-    if len(limits) != 2 or not least <= limits[0] <= limits[1] or (distinct and limits[0] == limits[1]):
-        wanted = "two numbers, the smaller one first and not the same" if distinct else "two numbers in ascending order"
-        raise ValueError(f"{what} takes {wanted}, not below {least}; got {limits!r}.")
+def _ascending(lower: float, upper: float, name: str) -> None:
+    if not 0 <= lower < upper:
+        raise ValueError(f"{name} takes 0 <= lower < upper, got {lower} and {upper}.")
 
 
 def _three_channels(planes: Array, name: str) -> None:

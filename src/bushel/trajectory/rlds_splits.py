@@ -25,13 +25,14 @@ def ranges(split: str, shards: Mapping[str, Sequence[int]]) -> list[Range]:
     if not isinstance(split, str):
         raise TypeError(f"A split is a text such as 'train' or 'train[:95%]', got {split!r}.")
     found = [part for term in re.split(r"\s*\+\s*", split) for part in _term(term, split, shards)]
-    if not sum(high - low for _, low, high in found):
+    found = [(name, low, high) for name, low, high in found if low < high]
+    if not found:
         counts = ", ".join(f"{name!r} has {sum(lengths)}" for name, lengths in shards.items())
         raise ValueError(
             f"The split {split!r} names no episodes ({counts}). Choose a larger part: percents are rounded to the "
             "closest number of episodes."
         )
-    return [(name, low, high) for name, low, high in found if low < high]
+    return found
 
 
 def _term(term: str, split: str, shards: Mapping[str, Sequence[int]]) -> list[Range]:
