@@ -19,7 +19,8 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, columns, files, images, indices, jpeg, lifecycle, loader, packing, records, workers
+    from benchmarks import access, columns, files, images, indices, jpeg, lifecycle, loader, packing, records
+    from benchmarks import trajectories, workers
 
     workloads = {
         "w1a": images.w1a,
@@ -34,6 +35,7 @@ def main() -> None:
         "state": lifecycle.state,
         "w4": packing.w4,
         "windows": packing.windows,
+        "w5": trajectories.w5,
         "interleave": packing.interleave,
         "w6": workers.w6,
         "w2-workers": workers.w2_workers,

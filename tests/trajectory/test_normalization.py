@@ -100,7 +100,7 @@ def test_bad_input():
     with pytest.raises(ValueError, match="'minmax' is not a valid NormalizationType"):
         normalize(np.zeros((4, 2)), stats, "minmax")
     traj = {"observation": {}, "action": np.zeros((4, 2))}
-    with pytest.raises(ValueError, match="needs 'proprio_arm', this one has"):
+    with pytest.raises(ValueError, match="An observation needs 'proprio_arm', this one has"):
         normalize_action_and_proprio(traj, {"action": stats, "proprio_arm": stats}, "normal", ["proprio_arm"])
     with pytest.raises(ValueError, match="by these statistics needs 'action'"):
         normalize_action_and_proprio(traj, {}, "normal", [])

@@ -9,6 +9,7 @@ from golden_data import restructured, statistics, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from watching import wait_until, workers
 
 import bushel
 from bushel.trajectory import statistics as module
@@ -178,6 +179,17 @@ def test_however_they_are_read_the_statistics_are_the_same():
     assert wanted["num_trajectories"] == 40
 
 
+def test_an_error_leaves_no_worker_behind():
+    class Bad(Slow):
+        def __getitem__(self, index):
+            return super().__getitem__(index) if index < 3 else {"observation": {}, "action": np.full((1, 3), np.inf)}
+
+    with pytest.raises(ValueError, match="Trajectory 3, action: Numbers that are infinite") as error:
+        get_dataset_statistics(Bad(40), [], ["x"], workers=bushel.MultiprocessingOptions(2))
+    wait_until(lambda: not workers())
+    assert error.traceback  # which keeps all that was open alive
+
+
 def test_other_shapes():
     chunks = [{"action": np.arange(12.0).reshape(2, 3, 2)}]
     assert np.shape(get_dataset_statistics(chunks, [], ["chunks"])["action"]["mean"]) == (3, 2)
@@ -240,6 +252,13 @@ def test_a_known_file_is_read_and_not_computed(tmp_path):
     assert get_dataset_statistics(ONE, [], ["a", "b"], tmp_path)["action"]["mean"] == [5.0]
 
 
+def test_a_file_that_lacks_an_entry_is_made_again(tmp_path, caplog):
+    trajectories = [{"observation": {"proprio": np.ones((2, 1))}, "action": np.ones((2, 1))}]
+    get_dataset_statistics(trajectories, [], ["a"], tmp_path)
+    assert get_dataset_statistics(trajectories, ["proprio"], ["a"], tmp_path)["proprio"]["mean"] == [1.0]
+    assert "needs 'proprio', this one has" in caplog.text
+
+
 @pytest.mark.parametrize("damage", ['{"action": {"mean": [1', "", "[]", '{"action": null}', "\x00"])
 def test_a_damaged_file_is_made_again(tmp_path, caplog, damage):
     first = get_dataset_statistics(ONE, [], ["a"], tmp_path)
@@ -247,7 +266,9 @@ def test_a_damaged_file_is_made_again(tmp_path, caplog, damage):
     path.write_text(damage)
     with caplog.at_level(logging.WARNING):
         assert get_dataset_statistics(ONE, [], ["a"], tmp_path) == first
-    assert f"The statistics in {path} cannot be read" in caplog.text and "They are computed again" in caplog.text
+    assert (
+        f"The statistics in {path} cannot be read" in caplog.text and "The statistics are computed again" in caplog.text
+    )
     assert load_statistics(path) == first
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == [path.name]  # nothing half written
 

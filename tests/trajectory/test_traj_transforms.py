@@ -99,6 +99,12 @@ def test_a_mask_of_steps_for_actions_in_chunks():
         assert mask[..., 0].any() and not mask[..., 1].any()
 
 
+@pytest.mark.parametrize("compat", [None, "crossformer"])
+def test_no_steps_at_all(compat):
+    made = chunk_act_obs(goal_relabeling.uniform(numbered(0)), 2, 3, compat=compat)
+    assert made["action"].shape == (0, 2, 3, 2) and made["observation"]["timestep"].shape == (0, 2)
+
+
 def test_chunking_refuses():
     with pytest.raises(ValueError, match="chunks of 2, which action_horizon=4 exceeds"):
         chunk_act_obs(numbered(3, chunk=2), 1, 4)

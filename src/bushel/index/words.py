@@ -31,8 +31,8 @@ def split(i: Any, length: int, to: int = 1) -> tuple[Any, Any]:
     if not isinstance(i, np.ndarray):
         return divmod(i, length)
     if i.dtype != object and i.size:
-        furthest = max(abs(int(i.max())), abs(int(i.min()))) if i.size > 1 else abs(int(i[0]))
-        if (furthest // length + 2) * to < INFINITE:
+        low, high = (int(i.min()), int(i.max())) if i.size > 1 else (int(i[0]), int(i[0]))
+        if (max(high // length, -(low // length)) + 1) * to <= INFINITE:
             return np.divmod(i, length)
         i = i.astype(object)
     return i // length, narrowed(i % length)

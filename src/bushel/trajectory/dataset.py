@@ -21,6 +21,7 @@ from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import MapDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory.episodes import Episodes
+from bushel.trajectory.joining import joined
 from bushel.trajectory.passes import results
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Samples, read_images
@@ -34,19 +35,42 @@ class _Part:
 
     ds: MapDataset[Any]
     samples: Samples | None = None
-    """What the trajectories are made of, as long as that is known."""
+    """What they are made of, as long as that is known; then frames are still tickets, of which it makes frames."""
     seed: int = 0
     """Of all draws that transforms make."""
 
     @staticmethod
     def of(samples: Samples) -> _Part:
-        return _Part(MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory), samples, samples.seed)
+        ds = MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory)
+        return _Part(ds, samples, samples.seed)
 
     def flattened(self) -> _Part:
         if self.samples is not None:
-            return _Part(MapDataset.range(len(self.samples)).map_with_index(self.samples, vectorized=True))
+            return _Part(_tickets(len(self.samples)), self.samples, self.seed)
         lengths = np.array(list(results(self.ds.map(length_of), "lengths of trajectories")), dtype=np.int64)
-        return _Part(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(self.ds, lengths)))
+        return _Part(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(self.ds, lengths)), seed=self.seed)
+
+
+def _tickets(count: int) -> MapDataset[Any]:
+    """The tickets of `count` samples; those of the next epoch are the next ones."""
+    return MapDataset.range(count).map_with_index(_index, vectorized=True)
+
+
+def _index(indices: np.ndarray, _: np.ndarray) -> np.ndarray:
+    return indices
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shifted:
+    """Tickets of `count` samples as tickets of `total`, of which they are those from `first` on."""
+
+    count: int
+    first: int
+    total: int
+
+    def __call__(self, tickets: np.ndarray) -> np.ndarray:
+        epochs, numbers = np.divmod(tickets, self.count)
+        return epochs * self.total + self.first + numbers
 
 
 def length_of(trajectory: Mapping[str, Any]) -> int:
@@ -105,11 +129,13 @@ class TrajectoryDataset:
         epochs: int | None = 1,
         seed: int | None = None,
         threads: int = 0,
+        operations: Sequence[Callable[[MapDataset[Any]], MapDataset[Any]]] = (),
         statistics: Any = None,
     ):
         self._parts = tuple(parts)
         self._weights = None if weights is None else tuple(float(weight) for weight in weights)
         self._epochs, self._seed, self._threads = epochs, seed, threads
+        self._operations = tuple(operations)
         self.is_flattened = flattened
         self.dataset_statistics: Any = statistics
         """Of actions and proprioception; of a mixture, by the names of its data sets."""
@@ -121,6 +147,7 @@ class TrajectoryDataset:
             "epochs": self._epochs,
             "seed": self._seed,
             "threads": self._threads,
+            "operations": self._operations,
             "statistics": self.dataset_statistics,
         }
         return TrajectoryDataset(self._parts if parts is None else parts, **(known | changes))
@@ -167,10 +194,14 @@ class TrajectoryDataset:
         shares = [1.0] * len(datasets) if weights is None else list(weights)
         if len(shares) != len(datasets):
             raise ValueError(f"{len(datasets)} datasets need as many weights, got {len(shares)}.")
-        parts = [_Part(ds.dataset) if len(ds._parts) > 1 else ds._parts[0] for ds in datasets]
-        endless = any(ds._epochs is None for ds in datasets)
-        threads = max(ds._threads for ds in datasets)
-        return TrajectoryDataset(parts, weights=shares, flattened=True, epochs=None if endless else 1, threads=threads)
+        parts = [ds._parts[0] if len(ds._parts) == 1 and not ds._operations else _Part(ds.dataset) for ds in datasets]
+        return TrajectoryDataset(
+            parts,
+            weights=shares,
+            flattened=True,
+            epochs=None if any(ds._epochs is None for ds in datasets) else 1,
+            threads=max(ds._threads for ds in datasets),
+        )
 
     def with_samples(self, samples: Samples) -> TrajectoryDataset:
         """What is described by `samples`, in place of these trajectories."""
@@ -200,26 +231,45 @@ class TrajectoryDataset:
 
     def frame_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """`function` of each frame; of trajectories, frame by frame, and the results stacked."""
-        if self.is_flattened:
-            return self._but([_Part(part.ds.map(function)) for part in self._parts])
-        return self._but([_Part(part.ds.map(functools.partial(_each_frame, function))) for part in self._parts])
+        of = function if self.is_flattened else functools.partial(_each_frame, function)
+        return self.with_threads(num_parallel_calls)._then(lambda ds: ds.map(of))
 
     def random_frame_map(
         self, function: Callable[[Any, np.random.Generator], Any], *, seed: int = 0
     ) -> TrajectoryDataset:
-        """`function(frame, rng)`, with a generator that belongs to the frame and the epoch."""
+        """`function(frame, rng)`, with a generator that belongs to the place of the frame in the whole stream."""
         of = function if self.is_flattened else functools.partial(_each_frame_randomly, function)
-        parts = [_Part(part.ds.random_map(of, seed=seed + number)) for number, part in enumerate(self._parts)]
-        return self._but(parts)
+        return self._then(lambda ds: ds.random_map(of, seed=checks.seed(seed)))
+
+    def _then(self, operation: Callable[[MapDataset[Any]], MapDataset[Any]]) -> TrajectoryDataset:
+        return self._but(operations=(*self._operations, operation))
 
     def filter(self, predicate: Callable[[Any], Any]) -> TrajectoryDataset:
         """Only the elements for which `predicate` is true; it looks at all of them once, now."""
-        return self._but([_filtered(part, predicate) for part in self._parts])
+        return self._but([self._filtered(part, predicate) for part in self._parts])
+
+    def _filtered(self, part: _Part, predicate: Callable[[Any], Any]) -> _Part:
+        elements = part.ds
+        if self.is_flattened and part.samples is not None:
+            elements = elements.map(part.samples, vectorized=True)
+        elements = self._done(elements)
+        kept = np.array([bool(v) for v in results(elements.map(predicate), "filter")], dtype=bool)
+        if part.samples is not None and not self.is_flattened and not self._operations:
+            return _Part.of(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept]))
+        return dataclasses.replace(part, ds=part.ds.where(kept))
 
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """Frames in place of trajectories."""
         self._refuse_frames("flatten")
-        return self._but([part.flattened() for part in self._parts], flattened=True)
+        parts = (
+            [_Part(self._done(part.ds), seed=part.seed) for part in self._parts] if self._operations else self._parts
+        )
+        return self._but([part.flattened() for part in parts], flattened=True, operations=())
+
+    def _done(self, ds: MapDataset[Any]) -> MapDataset[Any]:
+        for operation in self._operations:
+            ds = operation(ds)
+        return ds
 
     def unbatch(self) -> TrajectoryDataset:
         """Frames in place of trajectories: `flatten` under the name that training scripts use."""
@@ -239,7 +289,8 @@ class TrajectoryDataset:
         """Batches of consecutive frames, their leaves stacked."""
         if not self.is_flattened:
             raise ValueError("Trajectories differ in length and cannot be stacked: call flatten() before batch().")
-        return self._but([_Part(self.dataset.batch(batch_size, drop_remainder=drop_remainder))], epochs=1, seed=None)
+        batches = self.dataset.batch(batch_size, drop_remainder=drop_remainder)
+        return self._but([_Part(batches)], epochs=1, seed=None, operations=())
 
     def _refuse_frames(self, method: str) -> None:
         if self.is_flattened:
@@ -252,25 +303,38 @@ class TrajectoryDataset:
     @property
     def samples(self) -> Samples | None:
         """What the trajectories are made of, where that is still known."""
-        return self._parts[0].samples if len(self._parts) == 1 else None
+        return self._parts[0].samples if len(self._parts) == 1 and not self._operations else None
 
     @property
     def sample_weights(self) -> np.ndarray | None:
         """Shares of the data sets of a mixture."""
         return None if self._weights is None else np.array(self._weights) / sum(self._weights)
 
-    @property
+    @functools.cached_property
     def dataset(self) -> MapDataset[Any]:
         """The same as a `MapDataset`: to index, to `explain`, to go on with everything that it can."""
-        parts = [part.ds for part in self._parts]
+        known = [part.samples for part in self._parts if part.samples is not None]
+        together = joined(known) if self.is_flattened and len(known) == len(self._parts) else None
+        if together is None:
+            return self._done(self._ordered([self._frames(part) for part in self._parts]))
+        firsts = np.cumsum([0, *map(len, known)]).tolist()
+        shifts = [_Shifted(len(samples), first, len(together)) for samples, first in zip(known, firsts)]
+        drawn = [part.ds.map(shift, vectorized=True) for part, shift in zip(self._parts, shifts)]
+        return self._done(self._ordered(drawn).map(together, vectorized=True))
+
+    def _frames(self, part: _Part) -> MapDataset[Any]:
+        """The elements of a part: frames, where they are still tickets."""
+        return part.ds.map(part.samples, vectorized=True) if self.is_flattened and part.samples else part.ds
+
+    def _ordered(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:
+        """Shuffled, mixed, repeated, as was asked for."""
         if self._seed is not None:
             parts = [ds.shuffle(seed=(self._seed + number) % (1 << 32)) for number, ds in enumerate(parts)]
         if len(parts) == 1:
-            ds = parts[0]
-            return ds if self._epochs == 1 else ds.repeat(self._epochs)
-        if self._epochs is None:
-            return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
-        return MapDataset.mix([ds.repeat(self._epochs) for ds in parts], self._weights, exact=True)
+            return parts[0] if self._epochs == 1 else parts[0].repeat(self._epochs)
+        if self._epochs is not None:
+            return MapDataset.mix([ds.repeat(self._epochs) for ds in parts], self._weights, exact=True)
+        return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -303,13 +367,6 @@ class TrajectoryDataset:
 
 def _with_function(samples: Samples, function: Callable[[Any], Any]) -> Samples:
     return dataclasses.replace(samples, row_functions=(*samples.row_functions, function))
-
-
-def _filtered(part: _Part, predicate: Callable[[Any], Any]) -> _Part:
-    kept = np.array([bool(v) for v in results(part.ds.map(predicate), "filter")], dtype=bool)
-    if part.samples is not None:
-        return _Part.of(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept]))
-    return _Part(part.ds.where(kept))
 
 
 def _frames_of(trajectory: Any) -> Iterator[Any]:

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,15 @@ class Numbers:
     """A column of numbers."""
 
     values: np.ndarray
+    is_numeric = True
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def entry_shape(self) -> tuple[int, ...]:
+        """The shape of one entry."""
+        return self.values.shape[1:]
 
     def take(self, frames: np.ndarray) -> np.ndarray:
         """Entries of these frames; as many axes as `frames` has come first."""
@@ -51,6 +57,7 @@ class Texts:
 
     codes: np.ndarray
     values: np.ndarray
+    is_numeric = False
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -74,6 +81,7 @@ class Images:
 
     parts: RecordParts
     places: np.ndarray
+    is_numeric = False
 
     def __len__(self) -> int:
         return len(self.places)
@@ -112,12 +120,87 @@ class Constant:
         return np.full(frames.shape, self.present)
 
     @property
-    def numeric(self) -> bool:
+    def is_numeric(self) -> bool:
         """Whether it stands for numbers."""
         return not isinstance(self.entry, bytes)
 
+    @property
+    def entry_shape(self) -> tuple[int, ...]:
+        """The shape of one entry."""
+        return np.shape(self.entry)
 
-Column = Numbers | Texts | Images | Constant
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Joined:
+    """Columns one after another, as one. The frames of one row, whatever their number, are of one of them."""
+
+    columns: tuple[Any, ...]
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether it has numbers."""
+        return self.columns[0].is_numeric
+
+    @property
+    def entry_shape(self) -> tuple[int, ...]:
+        """The shape of one entry."""
+        return self.columns[0].entry_shape
+
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([len(column) for column in self.columns])
+
+    def take(self, frames: np.ndarray) -> np.ndarray:
+        """Entries of these frames; as many axes as `frames` has come first."""
+        if self._large is not None:
+            return self._copied(frames, self._large)
+        return self._each(frames, lambda column, some: column.take(some))
+
+    @functools.cached_property
+    def _large(self) -> list[np.ndarray] | None:
+        """The arrays of numbers, if an entry is so large that copying it outweighs a step of a loop."""
+        arrays = [column.values for column in self.columns if isinstance(column, Numbers)]
+        large = len(arrays) == len(self.columns) and arrays[0][:1].nbytes >= 2048
+        return arrays if large else None
+
+    def _copied(self, frames: np.ndarray, arrays: list[np.ndarray]) -> np.ndarray:
+        which = self._which(frames)
+        begins = (self._ends - [len(array) for array in arrays])[which]
+        places = (frames.reshape(len(frames), -1) - begins[:, None]).tolist()
+        out = np.empty((*frames.shape, *self.entry_shape), arrays[0].dtype)
+        entries = iter(out.reshape(-1, *self.entry_shape))
+        for number, row in zip(which.tolist(), places):
+            array = arrays[number]
+            for place in row:
+                next(entries)[...] = array[place]
+        return out
+
+    def there(self, frames: np.ndarray) -> np.ndarray:
+        """One bool per frame: whether the entry is data and no padding."""
+        return self._each(frames, lambda column, some: column.there(some))
+
+    def _each(self, frames: np.ndarray, read: Callable[[Any, np.ndarray], np.ndarray]) -> np.ndarray:
+        which = self._which(frames)
+        out: np.ndarray | None = None
+        for number, column in enumerate(self.columns):
+            rows = np.flatnonzero(which == number)
+            if len(rows):
+                found = read(column, frames[rows] - (self._ends[number] - len(column)))
+                if out is None:
+                    out = np.empty((*frames.shape, *found.shape[frames.ndim :]), found.dtype)
+                out[rows] = found
+        return read(self.columns[0], frames) if out is None else out
+
+    def _which(self, frames: np.ndarray) -> np.ndarray:
+        """For each row of `frames` the column that it is in: all frames of a row are of one episode."""
+        first = frames if frames.ndim == 1 else frames.reshape(len(frames), -1)[:, 0]
+        return np.searchsorted(self._ends, first, side="right")
+
+
+Column = Numbers | Texts | Images | Constant | Joined
 Columns = dict[str, Any]
 """A tree of dicts with a column at each leaf."""
 
@@ -202,6 +285,22 @@ class Episodes:
     def starts(self) -> np.ndarray:
         """The first frame of each episode."""
         return np.cumsum(self.lengths) - self.lengths
+
+    @staticmethod
+    def joined(tables: Sequence[Episodes]) -> Episodes:
+        """Tables with the same columns as one table: their episodes one after another."""
+        leaves = [flat(table.columns) for table in tables]
+        columns = {path: Joined(tuple(leaf[path] for leaf in leaves)) for path in leaves[0]}
+        fingerprint = [table.fingerprint for table in tables]
+        return Episodes(nested(columns), np.concatenate([table.lengths for table in tables]), fingerprint)
+
+    @functools.cached_property
+    def image_columns(self) -> list[Images]:
+        """The columns with images that are still in files."""
+        found = list(flat(self.columns).values())
+        for column in found:  # the list grows while it is read
+            found += column.columns if isinstance(column, Joined) else ()
+        return [column for column in found if isinstance(column, Images)]
 
     def all_of(self, column: Column) -> np.ndarray:
         """For each episode, whether no frame has padding in this column of the table."""
@@ -367,8 +466,8 @@ def save(episodes: Episodes, folder: str) -> Episodes:
 
 
 def parts_of(episodes: Episodes) -> RecordParts | None:
-    """The records that the images of a table are in."""
-    return next((column.parts for column in flat(episodes.columns).values() if isinstance(column, Images)), None)
+    """The records that the images of a table from one data set are in."""
+    return episodes.image_columns[0].parts if episodes.image_columns else None
 
 
 def _written(column: Column, path: str) -> dict[str, Any]:

@@ -120,10 +120,14 @@ def _each(
         stats = entry(metadata, name, of="Normalisation by these statistics")
         return function(entry(tree, name, of=of), stats, type, stats.get("mask"))
 
-    changed: Tree = {**traj, "observation": dict(traj["observation"])}
+    changed: Tree = dict(traj)
     if "action" not in skip_norm_keys:
         changed["action"] = scaled(traj, "action", "A trajectory")
-    for name in proprio_keys:
-        if name not in skip_norm_keys:
-            changed["observation"][name] = scaled(traj["observation"], name, "Normalisation of an observation")
+    names = [name for name in proprio_keys if name not in skip_norm_keys]
+    if names:
+        observation = entry(traj, "observation")
+        changed["observation"] = {
+            **observation,
+            **{name: scaled(observation, name, "An observation") for name in names},
+        }
     return changed

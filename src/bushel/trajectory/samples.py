@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from bushel.base import trees
-from bushel.trajectory import draws, goal_relabeling, normalization, task_augmentation
+from bushel.trajectory import goal_relabeling, normalization, task_augmentation
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import not_empty, tree_merge
 from bushel.trajectory.draws import Draws
 from bushel.trajectory.encoded import read_all
-from bushel.trajectory.episodes import LANGUAGES, Constant, Episodes, Numbers, object_array, parts_of, taken
+from bushel.trajectory.episodes import LANGUAGES, Episodes, object_array, taken
 from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.space import Space
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.traj_transforms import add_head_action_mask, check_chunks, pad_actions_and_proprio
 from bushel.trajectory.windows import Windows
@@ -30,7 +31,7 @@ Tree = dict[str, Any]
 WORDS = "language_instruction"
 _STRIDE = 1 << 16
 _NO_ACTION = np.zeros((1, 1), dtype=np.float32)
-_GOAL, _DELETE, _REPHRASE, _PHRASE, _LANGUAGE, _SUBSAMPLE = range(6)  # purposes of draws
+_GOAL, _DELETE, _REPHRASE, _PHRASE, _LANGUAGE = range(5)  # purposes of draws
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Normalize:
     kind: NormalizationType
     names: frozenset[str]
 
-    def __call__(self, values: np.ndarray, name: str) -> np.ndarray:
-        """`values` of the entry `name`, normalised if it is one of `names`."""
+    def __call__(self, values: np.ndarray, name: str, episode: np.ndarray) -> np.ndarray:
+        """`values` of the entry `name`, a row for each `episode`, normalised if it is one of `names`."""
         if name not in self.names:
             return values
         facts = self.statistics[name]
@@ -92,7 +93,7 @@ class Samples:
     episodes: Episodes
     chosen: np.ndarray
     kept: np.ndarray | None = None
-    normalize: Normalize | None = None
+    normalize: Callable[[np.ndarray, str, np.ndarray], np.ndarray] | None = None
     transforms: Transforms | None = None
     row_functions: tuple[Callable[[Tree], Tree], ...] = ()
     seed: int = 0
@@ -100,38 +101,17 @@ class Samples:
 
     def __len__(self) -> int:
         """How many samples one epoch has."""
-        return int(self._ends[-1]) if len(self.chosen) else 0
+        return len(self.space)
 
     def fingerprint(self) -> Any:
         """What tells these samples from others, without reading them."""
         return self.episodes.fingerprint
 
     @functools.cached_property
-    def _counts(self) -> np.ndarray:
-        """How many samples each chosen episode gives."""
-        counts = self.episodes.lengths[self.chosen]
-        if self.kept is not None:
-            sums = np.concatenate([[0], np.cumsum(self.kept)])
-            starts = self.episodes.starts[self.chosen]
-            counts = sums[starts + counts] - sums[starts]
-        if self._limit is not None:
-            counts = np.minimum(counts, self._limit)
-        return counts
-
-    @property
-    def _limit(self) -> int | None:
-        return None if self.transforms is None else self.transforms.subsample_length
-
-    @functools.cached_property
-    def _ends(self) -> np.ndarray:
-        return np.cumsum(self._counts)
-
-    @functools.cached_property
-    def _kept_frames(self) -> tuple[np.ndarray, np.ndarray]:
-        """Frames that may be samples, and where each episode's begin among them."""
-        assert self.kept is not None
-        frames = np.flatnonzero(self.kept)
-        return frames, np.searchsorted(frames, self.episodes.starts)
+    def space(self) -> Space:
+        """Which frames are samples."""
+        limit = None if self.transforms is None else self.transforms.subsample_length
+        return Space(self.episodes.lengths, self.chosen, self.kept, limit, self.seed)
 
     def any_label(self) -> np.ndarray:
         """For each episode of the table, whether some step has an instruction."""
@@ -148,66 +128,28 @@ class Samples:
         found = np.empty(self.episodes.frames)
         for low in range(0, self.episodes.frames, _STRIDE):
             frames = np.arange(low, min(low + _STRIDE, self.episodes.frames))
-            values = np.abs(self._normalized(column.take(frames), name))
+            episode = np.searchsorted(self.episodes.starts, frames, side="right") - 1
+            values = np.abs(self._normalized(column.take(frames), name, episode))
             found[frames] = values.reshape(len(frames), -1).max(axis=1)
         return np.maximum.reduceat(found, self.episodes.starts)
-
-    def located(self, numbers: np.ndarray, epochs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Episode and time of the samples with these numbers in [0, len), of these epochs."""
-        place = np.searchsorted(self._ends, numbers, side="right")
-        rank = numbers - (self._ends[place] - self._counts[place])
-        episode = self.chosen[place]
-        if self._limit is not None:
-            rank = self._subsampled(episode, rank, epochs)
-        if self.kept is None:
-            return episode, rank
-        frames, begin = self._kept_frames
-        return episode, frames[begin[episode] + rank] - self.episodes.starts[episode]
-
-    def _subsampled(self, episode: np.ndarray, rank: np.ndarray, epochs: np.ndarray) -> np.ndarray:
-        """Ranks among the samples that are left -> ranks among all of the episode: other ones in every epoch."""
-        found = rank.copy()
-        for row, (number, epoch) in enumerate(zip(episode.tolist(), epochs.tolist(), strict=True)):
-            size = self._frames_of(number)
-            if self._limit is not None and size > self._limit:
-                found[row] = self._order(number, epoch, size)[rank[row]]
-        return found
-
-    def _frames_of(self, episode: int) -> int:
-        if self.kept is None:
-            return int(self.episodes.lengths[episode])
-        start = int(self.episodes.starts[episode])
-        return int(self.kept[start : start + int(self.episodes.lengths[episode])].sum())
-
-    def _order(self, episode: int, epoch: int, size: int) -> np.ndarray:
-        key = int(draws.words(np.array([epoch * len(self.episodes) + episode]), self.seed * 64 + _SUBSAMPLE)[0])
-        return np.argsort(draws.words(np.arange(size), key), kind="stable")
 
     def trajectory(self, index: int, _: Any = None) -> Tree:
         """Trajectory `index`, transformed: all its samples, in order (a random choice of them, when subsampled)."""
         epoch, place = divmod(int(index), len(self.chosen))
-        episode = int(self.chosen[place])
-        times = np.arange(int(self.episodes.lengths[episode]))
-        if self.kept is not None:
-            times = times[self.kept[self.episodes.starts[episode] + times]]
-        if self._limit is not None and len(times) > self._limit:
-            times = times[self._order(episode, epoch, len(times))[: self._limit]]
-        samples = int(index) * (1 << 32) + times
-        return self.rows(
-            np.full(len(times), episode), times, Draws(self.seed, samples, np.full(len(times), int(index)))
-        )
+        times = self.space.times(int(self.chosen[place]), epoch)
+        same = np.zeros_like(times)
+        return self.rows(same + self.chosen[place], times, Draws(self.seed, (index << 32) + times, same + int(index)))
 
-    def __call__(self, indices: np.ndarray, numbers: np.ndarray) -> Tree:
-        """The samples with these numbers; `indices` also count epochs, and draws belong to them. Images are read."""
-        epochs = indices // len(self)
-        episode, time = self.located(numbers, epochs)
-        trajectories = epochs * len(self.episodes) + episode
-        rows = self.rows(episode, time, Draws(self.seed, indices, trajectories))
+    def __call__(self, tickets: np.ndarray) -> Tree:
+        """Samples by tickets: a sample's number, plus `len` for each epoch before. Draws belong to tickets."""
+        epochs, numbers = np.divmod(tickets, len(self))
+        episode, time = self.space.located(numbers, epochs)
+        rows = self.rows(episode, time, Draws(self.seed, tickets, epochs * len(self.episodes) + episode))
         return read_images(rows) if self._has_images else rows
 
     @functools.cached_property
     def _has_images(self) -> bool:
-        return parts_of(self.episodes) is not None
+        return bool(self.episodes.image_columns)
 
     def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
         """The rows (episode, time), as the transforms make them. Encoded images are not read yet."""
@@ -220,19 +162,21 @@ class Samples:
         }
         rows["task"] = self._task(start + time, chance)
         if self.transforms is None:
-            rows["observation"] = self._observation(start, time)
+            rows["observation"] = self._observation(episode, start, time)
             if "action" in columns:
-                rows["action"] = self._action(start + time)
+                rows["action"] = self._action(episode, start + time)
         else:
             rows = self._transformed(rows, episode, time, start, length, chance)
         for function in self.row_functions:
             rows = function(rows)
         return rows
 
-    def _observation(self, start: np.ndarray, time: np.ndarray) -> Tree:
-        """Observations at `time`, of any shape; `start` has as many axes."""
+    def _observation(self, episode: np.ndarray, start: np.ndarray, time: np.ndarray) -> Tree:
+        """Observations at `time`, one or several for each row; `start` has as many axes."""
         frames = start + time
-        found = {name: self._normalized(taken(column, frames), name) for name, column in self._observed.items()}
+        found = {
+            name: self._normalized(taken(column, frames), name, episode) for name, column in self._observed.items()
+        }
         return {**found, "timestep": time.astype(np.int32)}
 
     @functools.cached_property
@@ -240,11 +184,11 @@ class Samples:
         columns = self.episodes.columns.get("observation", {})
         return {name: column for name, column in columns.items() if name != "timestep"}  # which is counted here
 
-    def _normalized(self, values: Any, name: str) -> Any:
-        return values if self.normalize is None else self.normalize(values, name)
+    def _normalized(self, values: Any, name: str, episode: np.ndarray) -> Any:
+        return values if self.normalize is None else self.normalize(values, name, episode)
 
-    def _action(self, frames: np.ndarray) -> np.ndarray:
-        return self._normalized(taken(self.episodes.columns["action"], frames), "action")
+    def _action(self, episode: np.ndarray, frames: np.ndarray) -> np.ndarray:
+        return self._normalized(taken(self.episodes.columns["action"], frames), "action", episode)
 
     def _task(self, frames: np.ndarray, chance: Draws) -> Tree:
         columns = dict(self.episodes.columns.get("task", {}))
@@ -285,7 +229,7 @@ class Samples:
         if transforms.relabel_goals:
             draws_of_goals = chance.per_sample(_GOAL)
             goal = goal_relabeling.goals(time, length, draws_of_goals, transforms.max_goal_distance)
-            task = tree_merge(task, self._masked_observation(start, goal))
+            task = tree_merge(task, self._masked_observation(episode, start, goal))
         if transforms.rephraser is not None and WORDS in task:
             task[WORDS] = task_augmentation.rephrased(
                 task[WORDS],
@@ -302,28 +246,25 @@ class Samples:
                 task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=pictured
             )
         times, real = transforms.windows.observations(time)
-        observation = self._masked_observation(start[:, None], times)
+        observation = self._masked_observation(episode, start[:, None], times)
         goals = task["timestep"] if "timestep" in task else length - 1
         acted, wanted = transforms.windows.actions(time, length, goals)
         observation |= {"timestep_pad_mask": real, "task_completed": ~wanted}
         rows |= {"observation": observation, "task": task}
         if "action" in self.episodes.columns:
-            padded = self._padded(self._chunks(start, times, acted), {})
+            padded = self._padded(self._chunks(episode, start, times, acted), {})
             rows |= {"action": padded["action"], "action_pad_mask": padded["action_pad_mask"] & wanted[..., None]}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
         return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
 
-    def _masked_observation(self, start: np.ndarray, time: np.ndarray) -> Tree:
+    def _masked_observation(self, episode: np.ndarray, start: np.ndarray, time: np.ndarray) -> Tree:
         frames = start + time
         masks = {name: column.there(frames) for name, column in self._observed.items()}
         masks["timestep"] = np.ones(frames.shape, dtype=bool)
-        if faithful(self.compat):
-            filled = [
-                name for name, column in self._observed.items() if isinstance(column, Constant) and column.numeric
-            ]
-            masks |= {name: np.ones(frames.shape, dtype=bool) for name in filled}
-        observation = self._padded(_NO_ACTION, self._observation(start, time))["observation"]
+        if faithful(self.compat):  # zeros in place of what a robot does not have count as data
+            masks |= {name: masks["timestep"] for name, column in self._observed.items() if column.is_numeric}
+        observation = self._padded(_NO_ACTION, self._observation(episode, start, time))["observation"]
         return {**observation, "pad_mask_dict": masks}
 
     def _padded(self, action: np.ndarray, observation: Tree) -> Tree:
@@ -336,16 +277,18 @@ class Samples:
             compat=self.compat,
         )
 
-    def _chunks(self, start: np.ndarray, times: np.ndarray, acted: np.ndarray) -> np.ndarray:
+    def _chunks(self, episode: np.ndarray, start: np.ndarray, times: np.ndarray, acted: np.ndarray) -> np.ndarray:
         """Chunks of actions, [N, W, H, A]: of single actions, or cut from those that the data set holds."""
-        column = self.episodes.columns["action"]
-        if not isinstance(column, Numbers) or column.values.ndim not in (2, 3):
-            raise ValueError(f"Actions must be numbers, [A] or [N, A] for each frame; {self.episodes} has others.")
-        if column.values.ndim == 2:
-            return self._action(start[:, None, None] + acted)
+        shape = self.episodes.columns["action"].entry_shape
+        if len(shape) == 1:
+            return self._action(episode, start[:, None, None] + acted)
+        if len(shape) != 2:
+            raise ValueError(
+                f"Actions must have the shape [A], or [N, A] in chunks, for each frame; got {list(shape)}."
+            )
         horizon = acted.shape[2]
-        check_chunks(column.values.shape[1], horizon, self.compat)
-        return self._action(start[:, None] + times)[:, :, :horizon]
+        check_chunks(shape[0], horizon, self.compat)
+        return self._action(episode, start[:, None] + times)[:, :, :horizon]
 
 
 def _there(leaf: np.ndarray) -> np.ndarray:

@@ -5,12 +5,13 @@ How values are scaled by them is in `normalization.py`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from bushel.base import checks
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
+from bushel.iterator import DatasetIterator
 from bushel.sources import stores
 from bushel.sources.tfrecord import cache_folder
 from bushel.state.digest import code_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import Tree, entry
+from bushel.trajectory.data_utils import entry
 from bushel.trajectory.quantiles import Quantiles
 from bushel.trajectory.spec import ModuleSpec
 
@@ -184,7 +186,7 @@ def get_dataset_statistics(
         raise TypeError("proprio_keys and hash_dependencies are lists of strings, got a string.")
     paths = _paths(hash_dependencies, save_dir, compat)
     for path in paths if not force_recompute else ():
-        if (known := _known(path)) is not None:
+        if (known := _known(path, proprio_keys)) is not None:
             return known
     found = _computed(trajectories, tuple(proprio_keys), faithful(compat), progress, workers)
     for path in paths:
@@ -207,14 +209,17 @@ def _paths(dependencies: Sequence[str], save_dir: str | os.PathLike[str] | None,
     return [folder / name for folder in folders]
 
 
-def _known(path: Path) -> dict[str, Any] | None:
+def _known(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
     try:
-        return load_statistics(path)
-    except FileNotFoundError:
+        found = load_statistics(path)
+        for name in keys:
+            entry(found, name, of=f"The file {path}")
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
-        logger.warning("%s They are computed again.", error)
+        logger.warning("%s The statistics are computed again.", error)
         return None
+    return found
 
 
 def _computed(
@@ -225,19 +230,25 @@ def _computed(
     stream, total = _stream(trajectories, keys, workers)
     shown = Progress("statistics", total)
     number = 0
-    for number, picked in enumerate(stream, start=1):
-        for name in names:
-            try:
-                if name == "action" and picked[name].ndim < 2:
-                    raise ValueError(f"actions must have the shape [T, A], these have {list(picked[name].shape)}.")
-                for _ in range(2 if twice and number == 1 and name != "action" else 1):
-                    collected[name].add(picked[name])
-            except ValueError as error:
-                raise ValueError(f"Trajectory {number - 1}, {name}: {error}") from error
-        if progress:
-            shown.show(number)
+    with contextlib.ExitStack() as stack:
+        if isinstance(stream, DatasetIterator):
+            stack.enter_context(stream)  # no thread and no process stays, also after an error
+        for number, picked in enumerate(stream, start=1):
+            for name in names:
+                try:
+                    if name == "action" and picked[name].ndim < 2:
+                        raise ValueError(f"actions must have the shape [T, A], these have {list(picked[name].shape)}.")
+                    for _ in range(2 if twice and number == 1 and name != "action" else 1):
+                        collected[name].add(picked[name])
+                except ValueError as error:
+                    raise ValueError(f"Trajectory {number - 1}, {name}: {error}") from error
+            if progress:
+                shown.show(number)
     if progress:
         shown.end()
+    for name, statistics in collected.items():
+        if statistics.rank_error:
+            logger.info("The percentiles of %s: rank within %d of %d.", name, statistics.rank_error, statistics.count)
     steps = collected["action"].count
     if not steps:
         raise ValueError(f"No statistics: {number} trajectories with no step in all. Do the split and the filters fit?")
@@ -247,7 +258,7 @@ def _computed(
 
 def _stream(
     trajectories: Any, keys: tuple[str, ...], workers: int | MultiprocessingOptions | None
-) -> tuple[Iterable[dict[str, np.ndarray]], int | None]:
+) -> tuple[Iterator[dict[str, np.ndarray]], int | None]:
     """What statistics need of each trajectory, in order, and how many there are if that is known."""
     pick = functools.partial(_picked, keys=keys)
     if isinstance(trajectories, Mapping):
@@ -261,13 +272,11 @@ def _stream(
         total = len(dataset)
         if total >= checks.INFINITE:
             raise ValueError("Statistics of an endless data set cannot be computed. Take them before repeat().")
-        reading = None
-        if isinstance(workers, int):
-            reading = ReadOptions(workers, 4 * workers)
-        stream = dataset.map(pick).to_iter_dataset(ReadOptions(0, 0) if processes else reading)
+        reading = ReadOptions(workers, 4 * workers) if isinstance(workers, int) else None
+        stream = dataset.map(pick).to_iter_dataset(reading)
     else:
         return map(pick, trajectories), None
-    return (stream.mp_prefetch(processes) if processes else stream), total
+    return iter(stream.mp_prefetch(processes) if processes else stream), total
 
 
 def _picked(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -305,6 +314,5 @@ def save_statistics(path: str | os.PathLike[str], stats: Mapping[str, Any]) -> N
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        found: Tree = {str(key): _plain(part) for key, part in value.items()}
-        return found
+        return {str(key): _plain(part) for key, part in value.items()}
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value

@@ -42,7 +42,10 @@ def conditioning_deleted(
     images = [name for name in task if name.startswith(("image_", "depth_"))]
     if "language_instruction" not in task or not images:
         return dict(task)
-    masks = dict(entry(task, "pad_mask_dict", of="A task", hint="add_pad_mask_dict makes it."))
+    hint = "add_pad_mask_dict makes it."
+    masks = dict(entry(task, "pad_mask_dict", of="A task", hint=hint))
+    for name in [*images, "language_instruction"]:
+        entry(masks, name, of="The task's pad_mask_dict", hint=hint)
     if has_image is None:
         has_image = np.logical_or.reduce([masks[name] for name in images])
     keep_images = ((draws < keep_image_prob) | ~masks["language_instruction"]) & has_image

@@ -1,0 +1,127 @@
+"""W5: windows of robot trajectories. A history of two frames, a chunk of 50 actions, three data sets by weight."""
+
+from __future__ import annotations
+
+import itertools
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from benchmarks.libraries import BUSHEL, GRAIN, exhaust, forget_epoch_tables, read_inline
+from benchmarks.measure import Contender, Row, Settings, compare, require_same_elements
+
+WINDOW, HORIZON, BATCH = 2, 50, 64
+WEIGHTS = (0.5, 0.3, 0.2)
+EPISODES = (30, 40, 50)
+
+
+class Robot:
+    """A data set of episodes, and its samples one by one: what a user of Grain writes."""
+
+    def __init__(self, seed: int, episodes: int):
+        rng = np.random.default_rng(seed)
+        self.lengths = rng.integers(50, 150, episodes)
+        frames = int(self.lengths.sum())
+        self.images = rng.integers(0, 256, (frames, 64, 64, 3), dtype=np.uint8)
+        self.states = rng.random((frames, 8), dtype=np.float32)
+        self.actions = rng.random((frames, 7), dtype=np.float32)
+        self._ends = np.cumsum(self.lengths)
+        self._slots, self._ahead = np.arange(1 - WINDOW, 1), np.arange(HORIZON)
+        self._true = np.ones(WINDOW, dtype=bool)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        episode = int(np.searchsorted(self._ends, index, side="right"))
+        length = int(self.lengths[episode])
+        start = int(self._ends[episode]) - length
+        history = index - start + self._slots
+        seen = np.maximum(history, 0)
+        acted = np.minimum(seen[:, None] + self._ahead, length - 1)
+        real = (history >= 0)[:, None] & (history[:, None] + self._ahead < length)
+        return {
+            "observation": {
+                "image_primary": self.images[start + seen],
+                "proprio": self.states[start + seen],
+                "timestep": seen.astype(np.int32),
+                "pad_mask_dict": {name: self._true for name in ("image_primary", "proprio", "timestep")},
+                "timestep_pad_mask": history >= 0,
+                "task_completed": ~real,
+            },
+            "action": self.actions[start + acted],
+            "action_pad_mask": np.broadcast_to(real[..., None], (WINDOW, HORIZON, 7)),
+            "action_head_masks": {"action": np.True_},
+        }
+
+
+def w5(settings: Settings) -> list[Row]:
+    """Samples of a mixture of three robots, shuffled, in batches of 64; per sample."""
+    from bushel.trajectory.applying import apply_trajectory_transforms
+    from bushel.trajectory.dataset import TrajectoryDataset
+    from bushel.trajectory.episodes import Episodes
+
+    robots = [Robot(seed, episodes) for seed, episodes in enumerate(EPISODES)]
+
+    def known(robot: Robot) -> Any:
+        """The library knows episodes: a table."""
+        arrays = {
+            "observation": {"image_primary": robot.images, "proprio": robot.states},
+            "action": robot.actions,
+        }
+        trajectories = TrajectoryDataset.from_episodes(Episodes.of_arrays(arrays, robot.lengths))
+        windows = {"window_size": WINDOW, "action_horizon": HORIZON}
+        return apply_trajectory_transforms(trajectories, train=True, **windows).flatten().dataset
+
+    def stream(library: ModuleType, parts: list[Any]) -> Any:
+        shuffled = [part.shuffle(seed=number).repeat() for number, part in enumerate(parts)]
+        mixed = library.MapDataset.mix(shuffled, WEIGHTS)
+        return mixed.batch(BATCH).to_iter_dataset(read_inline(library))
+
+    sources = {library: [library.MapDataset.source(robot) for robot in robots] for library in (GRAIN, BUSHEL)}
+    tables = [known(robot) for robot in robots]
+    count = settings.count(200, 20)
+    for parts in (tables, sources[BUSHEL]):
+        ours = map(_sorted, itertools.islice(stream(BUSHEL, parts), count))
+        theirs = map(_sorted, itertools.islice(stream(GRAIN, sources[GRAIN]), count))
+        require_same_elements("W5", ours, theirs)
+
+    def batches(library: ModuleType, parts: list[Any]) -> Contender:
+        dataset = stream(library, parts)
+
+        def run() -> int:
+            forget_epoch_tables()
+            exhaust(itertools.islice(dataset, count))
+            return count * BATCH
+
+        return run
+
+    contenders = {
+        "grain": batches(GRAIN, sources[GRAIN]),
+        "bushel": batches(BUSHEL, tables),
+        "bushel, Grain's source": batches(BUSHEL, sources[BUSHEL]),
+        "floor: gather of images": _gathers(robots[0], count),
+    }
+    targets = {"bushel": 20.0, "bushel, Grain's source": 3.0}
+    notes = {"bushel": "a table of episodes", "bushel, Grain's source": "opaque: the user's own class"}
+    return compare("W5 windows", contenders, settings, targets=targets, notes=notes)
+
+
+def _sorted(tree: Any) -> Any:
+    """A tree of dicts with its keys in order, and no empty ones."""
+    if not isinstance(tree, dict):
+        return tree
+    found = {key: _sorted(tree[key]) for key in sorted(tree)}
+    return {key: value for key, value in found.items() if not isinstance(value, dict) or value}
+
+
+def _gathers(robot: Robot, batches: int) -> Contender:
+    frames = np.random.default_rng(9).integers(0, len(robot), (batches, BATCH, WINDOW))
+
+    def run() -> int:
+        for chosen in frames:
+            np.take(robot.images, chosen, axis=0)
+        return batches * BATCH
+
+    return run

@@ -1,0 +1,301 @@
+"""Trajectory datasets: dlimp's names, mixtures in exact shares, resume anywhere, the same on any executor."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+from golden_data import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import bushel
+from bushel.base import trees
+from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
+from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.episodes import Episodes, flat, load, save
+from bushel.trajectory.rlds import RLDSBuilder
+
+LENGTHS = [5, 1, 9, 3]
+
+
+def trajectory(episode: int, length: int, robot: int = 0) -> dict:
+    place = np.stack([np.full(length, robot), np.full(length, episode), np.arange(length)], 1)
+    return {
+        "observation": {"proprio": place.astype(np.float32)},
+        "task": {"language_instruction": np.full(length, b"go", object)},
+        "action": place.astype(np.float32),
+        "dataset_name": np.full(length, b"robot %d" % robot, object),
+    }
+
+
+def robots(lengths=LENGTHS, robot: int = 0) -> TrajectoryDataset:
+    return TrajectoryDataset.from_trajectories([trajectory(e, n, robot) for e, n in enumerate(lengths)])
+
+
+def windows(ds: TrajectoryDataset, **kwargs) -> TrajectoryDataset:
+    return apply_trajectory_transforms(ds, train=True, window_size=2, action_horizon=3, **kwargs)
+
+
+def places(frames) -> list[tuple[int, ...]]:
+    """(robot, episode, time) of frames."""
+    return [tuple(frame["observation"]["proprio"][-1].astype(int).tolist()) for frame in frames]
+
+
+def same(ours, theirs) -> None:
+    ours, theirs = flat(ours), flat(theirs)
+    assert ours.keys() == theirs.keys()
+    for path in theirs:
+        np.testing.assert_array_equal(ours[path], theirs[path], err_msg=str(path))
+
+
+def renamed(trajectory):
+    return {**trajectory, "reward": np.arange(len(trajectory["action"]))}
+
+
+# dlimp's names.
+
+
+def test_flattened_trajectories_are_their_frames_in_order():
+    ds = windows(robots())
+    assert (len(ds), ds.is_flattened) == (4, False)
+    frames = ds.flatten()
+    assert (len(frames), frames.is_flattened) == (sum(LENGTHS), True)
+    stacked = [trees.map_leaves(lambda leaf, t=t: leaf[t], whole) for whole in ds for t in range(len(whole["action"]))]
+    for ours, theirs in zip(frames, stacked, strict=True):
+        same(ours, theirs)
+    for ours, theirs in zip(ds.unbatch(), stacked, strict=True):
+        same(ours, theirs)
+
+
+def test_a_function_that_cannot_be_looked_into_gives_the_same_frames():
+    known, opaque = windows(robots()), windows(robots()).traj_map(renamed)
+    assert opaque.samples is None
+    for ours, theirs in zip(opaque.flatten(), known.flatten(), strict=True):
+        assert ours.pop("reward") == theirs["observation"]["timestep"][-1]
+        same(ours, theirs)
+    assert sorted(places(opaque.flatten().shuffle(seed=3))) == sorted(places(known.flatten()))
+
+
+def test_a_function_of_rows_is_known_to_be_one():
+    def marked(rows):
+        return {**rows, "marker": np.full(len(rows["action"]), 7)}
+
+    marked.rowwise = True
+    ds = windows(robots()).traj_map(marked)
+    assert ds.samples is not None
+    assert all(frame["marker"] == 7 for frame in ds.flatten())
+
+
+def test_transforms_of_what_cannot_be_looked_into_are_made_of_a_table():
+    ours = windows(robots().traj_map(renamed)).flatten()
+    assert [int(frame["reward"]) for frame in ours] == [t for n in LENGTHS for t in range(n)]
+    for frame, theirs in zip(ours, windows(robots()).flatten(), strict=True):
+        frame.pop("reward")
+        same(frame, theirs)
+
+
+def test_frame_map_is_of_each_frame():
+    def summed(frame):
+        return {"sum": frame["action"].sum(dtype=np.float64), "name": frame["dataset_name"]}
+
+    flattened = windows(robots()).flatten().frame_map(summed)
+    whole = windows(robots()).frame_map(summed)
+    assert [len(each["sum"]) for each in whole] == LENGTHS
+    stacked = np.concatenate([each["sum"] for each in whole])
+    np.testing.assert_array_equal([frame["sum"] for frame in flattened], stacked)
+    names = [name for each in whole for name in each["name"].tolist()]
+    assert names == [b"robot 0"] * len(stacked)
+    assert len(list(whole.flatten())) == len(stacked)
+
+
+def test_filters_of_trajectories_and_of_frames():
+    long = windows(robots()).filter(lambda trajectory: len(trajectory["action"]) > 2)
+    assert len(long) == 3 and long.samples is not None
+    assert {episode for _, episode, _ in places(long.flatten())} == {0, 2, 3}
+    opaque = robots().traj_map(renamed).filter(lambda trajectory: len(trajectory["action"]) > 2)
+    assert [len(each["action"]) for each in opaque] == [5, 9, 3]
+    even = windows(robots()).flatten().filter(lambda frame: frame["observation"]["timestep"][-1] % 2 == 0)
+    assert len(even) == sum(-(-n // 2) for n in LENGTHS)
+    assert all(time % 2 == 0 for _, _, time in places(even.shuffle(seed=1)))
+
+
+def test_repeat_and_shuffle_do_not_mind_their_order():
+    ds = windows(robots()).flatten()
+    one, other = ds.repeat(3).shuffle(seed=4), ds.shuffle(seed=4).repeat(3)
+    assert places(one) == places(other)
+    found, size = places(one), sum(LENGTHS)
+    epochs = [found[at : at + size] for at in range(0, 3 * size, size)]
+    assert all(sorted(epoch) == sorted(epochs[0]) for epoch in epochs)  # every frame once in each
+    assert epochs[0] != epochs[1] != epochs[2]
+    endless = places(itertools.islice(ds.repeat().shuffle(seed=4), 2 * size))
+    assert endless == found[: 2 * size]
+
+
+def test_what_makes_no_sense_is_refused():
+    ds = robots()
+    with pytest.raises(ValueError, match=r"call flatten\(\) before batch\(\)"):
+        ds.batch(2)
+    with pytest.raises(ValueError, match="traj_map works on trajectories, but this dataset is flattened"):
+        ds.flatten().traj_map(renamed)
+    with pytest.raises(ValueError, match="flatten works on trajectories"):
+        ds.flatten().flatten()
+    with pytest.raises(ValueError, match="mixes frames: call flatten"):
+        TrajectoryDataset.sample_from_datasets([ds])
+    with pytest.raises(ValueError, match="2 datasets need as many weights, got 1"):
+        TrajectoryDataset.sample_from_datasets([ds.flatten()] * 2, [1.0])
+    with pytest.raises(ValueError, match="differ in length"):
+        Episodes.of([{"a": np.zeros(3), "b": np.zeros(4)}])
+    with pytest.raises(ValueError, match="does not have the same entries"):
+        Episodes.of([{"a": np.zeros(3)}, {"b": np.zeros(4)}])
+    with pytest.raises(
+        ValueError, match=r"a of trajectory 1: it has float64\[2\] per frame here and float64\[\] before"
+    ):
+        Episodes.of([{"a": np.zeros(3)}, {"a": np.zeros((4, 2))}])
+    with pytest.raises(ValueError, match="have 8 frames together, but action has 9 entries"):
+        Episodes.of_arrays({"action": np.zeros((9, 2))}, [3, 5])
+    for name, kwargs in (
+        ("goal_relabeling has no strategy 'near'", {"goal_relabeling_strategy": "near"}),
+        (
+            "uniform takes \\['max_goal_distance'\\]",
+            {"goal_relabeling_strategy": "uniform", "goal_relabeling_kwargs": {"d": 1}},
+        ),
+        ("task_augmentation has no strategy", {"task_augment_strategy": "near"}),
+        ("takes \\['keep_image_prob'\\], got \\[\\]", {"task_augment_strategy": "delete_task_conditioning"}),
+    ):
+        with pytest.raises(ValueError, match=name):
+            apply_trajectory_transforms(ds, train=True, **kwargs)
+
+
+def test_raw_trajectories_of_a_folder():
+    builder = RLDSBuilder("synth_rlds", str(GOLDEN / "tfds"))
+    ds = TrajectoryDataset.from_rlds(builder, "train", shuffle=False)
+    theirs = builder.episodes("train", images="bytes")
+    for ours, expected in zip(ds, theirs, strict=True):
+        same(ours, expected)
+    shuffled = [len(each["action"]) for each in TrajectoryDataset.from_rlds(builder, "train", seed=1)]
+    assert sorted(shuffled) == sorted(len(each["action"]) for each in theirs)
+    assert shuffled != [len(each["action"]) for each in theirs]
+
+
+# Mixtures.
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    weights=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    seed=st.integers(0, 1000),
+    count=st.integers(1, 120),
+    alike=st.booleans(),
+)
+def test_shares_of_a_mixture_are_exact_in_every_prefix(weights, seed, count, alike):
+    """Whether all have the same transforms, and are read as one table, or not."""
+    parts = [windows(robots([4, 7, 2 + n], robot=n)).flatten().repeat() for n in range(len(weights))]
+    if not alike:
+        parts = [part.frame_map(_shorter) for part in parts]
+    mixed = TrajectoryDataset.sample_from_datasets(parts, weights).shuffle(seed=seed)
+    np.testing.assert_allclose(mixed.sample_weights, np.array(weights) / sum(weights))
+    counts = collections.Counter()
+    frames = collections.defaultdict(list)
+    for position, place in enumerate(places(itertools.islice(mixed, count)), start=1):
+        counts[place[0]] += 1
+        frames[place[0]].append(place)
+        for robot, weight in enumerate(weights):
+            assert abs(counts[robot] - position * weight / sum(weights)) <= 1
+    for robot, met in frames.items():  # every frame once before any comes again
+        size = 4 + 7 + 2 + robot
+        assert len(set(met[:size])) == len(met[:size])
+
+
+def _shorter(frame):
+    return {**frame, "action": frame["action"][:, :3]}
+
+
+def test_mixtures_that_cannot_be_joined_are_mixed_all_the_same():
+    one = windows(robots(robot=0)).flatten().repeat()
+    other = windows(robots(robot=1), max_action_dim=3).flatten().repeat()
+    met = places(itertools.islice(TrajectoryDataset.sample_from_datasets([one, other], [1, 3]).shuffle(seed=0), 40))
+    assert collections.Counter(robot for robot, _, _ in met) == {0: 10, 1: 30}
+
+
+# Executors and resume.
+
+
+def whole_pipeline() -> TrajectoryDataset:
+    parts = [windows(robots(LENGTHS, n), goal_relabeling_strategy="uniform").flatten().repeat() for n in range(3)]
+    mixed = TrajectoryDataset.sample_from_datasets(parts, [0.5, 0.3, 0.2]).shuffle(seed=5)
+    return mixed.random_frame_map(_noisy, seed=9).batch(4)
+
+
+def _noisy(frame, rng):
+    return {**frame, "noise": rng.random()}
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_workers_change_nothing(workers):
+    here = list(itertools.islice(whole_pipeline().iterator(), 12))
+    with whole_pipeline().iterator(workers=workers) as there:
+        for ours, theirs in zip(itertools.islice(there, 12), here, strict=True):
+            same(ours, theirs)
+    with whole_pipeline().with_threads(2).iterator(prefetch=3) as there:
+        for ours, theirs in zip(itertools.islice(there, 12), here, strict=True):
+            same(ours, theirs)
+
+
+@settings(max_examples=15, deadline=None)
+@given(before=st.integers(0, 20), after=st.integers(1, 6))
+def test_resume_anywhere(before, after):
+    it = whole_pipeline().iterator()
+    for _ in range(before):
+        next(it)
+    state = it.get_state()
+    expected = list(itertools.islice(it, after))
+    again = whole_pipeline().iterator()  # built anew, as in another process
+    again.set_state(state)
+    for ours, theirs in zip(itertools.islice(again, after), expected, strict=True):
+        same(ours, theirs)
+
+
+def test_a_state_of_other_data_is_refused():
+    state = whole_pipeline().iterator().get_state()
+    other = windows(robots([7, 7])).flatten().repeat().shuffle(seed=5).random_frame_map(_noisy, seed=9).batch(4)
+    with pytest.raises(bushel.StateMismatch):
+        other.iterator().set_state(state)
+
+
+def test_images_are_decoded_frame_by_frame_on_any_executor(tmp_path):
+    from test_golden_pipeline import made
+
+    def pipeline():
+        ds, _ = made(str(tmp_path), compat=None)
+        ds = windows(ds, goal_relabeling_strategy="uniform").flatten().repeat().shuffle(seed=2)
+        augmentations = {"augment_order": ["random_flip_left_right", "random_brightness"], "random_brightness": [0.1]}
+        ds = apply_frame_transforms(
+            ds, train=True, resize_size=(16, 16), image_dropout_prob=0.3, image_augment_kwargs=augmentations
+        )
+        return ds.batch(8)
+
+    here = list(itertools.islice(pipeline().iterator(), 4))
+    assert here[0]["observation"]["image_primary"].shape == (8, 2, 16, 16, 3)
+    assert here[0]["task"]["image_primary"].dtype == np.uint8
+    with pipeline().iterator(workers=2) as there:
+        for ours, theirs in zip(itertools.islice(there, 4), here, strict=True):
+            same(ours, theirs)
+
+
+# Tables on disk.
+
+
+def test_a_table_is_the_same_from_disk(tmp_path):
+    table = Episodes.of([trajectory(e, n) for e, n in enumerate(LENGTHS)])
+    kept = save(table, str(tmp_path / "table"))
+    assert kept.folder and kept.lengths.tolist() == LENGTHS
+    again = load(str(tmp_path / "table"), None)
+    frames = np.array([[3, 4], [0, 17]])
+    for path, column in flat(table.columns).items():
+        for other in (kept, again):
+            np.testing.assert_array_equal(flat(other.columns)[path].take(frames), column.take(frames))
+    assert save(table, str(tmp_path / "table")).lengths.tolist() == LENGTHS  # a second one finds it there
+    assert [entry.name for entry in tmp_path.iterdir()] == ["table"]

@@ -1,0 +1,306 @@
+"""Samples are what the functions on whole trajectories make, row by row, whichever rows are asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bushel.trajectory import goal_relabeling, task_augmentation, traj_transforms
+from bushel.trajectory.applying import apply_trajectory_transforms
+from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.draws import Draws, uniform
+from bushel.trajectory.episodes import Episodes, flat
+from bushel.trajectory.joining import joined
+from bushel.trajectory.samples import Samples, Transforms
+from bushel.trajectory.windows import Windows
+
+lengths_of_episodes = st.lists(st.integers(1, 12), min_size=1, max_size=6)
+compats = st.sampled_from([None, "crossformer"])
+
+
+def trajectory(episode: int, length: int) -> dict:
+    """A trajectory whose numbers say which frame of which episode they are."""
+    times = np.arange(length)
+    words = np.array([b"" if (episode + t) % 3 == 0 else b"do %d" % episode for t in times], object)
+    images = np.array([b"" if (episode + t) % 5 == 4 else b"image %d %d" % (episode, t) for t in times], object)
+    return {
+        "observation": {
+            "proprio": np.stack([np.full(length, episode), times], 1).astype(np.float32),
+            "image_primary": images,
+        },
+        "task": {"language_instruction": words},
+        "action": np.stack([np.full(length, episode), times, -times], 1).astype(np.float32),
+        "dataset_name": np.full(length, b"robot", object),
+    }
+
+
+def table(lengths: list[int]) -> Episodes:
+    return Episodes.of([trajectory(episode, length) for episode, length in enumerate(lengths)])
+
+
+def samples_of(lengths: list[int], **changes) -> Samples:
+    made = table(lengths)
+    return Samples(made, np.arange(len(made)), **changes)
+
+
+def same(ours, theirs) -> None:
+    ours, theirs = flat(ours), flat(theirs)
+    assert ours.keys() == theirs.keys()
+    for path, leaf in theirs.items():
+        assert (ours[path].dtype, ours[path].shape) == (leaf.dtype, leaf.shape), path
+        np.testing.assert_array_equal(ours[path], leaf, err_msg=str(path))
+
+
+# The same as the functions on whole trajectories.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=lengths_of_episodes,
+    window=st.integers(1, 4),
+    horizon=st.integers(1, 6),
+    override=st.none() | st.integers(0, 4),
+    width=st.none() | st.integers(3, 5),
+    relabel=st.booleans(),
+    distance=st.none() | st.integers(1, 5),
+    compat=compats,
+)
+def test_rows_are_what_the_trajectory_functions_make(
+    lengths, window, horizon, override, width, relabel, distance, compat
+):
+    transforms = Transforms(
+        Windows(window, horizon, override, compat),
+        relabel_goals=relabel,
+        max_goal_distance=distance,
+        max_action_dim=width,
+        max_proprio_dim=width,
+        head_to_dataset={"arm": ["robot"], "legs": ["dog"]},
+    )
+    samples = samples_of(lengths, transforms=transforms, compat=compat)
+    for episode, length in enumerate(lengths):
+        expected = trajectory(episode, length)
+        expected["observation"]["timestep"] = np.arange(length, dtype=np.int32)
+        expected = traj_transforms.add_pad_mask_dict(expected)
+        expected = traj_transforms.pad_actions_and_proprio(expected, width, width, compat=compat)
+        chance = Draws(0, np.arange(length), np.zeros(length, int))
+        if relabel:
+            chosen = goal_relabeling.goals(np.arange(length), length, chance.per_sample(0), distance)
+            observed = traj_transforms.take(expected["observation"], chosen)
+            expected["task"] = traj_transforms_merge(expected["task"], observed)
+        expected = traj_transforms.add_head_action_mask(expected, transforms.head_to_dataset)
+        expected = traj_transforms.chunk_act_obs(expected, window, horizon, override, compat=compat)
+        same(samples.rows(np.full(length, episode), np.arange(length), chance), expected)
+
+
+def traj_transforms_merge(*trees):
+    from bushel.trajectory.data_utils import tree_merge
+
+    return tree_merge(*trees)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=lengths_of_episodes, rows=st.lists(st.integers(0, 10**6), min_size=1, max_size=8), compat=compats)
+def test_any_rows_are_those_of_the_whole(lengths, rows, compat):
+    """A shuffled batch has the very rows that each trajectory has: no frame of another episode, none lost."""
+    transforms = Transforms(Windows(3, 4, compat=compat), relabel_goals=True, keep_image_prob=0.5)
+    samples = samples_of(lengths, transforms=transforms, compat=compat)
+    pairs = [(episode, time) for episode, length in enumerate(lengths) for time in range(length)]
+    chosen = np.array([row % len(pairs) for row in rows])
+    episodes, times = np.array(pairs).T
+    whole = samples.rows(episodes, times, Draws(7, np.arange(len(pairs)), episodes))
+    some = samples.rows(episodes[chosen], times[chosen], Draws(7, chosen, episodes[chosen]))
+    same(some, traj_transforms.take(whole, chosen))
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=lengths_of_episodes, keep=st.sampled_from([0.0, 0.3, 1.0]), compat=compats)
+def test_deleting_is_that_of_whole_trajectories(lengths, keep, compat):
+    transforms = Transforms(Windows(1, 1, compat=compat), relabel_goals=True, keep_image_prob=keep)
+    samples = samples_of(lengths, transforms=transforms, compat=compat)
+    untouched = dataclasses.replace(samples, transforms=dataclasses.replace(transforms, keep_image_prob=None))
+    for episode, length in enumerate(lengths):
+        rows = np.full(length, episode), np.arange(length), Draws(3, np.arange(length), np.zeros(length, int))
+        before = untouched.rows(*rows)["task"]
+        masks = before["pad_mask_dict"]
+        has_image = None
+        if compat is not None:
+            frames = samples.episodes.columns["observation"]["image_primary"].there(np.arange(sum(lengths)))
+            start = sum(lengths[:episode])
+            has_image = np.full(length, frames[start : start + length].any())
+        expected = task_augmentation.conditioning_deleted(
+            before, rows[2].per_sample(1), length, keep, has_image=has_image
+        )
+        ours = samples.rows(*rows)["task"]
+        same(ours, expected)
+        told = ours["pad_mask_dict"]["language_instruction"] | ours["pad_mask_dict"]["image_primary"]
+        if compat is None:  # nobody loses the only thing that tells the task
+            assert (told == (masks["language_instruction"] | masks["image_primary"])).all()
+
+
+# Laws of windows.
+
+
+@settings(max_examples=60, deadline=None)
+@given(lengths=lengths_of_episodes, window=st.integers(1, 5), horizon=st.integers(1, 8), seed=st.integers(0, 99))
+def test_no_window_crosses_an_episode_and_masks_are_true_where_data_are_real(lengths, window, horizon, seed):
+    samples = samples_of(lengths, transforms=Transforms(Windows(window, horizon)))
+    ds = TrajectoryDataset.from_samples(samples).flatten().shuffle(seed=seed)
+    met = set()
+    for sample in ds:
+        observation, action = sample["observation"], sample["action"]
+        episode, time = observation["proprio"][-1].astype(int).tolist()
+        met.add((episode, time))
+        assert (observation["proprio"][..., 0] == episode).all()
+        assert (action[..., 0] == episode).all()
+        for slot in range(window):
+            at = time - window + 1 + slot
+            assert observation["timestep_pad_mask"][slot] == (at >= 0)
+            assert observation["proprio"][slot, 1] == max(at, 0) == observation["timestep"][slot]
+            for ahead in range(horizon):
+                real = at >= 0 and at + ahead < lengths[episode]
+                assert (sample["action_pad_mask"][slot, ahead] == real).all()
+                assert observation["task_completed"][slot, ahead] == (not real)
+                if real:
+                    assert action[slot, ahead, 1] == at + ahead
+    assert len(ds) == len(met) == sum(lengths)  # every frame once
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=lengths_of_episodes, chunk=st.integers(1, 6), horizon=st.integers(1, 6), window=st.integers(1, 3))
+def test_actions_in_chunks_are_cut_to_the_horizon(lengths, chunk, horizon, window):
+    def chunked(episode, length):
+        made = trajectory(episode, length)
+        times = np.arange(length)[:, None] + np.arange(chunk)
+        return {**made, "action": np.stack([np.full_like(times, episode), times], -1).astype(np.float32)}
+
+    made = Episodes.of([chunked(*pair) for pair in enumerate(lengths)])
+    samples = Samples(made, np.arange(len(made)), transforms=Transforms(Windows(window, horizon)))
+    if chunk < horizon:
+        with pytest.raises(ValueError, match="Make the chunks longer or the horizon shorter"):
+            samples.trajectory(0)
+        return
+    for episode, length in enumerate(lengths):
+        rows = samples.trajectory(episode)
+        assert rows["action"].shape == (length, window, horizon, 2) == rows["action_pad_mask"].shape
+        assert (rows["action"][..., 0] == episode).all()
+        np.testing.assert_array_equal(rows["action"][:, -1, :, 1], np.arange(length)[:, None] + np.arange(horizon))
+
+
+# Which frames are samples.
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=lengths_of_episodes, limit=st.integers(1, 8), data=st.data())
+def test_subsampling_takes_each_frame_at_most_once_and_others_in_the_next_epoch(lengths, limit, data):
+    kept = None
+    if data.draw(st.booleans()):
+        kept = np.array(data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths))))
+    samples = samples_of(lengths, kept=kept, transforms=Transforms(Windows(), subsample_length=limit))
+    starts = np.cumsum(lengths) - lengths
+    possible = [{t for t in range(length) if kept is None or kept[start + t]} for start, length in zip(starts, lengths)]
+    assert len(samples) == sum(min(limit, len(times)) for times in possible)
+    drawn = []
+    for epoch in range(3):
+        whole = [
+            samples.trajectory(epoch * len(lengths) + n)["observation"]["proprio"][:, 0] for n in range(len(lengths))
+        ]
+        found = [sorted(rows[:, 1].astype(int).tolist()) for rows in whole]
+        for times, allowed in zip(found, possible):
+            assert len(times) == len(set(times)) == min(limit, len(allowed)) and set(times) <= allowed
+        if len(samples):
+            rows = samples(epoch * len(samples) + np.arange(len(samples)))["observation"]["proprio"][:, 0].astype(int)
+            by_frame = [sorted(rows[rows[:, 0] == n, 1].tolist()) for n in range(len(lengths))]
+            assert by_frame == found  # frame by frame the same draw
+        drawn.append(found)
+    if sum(len(times) > 2 * limit for times in possible) > 2:
+        assert drawn[0] != drawn[1] or drawn[1] != drawn[2]
+
+
+def test_subsampling_is_even():
+    samples = samples_of([10], transforms=Transforms(Windows(), subsample_length=3))
+    counts = np.zeros(10)
+    for epoch in range(3000):
+        counts[samples.space.times(0, epoch)] += 1
+    assert np.abs(counts - 900).max() < 5 * np.sqrt(900)
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=lengths_of_episodes, modulus=st.integers(1, 4))
+def test_a_frame_filter_chooses_samples_and_windows_still_see_the_rest(lengths, modulus):
+    ds = TrajectoryDataset.from_episodes(table(lengths))
+
+    def every_nth(trajectory):
+        return trajectory["observation"]["timestep"] % modulus == 0
+
+    filtered = apply_trajectory_transforms(ds, train=False, window_size=2, frame_filter=every_nth).flatten()
+    met = []
+    for sample in filtered:
+        episode, time = sample["observation"]["proprio"][-1].astype(int).tolist()
+        assert time % modulus == 0
+        assert sample["observation"]["proprio"][0, 1] == max(time - 1, 0)
+        met.append((episode, time))
+    assert met == [(e, t) for e, length in enumerate(lengths) for t in range(0, length, modulus)]
+    with pytest.raises(ValueError, match="one bool for each of the"):
+        apply_trajectory_transforms(ds, train=False, frame_filter=lambda trajectory: np.ones(99, bool))
+
+
+# One index space for several data sets.
+
+
+@settings(max_examples=30, deadline=None)
+@given(first=lengths_of_episodes, second=lengths_of_episodes, third=lengths_of_episodes, compat=compats)
+def test_joined_samples_are_those_of_the_parts(first, second, third, compat):
+    transforms = Transforms(Windows(2, 3, compat=compat), relabel_goals=True)
+    parts = [
+        samples_of(lengths, transforms=transforms, compat=compat, normalize=Scaled(number + 2.0))
+        for number, lengths in enumerate((first, second, third))
+    ]
+    together = joined(parts)
+    assert len(together) == sum(map(len, parts))
+    numbers = np.random.default_rng(0).permutation(len(together))
+    rows = together(numbers)
+    offset = 0
+    for number, part in enumerate(parts):
+        here = np.flatnonzero((numbers >= offset) & (numbers < offset + len(part)))
+        episode, time = part.space.located(numbers[here] - offset, np.zeros(len(here), int))
+        chance = Draws(0, numbers[here], episode)
+        same(traj_transforms.take(rows, here), part.rows(episode, time, chance))
+        offset += len(part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled:
+    """A normalisation that can be told from another."""
+
+    factor: float
+
+    def __call__(self, values, name, episode):
+        return values * np.float32(self.factor) if name in ("action", "proprio") else values
+
+
+def test_what_differs_is_not_joined():
+    one = samples_of([3], transforms=Transforms(Windows()))
+    assert joined([one, samples_of([3], transforms=Transforms(Windows(2)))]) is None
+    wider = Episodes.of([{**trajectory(0, 3), "action": np.zeros((3, 9), np.float32)}])
+    assert joined([one, Samples(wider, np.arange(1), transforms=Transforms(Windows()))]) is None
+
+
+# Draws.
+
+
+def test_draws_are_even_and_independent():
+    numbers = np.arange(200_000)
+    for key in (0, 1, 12345):
+        found = uniform(numbers, key)
+        assert 0 <= found.min() and found.max() < 1
+        counts = np.histogram(found, bins=50, range=(0, 1))[0]
+        assert ((counts - 4000) ** 2 / 4000).sum() < 100  # chi-square with 49 degrees of freedom
+        assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.01
+    assert abs(np.corrcoef(uniform(numbers, 0), uniform(numbers, 1))[0, 1]) < 0.01
+    chance = Draws(5, np.arange(1000), np.arange(1000) // 10)
+    assert len(np.unique(chance.per_trajectory(3))) == 100
+    assert abs(np.corrcoef(chance.per_sample(0), chance.per_sample(1))[0, 1]) < 0.1
