@@ -226,9 +226,7 @@ class RLDSEpisodes:
         if self._images == "bytes":
             return values.read(leaf, length, unpack=False)
         if index is None:
-            places = values.places(leaf)
-            if len(places) != length:
-                raise values.wrong(leaf, f"{len(places)} images are stored for {length} steps")
+            places = values.frames(leaf, length)
         else:
             first = int(index.first_frames[record])
             places = index.images[leaf.path][first : first + length]

@@ -164,10 +164,10 @@ def _array(value: Any, where: str) -> np.ndarray:
         return found
     if found.dtype.kind in "OSU":
         flat = found.ravel().tolist()
-        wrong = next((item for item in flat if not isinstance(item, (bytes, str, Encoded))), None)
-        if wrong is None:
-            return as_objects([item.encode() if isinstance(item, str) else item for item in flat]).reshape(found.shape)
-        raise TypeError(f"{where} should be numbers, bytes or strings, got {type(wrong).__name__} in it.")
+        wrong = [item for item in flat if not isinstance(item, (bytes, str, Encoded))]
+        if wrong:
+            raise TypeError(f"{where} should be numbers, bytes or strings, got {type(wrong[0]).__name__} in it.")
+        return as_objects([item.encode() if isinstance(item, str) else item for item in flat]).reshape(found.shape)
     raise TypeError(f"{where} should be numbers, bytes or strings, got {found.dtype}.")
 
 

@@ -165,7 +165,21 @@ class Values:
 
     def places(self, leaf: Leaf) -> np.ndarray:
         """Where the byte strings of a leaf lie in the record: start and size."""
-        return self._places(leaf.stored_name, leaf)
+        found = self._located.get(leaf.stored_name)
+        if found is None:
+            raise self.wrong(leaf, "the record is without it")
+        if found.places is None:
+            if found.numbers is not None and len(found.numbers):
+                raise self.wrong(leaf, "it should be bytes and is numbers")
+            return np.zeros((0, 2), np.int64)
+        return found.places
+
+    def frames(self, leaf: Leaf, steps: int) -> np.ndarray:
+        """The places of a leaf that is one image for each step."""
+        found = self.places(leaf)
+        if len(found) != steps:
+            raise self.wrong(leaf, f"{len(found)} images are stored for {steps} steps")
+        return found
 
     def read(self, leaf: Leaf, steps: int | None, *, unpack: bool) -> Any:
         """The value of a leaf, with a leading axis of `steps`; None is for what an episode has once.
@@ -173,8 +187,10 @@ class Values:
         Sequences inside of steps are one array where their lengths are declared, else an array of arrays.
         """
         rank = len(leaf.lengths)
-        if steps is None and leaf.optional and leaf.stored_name not in self._located:
-            return _default(leaf)
+        if leaf.stored_name not in self._located:
+            if steps is None and leaf.optional:
+                return _default(leaf)
+            raise self.wrong(leaf, "the record is without it")
         rows = self._rows(leaf, {0: 1, 1: -1 if steps is None else steps}.get(rank, -1), unpack=unpack)
         if rank == 0:
             return rows[0]
@@ -208,18 +224,18 @@ class Values:
             raise self.wrong(leaf, f"{len(flat)} values are stored, not {count}")
         if not unpack:
             return flat
+        if not len(flat):
+            return np.zeros((0, *(max(size, 0) for size in leaf.shape)), leaf.dtype)
         shapes: Any = [leaf.shape] * len(flat)
         if leaf.shape.count(-1) > 1:
-            shapes = self._numbers(f"{leaf.name}/shape", leaf).reshape(len(flat), -1)
+            shapes = self._numbers(f"{leaf.name}/shape", leaf)
         try:
             rows = [
                 np.frombuffer(zlib.decompress(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
-                for value, shape in zip(flat, shapes)
+                for value, shape in zip(flat, np.reshape(shapes, (len(flat), len(leaf.shape))))
             ]
         except (zlib.error, ValueError) as error:
             raise self.wrong(leaf, f"a value cannot be unpacked ({error})") from error
-        if not rows:
-            return np.zeros((0, *(max(size, 0) for size in leaf.shape)), leaf.dtype)
         return np.stack(rows) if len({row.shape for row in rows}) == 1 else as_objects(rows)
 
     def _nested(self, leaf: Leaf, rows: np.ndarray) -> np.ndarray:
@@ -240,14 +256,6 @@ class Values:
                 raise self.wrong(leaf, "it should be numbers and is bytes")
             return np.zeros(0, np.int64)
         return found.numbers
-
-    def _places(self, name: str, leaf: Leaf) -> np.ndarray:
-        found = self._located.get(name)
-        if found is None or found.places is None:
-            if found is not None and found.numbers is not None and len(found.numbers):
-                raise self.wrong(leaf, "it should be bytes and is numbers")
-            return np.zeros((0, 2), np.int64)
-        return found.places
 
     def wrong(self, leaf: Leaf, why: str) -> DamagedFile:
         """The error for a leaf that is not as declared."""

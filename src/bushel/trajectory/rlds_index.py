@@ -116,10 +116,7 @@ def _walked(
         located = locate_example(data)
         values = Values(data, located, f"{source.paths[0]}, record {record}")
         length = length_of(values, features)
-        images = [values.places(leaf) for leaf in features.images]
-        for leaf, places in zip(features.images, images):
-            if len(places) != length:
-                raise values.wrong(leaf, f"{len(places)} images are stored for {length} steps")
+        images = [values.frames(leaf, length) for leaf in features.images]
         return length, _rest(located, {leaf.stored_name for leaf in features.images}), images
 
     found = []

@@ -1,0 +1,223 @@
+"""Instructions as tokens: applied on the host to whole batches, after batching. Tokenizers by the light `tokenizers`.
+
+Models that embed texts are left to the training program, except the Flax models that CrossFormer could load.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from bushel.sources.needs import package
+
+_KWARGS: Mapping[str, Any] = MappingProxyType(
+    {"max_length": 64, "padding": "max_length", "truncation": True, "return_tensors": "np"}
+)
+_PADDING = ("max_length", "longest", True, False, "do_not_pad")
+_TRUNCATION = (True, False, "longest_first", "do_not_truncate")
+_KNOWN = {*_KWARGS, "add_special_tokens"}
+
+
+class TextProcessor(Protocol):
+    """Anything that turns texts into arrays, or dicts of arrays, with a leading axis of texts."""
+
+    def encode(self, strings: Sequence[str]) -> Any:
+        """The arrays for these texts."""
+        ...
+
+
+class HFTokenizer:
+    """A Hugging Face tokenizer: texts into `input_ids` and `attention_mask`, int64, as transformers gives them.
+
+    Args:
+      tokenizer_name: a `tokenizer.json`, a folder that holds one, or a name on the Hugging Face hub.
+      tokenizer_kwargs: `max_length`, `padding` ("max_length", "longest" or False), `truncation`,
+        `add_special_tokens`, as transformers takes them; arrays are NumPy's.
+      encode_with_model: gives the last hidden state of the Flax model of that name instead. Needs transformers
+        before 5, which has removed Flax.
+    """
+
+    def __init__(
+        self,
+        tokenizer_name: str,
+        tokenizer_kwargs: Mapping[str, Any] | None = _KWARGS,
+        encode_with_model: bool = False,
+    ):
+        self._kwargs = _checked(tokenizer_kwargs or {})
+        self._tokenizer = _tokenizer(tokenizer_name)
+        padding, length = self._kwargs.get("padding", False), self._kwargs.get("max_length")
+        config = _config(tokenizer_name)
+        if padding in (False, "do_not_pad"):
+            self._tokenizer.no_padding()
+        else:
+            token = _pad_token(tokenizer_name, self._tokenizer, config)
+            self._tokenizer.enable_padding(
+                direction=config.get("padding_side", "right"),
+                pad_id=self._tokenizer.token_to_id(token),
+                pad_token=token,
+                length=length if padding == "max_length" else None,
+            )
+        self._tokenizer.no_truncation()
+        if self._kwargs.get("truncation", False) not in (False, "do_not_truncate"):
+            self._tokenizer.enable_truncation(length, direction=config.get("truncation_side", "right"))
+        self._model = _flax_model(tokenizer_name) if encode_with_model else None
+
+    def encode(self, strings: Sequence[str]) -> Any:
+        """Token ids and masks of texts, or what the model makes of them."""
+        special = self._kwargs.get("add_special_tokens", True)
+        found = self._tokenizer.encode_batch(list(strings), add_special_tokens=special)
+        lengths = {len(encoding.ids) for encoding in found}
+        if len(lengths) > 1:
+            raise ValueError(
+                f"Texts of {min(lengths)} to {max(lengths)} tokens make no array. Pass padding='longest', or "
+                "padding='max_length' with truncation=True."
+            )
+        width = lengths.pop() if lengths else self._kwargs.get("max_length") or 0
+        tokens = {
+            "input_ids": np.array([encoding.ids for encoding in found], np.int64).reshape(len(found), width),
+            "attention_mask": np.array([encoding.attention_mask for encoding in found], np.int64).reshape(
+                len(found), width
+            ),
+        }
+        return tokens if self._model is None else np.array(self._model(**tokens).last_hidden_state)
+
+
+class CLIPTextProcessor:
+    """CLIP's tokenizer, with `position_ids` beside the tokens.
+
+    Args:
+      tokenizer_kwargs: as for `HFTokenizer`.
+      tokenizer_name: CLIP's on the hub, or a local copy.
+    """
+
+    def __init__(
+        self,
+        tokenizer_kwargs: Mapping[str, Any] | None = _KWARGS,
+        tokenizer_name: str = "openai/clip-vit-base-patch32",
+    ):
+        self._tokenizer = HFTokenizer(tokenizer_name, tokenizer_kwargs)
+
+    def encode(self, strings: Sequence[str]) -> dict[str, np.ndarray]:
+        """Token ids, masks and positions of texts."""
+        tokens = self._tokenizer.encode(strings)
+        shape = tokens["input_ids"].shape
+        return {**tokens, "position_ids": np.repeat(np.arange(shape[1])[None], shape[0], axis=0)}
+
+
+class _NeedsTensorFlow:
+    """A text model that exists for TensorFlow alone."""
+
+    def __init__(self) -> None:
+        raise ImportError(
+            f"{type(self).__name__} is a TensorFlow Hub model, and TensorFlow is not used here. Use HFTokenizer, or "
+            "pass any object with `encode(strings)`, for example around a model of sentence-transformers."
+        )
+
+
+class MuseEmbedding(_NeedsTensorFlow):
+    """The multilingual universal sentence encoder of TensorFlow Hub: refused, with the way out."""
+
+
+class UniversalSentenceEncoder(_NeedsTensorFlow):
+    """The universal sentence encoder of TensorFlow Hub: refused, with the way out."""
+
+
+def process_text(batch: Mapping[str, Any], text_processor: TextProcessor | None) -> dict[str, Any]:
+    """A batch with its instructions encoded, ready for devices: no strings are left in it.
+
+    Encodes `task/language_instruction` (bytes or strings), or leaves it out where there is no processor, and leaves out
+    `dataset_name`. The batch that was given stays as it is.
+
+    >>> batch = {"task": {"language_instruction": np.array([b"pick", b""], object)}, "dataset_name": ["a", "a"]}
+    >>> process_text(batch, None)
+    {'task': {}}
+    """
+    found = {key: value for key, value in batch.items() if key != "dataset_name"}
+    task = dict(found.get("task", {}))
+    texts = task.pop("language_instruction", None)
+    if text_processor is not None:
+        if texts is None:
+            raise KeyError(
+                f"The batch has no task/language_instruction to encode; its task has {', '.join(task) or 'nothing'}. "
+                "Name the language_key of the data set, or pass text_processor=None."
+            )
+        strings = [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in texts]
+        task["language_instruction"] = text_processor.encode(strings)
+    return {**found, "task": task}
+
+
+def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = kwargs.keys() - _KNOWN
+    if unknown:
+        raise TypeError(f"tokenizer_kwargs may have {', '.join(sorted(_KNOWN))}; got {', '.join(sorted(unknown))}.")
+    for name, choices in (("padding", _PADDING), ("truncation", _TRUNCATION), ("return_tensors", ("np", None))):
+        if kwargs.get(name, choices[-1]) not in choices:
+            raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}, got {kwargs[name]!r}.")
+    length = kwargs.get("max_length")
+    if length is None and (
+        kwargs.get("padding") == "max_length" or kwargs.get("truncation") in (True, "longest_first")
+    ):
+        raise ValueError("padding='max_length' and truncation need a max_length.")
+    return dict(kwargs)
+
+
+def _tokenizer(name: str) -> Any:
+    tokenizers = package("tokenizers", "robots", "Tokenizers")
+    path = _local(name, "tokenizer.json")
+    try:
+        return tokenizers.Tokenizer.from_pretrained(name) if path is None else tokenizers.Tokenizer.from_file(path)
+    except Exception as error:  # the package raises plain Exception
+        raise ValueError(
+            f"The tokenizer {name!r} cannot be loaded: {error}. Pass a tokenizer.json, a folder that holds one, or a "
+            "name on the Hugging Face hub."
+        ) from error
+
+
+def _local(name: str, file: str) -> str | None:
+    """The path of a file of a local tokenizer; None for a name on the hub."""
+    if os.path.isfile(name):
+        return name if file == "tokenizer.json" else os.path.join(os.path.dirname(name), file)
+    if os.path.isdir(name):
+        return os.path.join(name, file)
+    return None
+
+
+def _pad_token(name: str, tokenizer: Any, config: Mapping[str, Any]) -> str:
+    """The token that fills up: what the tokenizer's own files say, or one of the usual names."""
+    stated = config.get("pad_token")
+    stated = stated.get("content") if isinstance(stated, dict) else stated
+    own = None if tokenizer.padding is None else tokenizer.padding["pad_token"]
+    for token in (stated, own, "<pad>", "[PAD]"):
+        if token is not None and tokenizer.token_to_id(token) is not None:
+            return token
+    raise ValueError(f"The tokenizer {name!r} has no token to pad with. Pass padding=False, or give it a pad_token.")
+
+
+def _config(name: str) -> dict[str, Any]:
+    """What transformers has noted beside a tokenizer; nothing where there is no such file."""
+    path = _local(name, "tokenizer_config.json")
+    try:
+        if path is None:
+            path = package("huggingface_hub", "robots", "Names on the hub").hf_hub_download(
+                name, "tokenizer_config.json"
+            )
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError):
+        return {}
+
+
+def _flax_model(name: str) -> Any:
+    try:
+        from transformers import FlaxAutoModel  # pyright: ignore
+    except ImportError as error:
+        raise ImportError(
+            "encode_with_model=True needs Flax models: pip install 'transformers<5' flax. Or embed the tokens in the "
+            "training step, with a model of your own."
+        ) from error
+    return FlaxAutoModel.from_pretrained(name)
