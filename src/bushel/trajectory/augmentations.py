@@ -103,7 +103,7 @@ def from_planes(planes: Array, dtype: Any, xp: Any = np) -> Array:
     """
     images = xp.moveaxis(planes, -3, -1)
     if dtype != np.uint8:
-        return xp.ascontiguousarray(images)
+        return np.ascontiguousarray(images) if xp is np else images
     if xp is not np:
         return (images * np.float32(255.5)).astype(np.uint8)
     found = np.empty(images.shape, np.uint8)

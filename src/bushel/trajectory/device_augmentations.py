@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from bushel.sources.needs import package
 from bushel.trajectory.augmentations import from_planes, to_planes
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.image_operations import operations
+from bushel.trajectory.image_operations import Operation, operations
 
 
 def augment_images(
@@ -41,36 +42,45 @@ def augment_images(
       **augment_kwargs: arguments of operations, by name: a mapping, or a sequence of positional ones.
     """
     jax = package("jax", "jax", "Augmentations on a device")
-    jnp = jax.numpy
-    chosen, same = operations(augment_order, **augment_kwargs), faithful(compat)
-    images = jnp.asarray(images)
+    chosen = operations(augment_order, **augment_kwargs)
+    draw, change = _compiled(chosen, faithful(compat))
+    images = jax.numpy.asarray(images)
     if images.ndim < 4:
         raise ValueError(f"augment_images takes (samples, ..., height, width, channels), got shape {images.shape}.")
-
-    def drawn(key: Any) -> list[Any]:
-        found = []
-        for number, operation in enumerate(chosen):
-            uniforms = jax.random.uniform(jax.random.fold_in(key, number), (operation.uniforms,), np.float32)
-            found.append(operation.parameter(jnp.broadcast_to(uniforms[0], uniforms.shape) if same else uniforms, jnp))
-        return found
-
-    def changed(image: Any, own: Sequence[Any]) -> Any:
-        planes = to_planes(image, jnp)
-        for operation, parameter in zip(chosen, own):
-            planes = operation.apply(planes, operation.looked(planes, parameter), jnp)
-            planes = jnp.clip(planes, 0, 1)
-        return from_planes(planes, image.dtype, jnp)
-
-    own = jax.vmap(drawn)(_one_per_sample(jax, keys, len(images))) if parameters is None else list(parameters)
+    own = draw(_one_per_sample(jax, keys, len(images))) if parameters is None else list(parameters)
     if len(own) != len(chosen):
         raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(own)} parameters.")
-    found = jax.vmap(changed)(images, [jnp.asarray(parameter) for parameter in own])
+    found = change(images, [jax.numpy.asarray(parameter) for parameter in own])
     if mask is None:
         return found
-    mask = jnp.asarray(mask, dtype=bool)
+    mask = jax.numpy.asarray(mask, dtype=bool)
     if mask.shape != images.shape[:-3]:
         raise ValueError(f"The mask of images {images.shape} has the shape {images.shape[:-3]}, got {mask.shape}.")
-    return jnp.where(mask[..., None, None, None], found, images)
+    return jax.numpy.where(mask[..., None, None, None], found, images)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(chosen: tuple[Operation, ...], same: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Functions of a batch, compiled once for each list of operations: keys to parameters, and images to images."""
+    import jax
+
+    starts = np.cumsum([0, *[operation.uniforms for operation in chosen]]).tolist()
+
+    def drawn(key: Any) -> list[Any]:
+        uniforms = jax.random.uniform(key, (starts[-1],), np.float32)
+        found = []
+        for operation, start in zip(chosen, starts):
+            own = uniforms[start : start + operation.uniforms]
+            found.append(operation.parameter(jax.numpy.full_like(own, own[0]) if same else own, jax.numpy))
+        return found
+
+    def changed(image: Any, own: list[Any]) -> Any:
+        planes = to_planes(image, jax.numpy)
+        for operation, parameter in zip(chosen, own):
+            planes = operation.apply(planes, operation.looked(planes, parameter), jax.numpy).clip(0, 1)
+        return from_planes(planes, image.dtype, jax.numpy)
+
+    return jax.jit(jax.vmap(drawn)), jax.jit(jax.vmap(changed))
 
 
 def _one_per_sample(jax: Any, keys: Any, samples: int) -> Any:

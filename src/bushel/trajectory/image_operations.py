@@ -61,6 +61,7 @@ class RandomResizedCrop(Operation):
         for limits, name in ((self.scale, "scale"), (self.ratio, "ratio")):
             if len(limits) != 2 or not 0 < limits[0] <= limits[1]:
                 raise ValueError(f"{name} of random_resized_crop takes 0 < lower <= upper, got {limits!r}.")
+            object.__setattr__(self, name, tuple(limits))  # operations are compared and hashed
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The box: four numbers give area, ratio, and the two offsets."""

@@ -263,7 +263,8 @@ def over_window(function: Callable[..., Obs]) -> Callable[..., Obs]:
 
     @functools.wraps(function)
     def windowed(obs: Obs, *args: Any, **kwargs: Any) -> Obs:
-        args, kwargs = trees.map_leaves(_as_seed, (args, kwargs))
+        args = tuple(_as_seed(value) for value in args)
+        kwargs = {name: _as_seed(value) for name, value in kwargs.items()}
         known: dict[int, _Once] = {}
         window = trees.map_leaves(lambda leaf: _shared(leaf, known), obs)
         lengths = sorted({len(leaf) for leaf in trees.leaves(window)})
