@@ -19,8 +19,20 @@ HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]",
 
 def main() -> None:
     refuse_monitoring()
-    from benchmarks import access, columns, files, images, indices, jpeg, lifecycle, loader, packing, records
-    from benchmarks import trajectories, workers
+    from benchmarks import (
+        access,
+        columns,
+        files,
+        images,
+        indices,
+        jpeg,
+        lifecycle,
+        loader,
+        packing,
+        records,
+        trajectories,
+        workers,
+    )
 
     workloads = {
         "w1a": images.w1a,

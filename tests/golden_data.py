@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.reading import make_dataset_from_rlds
+
 GOLDEN = Path(__file__).parent / "trajectory" / "golden"
 LENGTHS = [12, 3, 40, 5, 8, 20, 27, 4]
 
@@ -91,3 +94,24 @@ def assert_same_tree(ours: Any, theirs: Any, path: str = "") -> None:
     else:
         assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), path
         np.testing.assert_array_equal(ours, theirs, err_msg=path)
+
+
+def standardize(trajectory: dict[str, Any]) -> dict[str, Any]:
+    """What the golden outputs were made with."""
+    trajectory["observation"]["proprio"] = trajectory["observation"]["state"]
+    return trajectory
+
+
+def made(cache: str, **kwargs: Any) -> tuple[TrajectoryDataset, dict[str, Any]]:
+    """The golden data set through our reader, as the golden outputs were made but for `kwargs`."""
+    case = manifest()["traj/default_eval"]["base_kwargs"]
+    wanted = {"image_obs_keys", "proprio_obs_keys", "language_key", "name"}
+    base = {name: value for name, value in case.items() if name in wanted}
+    base |= {
+        "data_dir": str(GOLDEN / "tfds"),
+        "train": True,
+        "shuffle": False,
+        "standardize_fn": standardize,
+        "cache_dir": cache,
+    }
+    return make_dataset_from_rlds(**(base | {"compat": "crossformer"} | kwargs))

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN
+from golden_data import GOLDEN, made
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -266,8 +266,6 @@ def test_a_state_of_other_data_is_refused():
 
 
 def test_images_are_decoded_frame_by_frame_on_any_executor(tmp_path):
-    from test_golden_pipeline import made
-
     def pipeline():
         ds, _ = made(str(tmp_path), compat=None)
         ds = windows(ds, goal_relabeling_strategy="uniform").flatten().repeat().shuffle(seed=2)

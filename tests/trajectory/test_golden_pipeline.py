@@ -7,23 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_data import GOLDEN, arrays, assert_same_tree, manifest, statistics, text, tree
+from golden_data import GOLDEN, arrays, assert_same_tree, made, manifest, statistics, text, tree
 
 from bushel.trajectory.applying import apply_trajectory_transforms
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.draws import Draws
-from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import read_images
 
 DATA = str(GOLDEN / "tfds")
 ORDER = text("inputs/rlds_element_spec")["file_order_episode_ids"]
 EPISODES_OF_A_CASE = [1, 2, 3, 4, 6]
-
-
-def standardize(trajectory):
-    trajectory["observation"]["proprio"] = trajectory["observation"]["state"]
-    return trajectory
 
 
 def add_marker(trajectory, value):
@@ -33,14 +27,6 @@ def add_marker(trajectory, value):
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("cache"))
-
-
-def made(cache: str, **kwargs: Any) -> tuple[TrajectoryDataset, dict[str, Any]]:
-    case = manifest()["traj/default_eval"]["base_kwargs"]
-    wanted = {"image_obs_keys", "proprio_obs_keys", "language_key", "name"}
-    base = {name: value for name, value in case.items() if name in wanted}
-    base |= {"data_dir": DATA, "train": True, "shuffle": False, "standardize_fn": standardize, "cache_dir": cache}
-    return make_dataset_from_rlds(**(base | {"compat": "crossformer"} | kwargs))
 
 
 @functools.cache

@@ -264,7 +264,7 @@ def test_joined_samples_are_those_of_the_parts(first, second, third, compat):
     numbers = np.random.default_rng(0).permutation(len(together))
     rows = together(numbers)
     offset = 0
-    for number, part in enumerate(parts):
+    for part in parts:
         here = np.flatnonzero((numbers >= offset) & (numbers < offset + len(part)))
         episode, time = part.space.located(numbers[here] - offset, np.zeros(len(here), int))
         chance = Draws(0, numbers[here], episode)
@@ -296,7 +296,7 @@ def test_draws_are_even_and_independent():
     numbers = np.arange(200_000)
     for key in (0, 1, 12345):
         found = uniform(numbers, key)
-        assert 0 <= found.min() and found.max() < 1
+        assert found.min() >= 0 and found.max() < 1
         counts = np.histogram(found, bins=50, range=(0, 1))[0]
         assert ((counts - 4000) ** 2 / 4000).sum() < 100  # chi-square with 49 degrees of freedom
         assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.01

@@ -194,9 +194,8 @@ class TrajectoryDataset:
         shares = [1.0] * len(datasets) if weights is None else list(weights)
         if len(shares) != len(datasets):
             raise ValueError(f"{len(datasets)} datasets need as many weights, got {len(shares)}.")
-        parts = [ds._parts[0] if len(ds._parts) == 1 and not ds._operations else _Part(ds.dataset) for ds in datasets]
         return TrajectoryDataset(
-            parts,
+            [ds._as_part() for ds in datasets],
             weights=shares,
             flattened=True,
             epochs=None if any(ds._epochs is None for ds in datasets) else 1,
@@ -240,6 +239,15 @@ class TrajectoryDataset:
         """`function(frame, rng)`, with a generator that belongs to the place of the frame in the whole stream."""
         of = function if self.is_flattened else functools.partial(_each_frame_randomly, function)
         return self._then(lambda ds: ds.random_map(of, seed=checks.seed(seed)))
+
+    def _as_part(self) -> _Part:
+        """One epoch, as a part of a mixture."""
+        if len(self._parts) > 1:
+            return _Part(self.dataset)
+        (part,) = self._parts
+        if self._operations:
+            part = _Part(self._done(self._frames(part)), seed=part.seed)
+        return part if self._seed is None else dataclasses.replace(part, ds=part.ds.shuffle(seed=self._seed))
 
     def _then(self, operation: Callable[[MapDataset[Any]], MapDataset[Any]]) -> TrajectoryDataset:
         return self._but(operations=(*self._operations, operation))
