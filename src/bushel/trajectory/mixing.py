@@ -10,7 +10,7 @@ import numpy as np
 
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import allocate_threads, pprint_data_mixture
+from bushel.trajectory.data_utils import allocate_threads
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episodes import Constant
 from bushel.trajectory.reading import make_dataset_from_rlds
@@ -111,7 +111,6 @@ def make_interleaved_dataset(
     mixed = apply_frame_transforms(
         mixed.with_threads(traj_transform_threads), **(frame_transform_kwargs or {}), train=train
     )
-    pprint_data_mixture(dataset_kwargs_list, mixed.sample_weights)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
 

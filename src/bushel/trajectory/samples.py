@@ -103,9 +103,8 @@ class Samples:
         """How many samples one epoch has."""
         return len(self.space)
 
-    def fingerprint(self) -> Any:
-        """What tells these samples from others, without reading them."""
-        return self.episodes.fingerprint
+    def __repr__(self) -> str:
+        return f"Samples({len(self):,} of {len(self.chosen):,} episodes)"
 
     @functools.cached_property
     def space(self) -> Space:
