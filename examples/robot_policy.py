@@ -246,7 +246,10 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(folder / "data", options.episodes)
-        print(f"Wrote {options.episodes} episodes of each of {len(ROBOTS)} robots, in RLDS's form.")
+        print(f"Wrote {options.episodes} episodes of each of {len(ROBOTS)} robots, in RLDS's form.\n")
+        for robot, facts in mixture(folder / "data", train=True).dataset_statistics.items():
+            spread = np.round(facts["action"]["std"], 3).tolist()
+            print(f"{robot}: {facts['num_transitions']} frames to train on, standard deviations of actions {spread}")
         print("\nUninterrupted:")
         whole, losses = train(folder / "data", folder / "whole", steps=steps, until=steps)
         print(f"\nStopped after {half} steps:")
