@@ -1,7 +1,7 @@
 """Images of a frame: CPU time to decode, resize and augment one, against TensorFlow where it is installed.
 
-`python -m benchmarks.frames` prints a table in Markdown; `--save NAME` also writes results/NAME.md. Needs simplejpeg
-and Pillow. Each time is the least of several, in turns, of all threads of the process.
+`python -m benchmarks.frames` prints a table in Markdown; `--save NAME` also writes results/NAME.md. Each time is the
+least of several, in turns, of all threads of the process.
 """
 
 from __future__ import annotations

@@ -199,6 +199,24 @@ def test_cut_files_are_refused():
                 decode_image(whole[:length])
 
 
+def test_damaged_files_are_refused_or_decoded_and_nothing_else():
+    rng = np.random.default_rng(0)
+    wholes = [simplejpeg.encode_jpeg(picture(20, 20)), png(picture(9, 9), 2, 8), png(picture(9, 9, 1), 0, 16)]
+    wholes.append(png(picture(9, 9, 1) >> 4, 3, 4, (b"PLTE", bytes(48)), (b"tRNS", bytes(16))))
+    refused = 0
+    for number in range(400):
+        damaged = bytearray(wholes[number % len(wholes)])
+        damaged[rng.integers(8, len(damaged))] ^= 1 << rng.integers(8)
+        if damaged.startswith(b"\x89PNG") and number % 3:  # a wrong header with a right checksum gets further
+            damaged[29:33] = struct.pack(">I", zlib.crc32(damaged[12:29]))
+        try:
+            assert decode_image(bytes(damaged)).ndim == 3
+        except ValueError as error:
+            assert f"These {len(damaged)} bytes are no complete" in str(error) or "has the colours" in str(error)
+            refused += 1
+    assert 50 < refused < 400
+
+
 def test_other_bytes_are_refused():
     with pytest.raises(ValueError, match="These 9 bytes are no complete image"):
         decode_image(b"no pixels")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -322,6 +324,16 @@ def test_wrong_arguments_of_dropout_are_refused(probability, keep, sentence):
 def test_compat_is_checked(function):
     with pytest.raises(ValueError, match="compat must be None"):
         function()
+
+
+def test_importing_loads_no_decoder_and_no_jax():
+    program = (
+        "import sys\n"
+        "from bushel.trajectory import augmentations, device_augmentations, images, obs_transforms\n"
+        "print(sorted({'PIL', 'jax', 'simplejpeg', 'scipy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "[]\n"
 
 
 # ---------------------------------------------------------------------------------------------------------------------

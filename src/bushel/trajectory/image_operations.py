@@ -19,7 +19,7 @@ Array = Any
 """An array of NumPy or of JAX."""
 
 _TINY = np.float32(1e-30)  # stands for zero where one divides
-_STRIP = 20_000  # values in one part of an image: small enough for the cache and for memory that is not given back
+_STRIP = 60_000  # values in one part of an image: what is computed on the way then stays in the cache
 
 
 @dataclasses.dataclass(frozen=True)

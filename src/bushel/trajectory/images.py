@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import io
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -80,13 +79,13 @@ def _decoded(content: bytes) -> np.ndarray:
     try:
         with images.open(io.BytesIO(content)) as image:
             found = _png_pixels(image, content) if content.startswith(_PNG) else np.array(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
+    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
         raise ValueError(f"These {len(content)} bytes are no complete image: {error}") from error
     return found[:, :, None] if found.ndim == 2 else found
 
 
 def _decoded_jpeg(content: bytes) -> np.ndarray:
-    simplejpeg: Any = sys.modules.get("simplejpeg") or package("simplejpeg", "robots", "JPEG images")
+    simplejpeg: Any = package("simplejpeg", "robots", "JPEG images")
     try:
         colours = simplejpeg.decode_jpeg_header(content)[2]
         if colours in _COLOURS:
