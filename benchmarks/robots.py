@@ -113,7 +113,8 @@ def measured(folder: str, size: int, window: int, augment: bool, workers: int, b
         "first_batch_cpu_s": cpu_of_first,
         "next_p50_ms": 1e3 * statistics.median(waits),
         "next_p99_ms": 1e3 * float(np.percentile(waits, 99)),
-        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << (10 if sys.platform != "darwin" else 20)),
+        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        / (1 << (10 if sys.platform != "darwin" else 20)),
     }
 
 
@@ -156,8 +157,8 @@ def main() -> None:
 def _speed(folder: str, repetitions: int) -> list[str]:
     low, high = ORIGINAL_MS
     lines = [
-        f"Medians of {repetitions} runs, each in a process of its own. The original: {low}-{high} CPU-ms per image without "
-        "augmentations, 5.2-6.5 with five of them.",
+        f"Medians of {repetitions} runs, each in a process of its own. The original: {low}-{high} CPU-ms per image "
+        "without augmentations, 5.2-6.5 with five of them.",
         "",
         "| window | augmented | workers | CPU-ms per image | frames/s | first run: to the first batch | later runs | "
         "CPU s | next p50 | p99 | target |",
@@ -177,7 +178,8 @@ def _speed(folder: str, repetitions: int) -> list[str]:
         lines.append(
             f"| {window} | {'yes' if augment else 'no'} | {workers} | {middle['cpu_ms_per_image']:.2f} | "
             f"{middle['frames_per_s']:.0f} | {first:.2f} s | {middle['first_batch_s']:.2f} s | "
-            f"{middle['first_batch_cpu_s']:.2f} | {middle['next_p50_ms']:.0f} ms | {middle['next_p99_ms']:.0f} ms | {met} |"
+            f"{middle['first_batch_cpu_s']:.2f} | {middle['next_p50_ms']:.0f} ms | "
+            f"{middle['next_p99_ms']:.0f} ms | {met} |"
         )
     return lines
 

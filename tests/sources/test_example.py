@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel.sources import decode_example, encode_example
+from bushel.sources.example import locate_example, sliced
 
 
 def example_class():
@@ -102,6 +103,22 @@ def test_any_bytes_are_decoded_or_refused(record):
         assert isinstance(decode_example(record), dict)
     except ValueError as error:
         assert f"This record of {len(record)} bytes is no tf.train.Example" in str(error)
+
+
+@settings(deadline=None)
+@given(content=st.dictionaries(st.text(max_size=5), st.lists(st.binary(max_size=300), max_size=4), max_size=4))
+def test_byte_strings_are_found_without_being_read(content):
+    record = encode_example(
+        {name: np.array([*values, None], object)[:-1] for name, values in content.items()} | {"1": [7]}
+    )
+    found = locate_example(record)
+    for name, values in content.items():
+        if name != "1":
+            assert sliced(record, found[name].places) == values and found[name].numbers is None
+    assert found["1"].numbers.tolist() == [7]
+    spans = sorted((feature.low, feature.high) for feature in found.values())
+    entries = b"".join(record[low:high] for low, high in spans)
+    assert record.endswith(entries) and all(low == end for (low, _), (_, end) in zip(spans[1:], spans))
 
 
 def test_what_no_feature_can_hold_is_refused():

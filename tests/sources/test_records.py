@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.sources import ArrayRecordDataSource, BagzDataSource, DamagedFile, FixedRecords, TFRecordDataSource, stores
+from bushel.sources import (
+    ArrayRecordDataSource,
+    BagzDataSource,
+    DamagedFile,
+    FixedRecords,
+    TFRecordDataSource,
+    stores,
+    tfrecord,
+)
 from bushel.testing import check_resumes_anywhere
 
 SIZES = [0, 1, 10, 100, 1_000, 70_000, 200_000]
@@ -252,6 +260,71 @@ def test_a_file_that_changed_is_noticed(tmp_path):
     written(tmp_path, "bag", [b"a", b"b", b"c"])
     with pytest.raises(DamagedFile, match="had 2 records when the source was made and has 3 now"):
         source[0]
+
+
+def test_a_file_that_changed_since_a_source_was_sent_is_refused(stored, tmp_path):
+    name, path = stored
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    sent = pickle.dumps(opened(name, copy))
+    assert pickle.loads(sent)[0] == RECORDS[0]
+    os.utime(copy, ns=(1, 1))
+    with pytest.raises(DamagedFile, match=r"when the source was made, and is .* now. Make the source again"):
+        pickle.loads(sent)[0]
+
+
+@every_format
+def test_one_file_of_many(name, tmp_path):
+    paths = [written(tmp_path, name, RECORDS[low : low + 20], f"part{low}") for low in (0, 20, 40)]
+    source = opened(name, paths)
+    for index in (0, 19, 20, 59):
+        number, place = source.locate(index)
+        assert source.file(number)[place] == RECORDS[index] and len(source.file(number)) == 20
+    assert source.versions == source.fingerprint()
+    assert source.file(1).versions == source.versions[1:2]
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_parts_of_records(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("parts")
+    source = TFRecordDataSource([written(folder, "tfrecord", RECORDS[low : low + 30], f"{low}") for low in (0, 30)])
+    rows = data.draw(st.lists(st.integers(0, len(RECORDS) - 1), max_size=10))
+    starts = [data.draw(st.integers(0, len(RECORDS[row]))) for row in rows]
+    sizes = [data.draw(st.integers(0, len(RECORDS[row]) - start)) for row, start in zip(rows, starts)]
+    wanted = [RECORDS[row][start : start + size] for row, start, size in zip(rows, starts, sizes)]
+    assert source.read_parts(rows, starts, sizes) == wanted
+    with pytest.raises(DamagedFile, match=r"record 2 is damaged: it has \d+ bytes, and 9+ bytes from byte 0 on were"):
+        source.read_parts([2], [0], [99999999])
+
+
+class Counting(stores.File):
+    """A file somewhere else, that counts what is read of it."""
+
+    def __init__(self, data):
+        self.name, self.size, self._data, self.asked = "memory://file", len(data), data, []
+
+    def read(self, start, length):
+        self.asked.append(length)
+        return self._data[start : start + length]
+
+    def read_many(self, starts, lengths):
+        return [self.read(start, length) for start, length in zip(starts, lengths)]
+
+    def read_into(self, start, buffers):
+        raise NotImplementedError
+
+    def version(self):
+        return [self.name, self.size]
+
+
+@pytest.mark.parametrize(("size", "share"), [(100, 1.0), (6 << 20, 0.3)])
+def test_remote_files_of_long_records_are_not_read_for_their_offsets(tmp_path, size, share):
+    path = written(tmp_path, "tfrecord", [bytes(size)] * 12)
+    file = Counting(path.read_bytes())
+    bounds = tfrecord._scan(file, tfrecord.checksum())
+    assert np.diff(bounds).tolist() == [size + 16] * 12
+    assert sum(file.asked) <= share * file.size and len(file.asked) <= 12
 
 
 def test_a_state_knows_its_files(tmp_path):

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 import bushel
 from bushel.base import trees
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
+from bushel.trajectory.columns import flat
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.episodes import Episodes, flat, load, save
+from bushel.trajectory.episodes import Episodes, load, save
 from bushel.trajectory.rlds import RLDSBuilder
 
 LENGTHS = [5, 1, 9, 3]
@@ -297,3 +298,35 @@ def test_a_table_is_the_same_from_disk(tmp_path):
             np.testing.assert_array_equal(flat(other.columns)[path].take(frames), column.take(frames))
     assert save(table, str(tmp_path / "table")).lengths.tolist() == LENGTHS  # a second one finds it there
     assert [entry.name for entry in tmp_path.iterdir()] == ["table"]
+
+
+def test_metadata_of_episodes_are_kept(tmp_path):
+    for _ in range(2):  # made, then from the cache
+        ds, _ = made(str(tmp_path))
+        table = ds.samples.episodes
+        episodes = RLDSBuilder("synth_rlds", str(GOLDEN / "tfds")).episodes("all")
+        for name, column in table.metadata["episode_metadata"].items():
+            expected = [episode["traj_metadata"]["episode_metadata"][name][0] for episode in episodes]
+            assert column.take(np.arange(8)).tolist() == expected
+
+
+def test_keys_for_the_device_belong_to_frames():
+    import jax
+
+    def keys(workers):
+        with (
+            windows(robots())
+            .flatten()
+            .repeat()
+            .shuffle(seed=1)
+            .with_keys(seed=3)
+            .batch(4)
+            .iterator(workers=workers) as it
+        ):
+            return np.concatenate([batch["key"] for batch in itertools.islice(it, 9)])
+
+    found = keys(0)
+    assert (found.dtype, found.shape) == (np.uint32, (36, 2)) and len(np.unique(found, axis=0)) == 36
+    np.testing.assert_array_equal(keys(2), found)
+    drawn = jax.vmap(jax.random.uniform)(found)
+    assert len(np.unique(drawn)) == 36

@@ -322,6 +322,8 @@ def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
     for name in ("mine:1.0.0", "mine/1.0.0"):
         assert RLDSBuilder(name, tmp_path).folder == folder
     assert RLDSBuilder("mine", folder).version == "1.0.0"
+    with pytest.raises(ValueError, match=r"holds the data set mine 1.0.0, not yours. Name the folder above it."):
+        RLDSBuilder("yours", folder)
     with pytest.raises(FileNotFoundError, match=r"no prepared data set 'mine:2.0.0'.*there are 1.0.0, 1.10.0, 1.9.0"):
         RLDSBuilder("mine:2.0.0", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no prepared data set 'yours'.*; there are mine"):
@@ -531,7 +533,7 @@ def test_features_that_are_not_read():
     steps = {"sequence": {"feature": {"featuresDict": {"features": {"sound": audio}}}}}
     with pytest.raises(ValueError, match="x: steps/sound is a feature of the kind Audio, which is not read here"):
         features_of({"featuresDict": {"features": {"steps": steps}}}, "x")
-    with pytest.raises(ValueError, match=r"before 4.5, which is not read here. Write the data set again"):
+    with pytest.raises(ValueError, match=r"in an old form of TFDS, which is not read here. A newer TFDS rewrites it"):
         features_of({"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {}}, "x")
 
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from bushel.trajectory import goal_relabeling, task_augmentation, traj_transforms
 from bushel.trajectory.applying import apply_trajectory_transforms
+from bushel.trajectory.columns import flat
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.draws import Draws, uniform
-from bushel.trajectory.episodes import Episodes, flat
+from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.joining import joined
 from bushel.trajectory.samples import Samples, Transforms
 from bushel.trajectory.windows import Windows

@@ -10,9 +10,9 @@ import numpy as np
 
 from bushel.dataset import MapDataset
 from bushel.trajectory import goal_relabeling, task_augmentation
+from bushel.trajectory.columns import Numbers
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.episodes import Numbers
 from bushel.trajectory.functions import Function, instantiated
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
 from bushel.trajectory.passes import results

@@ -56,7 +56,7 @@ def _tickets(count: int) -> MapDataset[Any]:
     return MapDataset.range(count).map_with_index(_index, vectorized=True)
 
 
-def _index(indices: np.ndarray, _: np.ndarray) -> np.ndarray:
+def _index(indices: Any, _: Any) -> Any:
     return indices
 
 
@@ -132,7 +132,7 @@ class TrajectoryDataset:
         operations: Sequence[Callable[[MapDataset[Any]], MapDataset[Any]]] = (),
         statistics: Any = None,
     ):
-        self._parts = tuple(parts)
+        self._parts: tuple[_Part, ...] = tuple(parts)
         self._weights = None if weights is None else tuple(float(weight) for weight in weights)
         self._epochs, self._seed, self._threads = epochs, seed, threads
         self._operations = tuple(operations)
@@ -240,11 +240,19 @@ class TrajectoryDataset:
         of = function if self.is_flattened else functools.partial(_each_frame_randomly, function)
         return self._then(lambda ds: ds.random_map(of, seed=checks.seed(seed)))
 
+    def with_keys(self, seed: int = 0) -> TrajectoryDataset:
+        """Each frame with a "key" of its own, uint32[2], for `jax.random`: it belongs to the place in the stream.
+
+        Functions on the device take it, `augment_images(batch["observation"]["image_primary"], batch["key"], ...)` for
+        example, and give the same on any number of workers.
+        """
+        return self.random_frame_map(_with_key, seed=seed)
+
     def _as_part(self) -> _Part:
         """One epoch, as a part of a mixture."""
-        if len(self._parts) > 1:
+        part, *others = self._parts
+        if others:
             return _Part(self.dataset)
-        (part,) = self._parts
         if self._operations:
             part = _Part(self._done(self._frames(part)), seed=part.seed)
         return part if self._seed is None else dataclasses.replace(part, ds=part.ds.shuffle(seed=self._seed))
@@ -375,6 +383,10 @@ class TrajectoryDataset:
 
 def _with_function(samples: Samples, function: Callable[[Any], Any]) -> Samples:
     return dataclasses.replace(samples, row_functions=(*samples.row_functions, function))
+
+
+def _with_key(frame: Any, rng: np.random.Generator) -> Any:
+    return {**frame, "key": rng.integers(1 << 32, size=2, dtype=np.uint32)}
 
 
 def _frames_of(trajectory: Any) -> Iterator[Any]:

@@ -118,7 +118,8 @@ def _part(data: bytes, record: int, start: int, size: int) -> bytes:
 class Encoded:
     """An encoded image that is still in its file. `len(image)` is its size in bytes, `bytes(image)` reads it.
 
-    It equals its content. What is read in one go (`read_all`) costs less than image by image.
+    It equals its content, and has no hash, since that would have to be the content's. What is read in one go
+    (`read_all`) costs less than image by image.
     """
 
     __slots__ = ("_parts", "_record", "_size", "_start")
@@ -148,8 +149,6 @@ class Encoded:
         if isinstance(other, Encoded) and self._parts is other._parts and self.place == other.place:
             return True
         return self._size == len(other) and bytes(self) == bytes(other)
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType]  # it would have to be that of the content
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts, record = self._parts.alone(self._record)

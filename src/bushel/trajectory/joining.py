@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.episodes import Episodes, flat
+from bushel.trajectory.columns import flat
+from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.samples import Samples
 
 Normalization = Callable[[np.ndarray, str, np.ndarray], np.ndarray]
@@ -57,7 +59,7 @@ def joined(parts: Sequence[Samples]) -> Samples | None:
     return dataclasses.replace(first, episodes=Episodes.joined(tables), chosen=chosen, kept=kept, normalize=normalize)
 
 
-def _layout(table: Episodes) -> list[object]:
+def _layout(table: Episodes) -> list[Any]:
     """What must agree: the leaves, and what an entry of numbers looks like."""
     return sorted(
         (path, str(column.take(np.zeros(1, np.int64)).dtype), column.entry_shape if column.is_numeric else None)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
+from bushel.trajectory.columns import Constant
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import allocate_threads
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.episodes import Constant
 from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.samples import LANGUAGES, WORDS, Samples
 

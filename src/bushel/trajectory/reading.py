@@ -20,6 +20,8 @@ from bushel.dataset import MapDataset
 from bushel.sources.tfrecord import cache_folder
 from bushel.state.digest import digest
 from bushel.trajectory import episodes as tables
+from bushel.trajectory.collecting import portable
+from bushel.trajectory.columns import flat, nested
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset, length_of
 from bushel.trajectory.episodes import Episodes
@@ -46,7 +48,9 @@ class _Prepare:
         try:
             if not all(bool(np.all(keeps(trajectory))) for keeps in self.filters):
                 return {"number": number, "trajectory": None}
-            return {"number": number, "trajectory": tables.portable(self.restructure(trajectory))}
+            metadata = {path: np.asarray(leaf)[:1] for path, leaf in flat(trajectory.get("traj_metadata", {})).items()}
+            made = portable(self.restructure(trajectory))
+            return {"number": number, "trajectory": made, "metadata": nested(metadata)}
         except Exception as error:
             if not self.ignore_errors:
                 raise
@@ -71,22 +75,26 @@ def _table(
     prepare = _Prepare(restructure, tuple(map(instantiated, filters)), ignore_errors)
     made = results(MapDataset.source(raw).map_with_index(prepare), f"episodes of {restructure.name}", options)
     numbers: list[int] = []
-    table = Episodes.of(_wanted(made, numbers, restructure.name), fingerprint=fingerprint, parts=raw.parts)
+    metadata: list[Tree] = []
+    wanted = _wanted(made, numbers, metadata, restructure.name)
+    table = Episodes.of(wanted, fingerprint=fingerprint, parts=raw.parts)
     if not numbers:
         raise ValueError(
             f"None of the {len(raw)} trajectories of {restructure.name} is left: all are empty, or filter_functions "
             f"({', '.join(codes) or 'none'}) refuse them."
         )
-    table = dataclasses.replace(table, numbers=np.array(numbers))
+    told = Episodes.of(metadata).columns if metadata[0] else {}
+    table = dataclasses.replace(table, numbers=np.array(numbers), metadata=told)
     return tables.save(table.with_columns(restructure.constants(table.frames)), folder)
 
 
-def _wanted(made: Iterator[dict[str, Any]], numbers: list[int], name: str) -> Iterator[Tree]:
-    """The trajectories that are not empty, whose numbers are put down in `numbers`."""
+def _wanted(made: Iterator[dict[str, Any]], numbers: list[int], metadata: list[Tree], name: str) -> Iterator[Tree]:
+    """The trajectories that are not empty; their numbers and metadata are put down."""
     failed = 0
     for entry in made:
         if entry["trajectory"] is not None and length_of(entry["trajectory"]):
             numbers.append(entry["number"])
+            metadata.append(entry["metadata"])
             yield entry["trajectory"]
         elif "error" in entry:
             failed += 1
@@ -159,13 +167,14 @@ def make_dataset_from_rlds(
     )
     options = None if num_parallel_calls is None else MultiprocessingOptions(max(num_parallel_calls, 0))
     table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options)
+    numbers = np.arange(len(table)) if table.numbers is None else table.numbers
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
-    chosen = np.flatnonzero(np.isin(table.numbers, builder.positions(training if train else held_out)))
+    chosen = np.flatnonzero(np.isin(numbers, builder.positions(training if train else held_out)))
     proprio = [f"proprio_{new}" for new, old in restructure.proprio_obs_keys.items() if old is not None]
     if dataset_statistics is None:
         counted = np.arange(len(table))
         if not faithful(compat):
-            counted = np.flatnonzero(np.isin(table.numbers, builder.positions(training)))
+            counted = np.flatnonzero(np.isin(numbers, builder.positions(training)))
         statistics = get_dataset_statistics(
             _Trajectories(table, counted, proprio),
             proprio,
@@ -208,7 +217,7 @@ class _Trajectories:
 
     def __getitem__(self, index: int) -> Tree:
         episode = self._chosen[index]
-        frames = self._table.starts[episode] + np.arange(self._table.lengths[episode])
+        frames = self._table.starts[episode] + np.arange(int(self._table.lengths[episode]))
         columns = self._table.columns
         observation = {name: columns["observation"][name].take(frames) for name in self._proprio}
         return {"action": columns["action"].take(frames), "observation": observation}

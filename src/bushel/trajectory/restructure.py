@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from bushel.trajectory.columns import Columns, Constant
 from bushel.trajectory.data_utils import is_text
-from bushel.trajectory.episodes import LANGUAGES, Columns, Constant
+from bushel.trajectory.episodes import LANGUAGES
 
 Tree = dict[str, Any]
 Keys = Mapping[str, str | None]

@@ -132,7 +132,7 @@ class RLDSEpisodes:
         """The leaves that are one encoded image for each step, such as "observation/image"."""
         return [leaf.path for leaf in self._features.images]
 
-    def index(self, *, progress: bool = True, cache_dir: str | None = None) -> Self:
+    def index(self, *, progress: bool = True, cache_dir: Path | None = None) -> Self:
         """Finds out once how long all episodes are and where their images lie; returns the episodes.
 
         Reads all records of the files involved and checks their checksums. The result is kept in `cache_dir`, by

@@ -85,11 +85,11 @@ def features_of(spec: Mapping[str, Any], where: str) -> Features:
     entries = spec.get("featuresDict", {}).get("features", {})
     if "type" in spec and not entries:
         raise ValueError(
-            f"{where}: features.json is in the form that TFDS wrote before 4.5, which is not read here. Write the data "
-            "set again with a newer TFDS."
+            f"{where}: features.json is in an old form of TFDS, which is not read here. A newer TFDS rewrites it: "
+            "builder_from_directory(folder).info.features.save_config(folder)."
         )
     steps = entries.get(_STEPS)
-    if steps is None or "sequence" not in steps:
+    if steps is None or "featuresDict" not in steps.get("sequence", {}).get("feature", {}):
         known = ", ".join(entries) or "none"
         raise ValueError(
             f"{where} is no RLDS data set: it has no sequence of steps among its features ({known}). "
@@ -276,7 +276,7 @@ def as_objects(values: Sequence[Any]) -> np.ndarray:
 
 def _typed(values: np.ndarray, dtype: str) -> np.ndarray:
     kind = np.dtype(dtype)
-    return values.view(np.uint64) if kind == np.uint64 else values.astype(kind)
+    return values.view(np.uint64) if kind == np.uint64 else values.astype(kind, copy=False)
 
 
 def _default(leaf: Leaf) -> Any:

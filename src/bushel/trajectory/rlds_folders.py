@@ -33,7 +33,7 @@ def find_folder(name: str, data_dir: Path, options: Options | None = None) -> st
     if not version and is_version(parts[-1]):
         version = parts.pop()
     if _holds(root, options):
-        return root
+        return _checked(root, parts[0], version, options)
     base = "/".join([root, *parts])
     if version:
         if not _holds(f"{base}/{version}", options):
@@ -46,6 +46,16 @@ def find_folder(name: str, data_dir: Path, options: Options | None = None) -> st
     if not versions:
         raise _nothing(name, base, _below(root, "*/*", options))
     return f"{base}/{max(versions, key=lambda text: [int(number) for number in text.split('.')])}"
+
+
+def _checked(folder: str, name: str, version: str, options: Options | None) -> str:
+    """The folder, if it is that of the data set that was named."""
+    info = read_json(f"{folder}/{_INFO}", options)
+    found = info.get("name"), info.get("version")
+    if found[0] != name or (version and found[1] != version):
+        wanted = f"{name} {version}".strip()
+        raise ValueError(f"{folder} holds the data set {found[0]} {found[1]}, not {wanted}. Name the folder above it.")
+    return folder
 
 
 def _config(name: str, base: str, options: Options | None) -> str | None:

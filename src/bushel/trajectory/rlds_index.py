@@ -24,6 +24,7 @@ from bushel.base.progress import Progress
 from bushel.sources import stores
 from bushel.sources.example import Located, locate_example
 from bushel.sources.records import RecordSource
+from bushel.sources.stores import Path
 from bushel.sources.tfrecord import cache_folder
 from bushel.trajectory.rlds_features import Features, Values
 
@@ -78,7 +79,7 @@ def length_of(values: Values, features: Features) -> int:
 
 
 def index_of(
-    source: RecordSource, features: Features, *, progress: bool = True, cache_dir: str | None = None
+    source: RecordSource, features: Features, *, progress: bool = True, cache_dir: Path | None = None
 ) -> EpisodeIndex:
     """The index of all records of a source: for each file from the cache, or by a walk through the file."""
     folder = cache_dir or os.path.join(cache_folder(), "rlds")

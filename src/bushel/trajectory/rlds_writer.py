@@ -57,7 +57,8 @@ def write_rlds(
       splits: the episodes of each split; with several shards something that has a length.
       version: three numbers.
       shards: files for each split, with consecutive episodes; never more than there are episodes.
-      file_format: "tfrecord", or "array_record" (which the package array_record writes).
+      file_format: "tfrecord", of which single frames can be read, or "array_record", of which only whole episodes can
+        (and which the package array_record writes).
       image_format: "png" or "jpeg", for all arrays that are images or for each of them ("observation/image").
 
     >>> import tempfile
@@ -129,7 +130,7 @@ def _written(
         )
     shards = shards if total is None else min(shards, max(total, 1))
     ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
-    progress = Progress(f"writing {name}/{split}", total or 0)
+    progress = Progress(f"writing {name}/{split}", total)
     counts, size, at = [0], 0, 0
     writer = _opened(folder, name, split, file_format, 0, shards)
     try:
@@ -143,7 +144,7 @@ def _written(
             writer.write(record)
             counts[-1] += 1
             size += len(record)
-            progress.say(f"{number + 1:,} episodes") if total is None else progress.show(number + 1)
+            progress.show(number + 1)
     finally:
         writer.close()
     progress.end()

@@ -15,11 +15,12 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
+from bushel.trajectory.columns import object_array, taken
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import not_empty, tree_merge
 from bushel.trajectory.draws import Draws
 from bushel.trajectory.encoded import read_all
-from bushel.trajectory.episodes import LANGUAGES, Episodes, object_array, taken
+from bushel.trajectory.episodes import LANGUAGES, Episodes
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.space import Space
 from bushel.trajectory.task_augmentation import Rephraser

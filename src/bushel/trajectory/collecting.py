@@ -1,0 +1,123 @@
+"""Trajectories, one after another, into the columns of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel.trajectory.columns import Column, Columns, Images, Numbers, Texts, flat, nested, object_array
+from bushel.trajectory.encoded import Encoded, RecordParts
+
+_PLACES = "@places"
+
+
+def portable(trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    """A trajectory with the places of its images in place of handles: arrays, which travel between processes fast."""
+    found: dict[str, Any] = {}
+    for name, leaf in trajectory.items():
+        if isinstance(leaf, Mapping):
+            found[name] = portable(leaf)
+        elif (
+            isinstance(leaf, np.ndarray) and leaf.dtype == object and any(isinstance(v, Encoded) for v in leaf.tolist())
+        ):
+            found[name] = {_PLACES: _places(leaf)}
+        else:
+            found[name] = leaf
+    return found
+
+
+def _places(leaf: np.ndarray) -> np.ndarray:
+    if not all(isinstance(value, Encoded) or not len(value) for value in leaf.tolist()):
+        raise ValueError("Some entries are images in files and others are bytes: read them all, or none.")
+    return np.array([v.place if isinstance(v, Encoded) else (0, 0, 0) for v in leaf.tolist()], dtype=np.int64)
+
+
+class Collector:
+    """A table of frames in the making."""
+
+    def __init__(self, parts: RecordParts | None) -> None:
+        self._parts = parts
+        self._leaves: dict[tuple[str, ...], _Leaf] = {}
+        self._lengths: list[int] = []
+
+    def add(self, trajectory: Mapping[str, Any]) -> None:
+        """The frames of one more trajectory, which `portable` made; an empty one is left out."""
+        leaves = flat(trajectory)
+        sizes = {len(leaf) for leaf in leaves.values()}
+        if len(sizes) != 1:
+            told = ", ".join(f"{'/'.join(path)}: {len(leaf)}" for path, leaf in leaves.items())
+            raise ValueError(
+                f"The leaves of trajectory {len(self._lengths)} differ in length: {told or 'it has none'}."
+            )
+        (size,) = sizes
+        if not size:
+            return
+        if not self._lengths:
+            self._leaves = {path: _Leaf() for path in leaves}
+        if leaves.keys() != self._leaves.keys():
+            other = sorted("/".join(path) for path in leaves.keys() ^ self._leaves.keys())
+            raise ValueError(
+                f"Trajectory {len(self._lengths)} does not have the same entries as those before: {other}."
+            )
+        for path, leaf in leaves.items():
+            try:
+                self._leaves[path].add(np.asarray(leaf))
+            except ValueError as error:
+                raise ValueError(f"{'/'.join(path)} of trajectory {len(self._lengths)}: {error}") from None
+        self._lengths.append(size)
+
+    def columns(self) -> Columns:
+        """All frames so far."""
+        found: dict[tuple[str, ...], Column] = {}
+        for path, leaf in self._leaves.items():
+            column = leaf.column()
+            if path[-1] == _PLACES:
+                assert isinstance(column, Numbers) and self._parts is not None
+                path, column = path[:-1], Images(self._parts, column.values)
+            found[path] = column
+        return nested(found)
+
+    def lengths(self) -> np.ndarray:
+        """How many frames each trajectory had."""
+        return np.array(self._lengths, dtype=np.int64)
+
+
+class _Leaf:
+    """A column in the making: pieces of numbers, or of codes of texts."""
+
+    def __init__(self) -> None:
+        self._pieces: list[np.ndarray] = []
+        self._texts: dict[bytes, int] = {}
+        self._is_text = False
+
+    def add(self, values: np.ndarray) -> None:
+        textual = values.dtype.kind in "OSU"
+        if self._pieces and textual != self._is_text:
+            raise ValueError(f"it is {values.dtype} here and not so before.")
+        self._is_text = textual
+        piece = self._codes(values) if textual else values
+        before = self._pieces[0] if self._pieces else piece
+        if (before.dtype, before.shape[1:]) != (piece.dtype, piece.shape[1:]):
+            raise ValueError(
+                f"it has {piece.dtype}{list(piece.shape[1:])} per frame here and "
+                f"{before.dtype}{list(before.shape[1:])} before."
+            )
+        self._pieces.append(piece)
+
+    def _codes(self, values: np.ndarray) -> np.ndarray:
+        texts = (value.encode() if isinstance(value, str) else bytes(value) for value in values.ravel().tolist())
+        codes = [self._texts.setdefault(text, len(self._texts)) for text in texts]
+        return np.array(codes, dtype=np.int32).reshape(values.shape)
+
+    def column(self) -> Column:
+        joined = self._pieces[0] if len(self._pieces) == 1 else np.concatenate(self._pieces)
+        return Texts(joined, object_array(list(self._texts))) if self._is_text else Numbers(joined)
+
+
+def column_of(values: Any) -> Column:
+    """One array as a column, as it is."""
+    growing = _Leaf()
+    growing.add(values if isinstance(values, np.ndarray) else np.asarray(values))
+    return growing.column()
