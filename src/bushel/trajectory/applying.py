@@ -42,7 +42,7 @@ def apply_trajectory_transforms(
     post_chunk_transforms: Sequence[Function] = (),
     num_parallel_calls: int | None = None,
     head_to_dataset: Mapping[str, Sequence[str]] | None = None,
-    frame_filter: Callable[[Tree], Any] | None = None,
+    frame_filter: Function | None = None,
     compat: str | None = None,
 ) -> TrajectoryDataset:
     """Filters, goals, windows of observations and chunks of actions, masks: what makes samples of trajectories.
@@ -84,7 +84,7 @@ def apply_trajectory_transforms(
     chosen = samples.chosen[_passing(samples, skip_unlabeled, max_action, max_proprio)]
     samples = dataclasses.replace(samples, chosen=chosen)
     if frame_filter is not None:
-        samples = dataclasses.replace(samples, kept=_kept_frames(samples, frame_filter))
+        samples = dataclasses.replace(samples, kept=_kept_frames(samples, instantiated(frame_filter)))
     made = dataset.with_samples(dataclasses.replace(samples, transforms=transforms)).with_threads(num_parallel_calls)
     for function in map(instantiated, post_chunk_transforms):
         made = made.traj_map(function)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -351,6 +352,12 @@ class TrajectoryDataset:
         if self._epochs is not None:
             return MapDataset.mix([ds.repeat(self._epochs) for ds in parts], self._weights, exact=True)
         return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
+
+    @property
+    def read_options(self) -> ReadOptions:
+        """The hints for threads as an option of the engine: at most one per core, as many elements ahead."""
+        threads = min(self._threads, os.cpu_count() or 1)
+        return ReadOptions(threads, threads)
 
     def __len__(self) -> int:
         return len(self.dataset)

@@ -8,19 +8,29 @@ from typing import Any
 from bushel.state.digest import digest
 from bushel.trajectory.spec import ModuleSpec
 
-Function = Callable[..., Any] | Mapping[str, Any]
-"""A callable, or a ModuleSpec that names one."""
+Function = Callable[..., Any] | Mapping[str, Any] | str
+"""A callable, or what names one: a ModuleSpec, or "module:name"."""
 
 
 def instantiated(function: Function) -> Callable[..., Any]:
-    """The callable that is meant."""
-    return ModuleSpec.instantiate(function) if isinstance(function, Mapping) else function
+    """The callable that is meant.
+
+    >>> instantiated("math:floor")(2.5)
+    2
+    """
+    spec = _spec(function)
+    return ModuleSpec.instantiate(spec) if isinstance(spec, Mapping) else spec
 
 
 def named(function: Function) -> str:
     """A text that tells a function from others: how it is called, and a digest of its code."""
-    called = ModuleSpec.to_string(function) if isinstance(function, Mapping) else _name(function)
-    return f"{called}#{digest(instantiated(function))}"
+    spec = _spec(function)
+    called = ModuleSpec.to_string(spec) if isinstance(spec, Mapping) else _name(spec)
+    return f"{called}#{digest(instantiated(spec))}"
+
+
+def _spec(function: Function) -> Callable[..., Any] | Mapping[str, Any]:
+    return ModuleSpec.create(function) if isinstance(function, str) else function
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -17,6 +17,7 @@ from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.samples import LANGUAGES, WORDS, Samples
 
 _OVERRIDE = "override_traj_transform_kwargs"
+_OWN_FILTER = "frame_filter"
 
 
 def make_single_dataset(
@@ -30,17 +31,19 @@ def make_single_dataset(
 
     Args:
       dataset_kwargs: of `make_dataset_from_rlds`; "override_traj_transform_kwargs" in it goes before
-        `traj_transform_kwargs` (with compat="crossformer" it has no effect, as in the original).
+        `traj_transform_kwargs` (with compat="crossformer" it has no effect, as in the original), and so does a
+        "frame_filter".
       train: whether it is for training.
       traj_transform_kwargs: of `apply_trajectory_transforms`.
       frame_transform_kwargs: of `apply_frame_transforms`.
     """
-    dataset, statistics = make_dataset_from_rlds(**dataset_kwargs, train=train)
-    kwargs = dict(traj_transform_kwargs or {})
-    if not faithful(dataset_kwargs.get("compat")):
-        kwargs |= dataset_kwargs.get(_OVERRIDE, {})
+    own, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
+    override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
+    dataset, statistics = make_dataset_from_rlds(**own, train=train)
+    kwargs |= filtered if faithful(own.get("compat")) else {**override, **filtered}
     dataset = apply_trajectory_transforms(dataset, **kwargs, train=train)
-    dataset = apply_frame_transforms(dataset, **(frame_transform_kwargs or {}), train=train)
+    frames = {"seed": own.get("seed", 0), "compat": own.get("compat"), **(frame_transform_kwargs or {})}
+    dataset = apply_frame_transforms(dataset, **frames, train=train)
     dataset.dataset_statistics = statistics
     return dataset
 
@@ -67,7 +70,8 @@ def make_interleaved_dataset(
 
     Args:
       dataset_kwargs_list: for each data set the arguments of `make_dataset_from_rlds`, and in
-        "override_traj_transform_kwargs" what differs for it from `traj_transform_kwargs`.
+        "override_traj_transform_kwargs" what differs for it from `traj_transform_kwargs`, and in "frame_filter" its
+        own one.
       sample_weights: shares of frames, in any unit; by default all alike.
       train: whether it is for training.
       shuffle_buffer_size: accepted for the original's sake. There is no buffer: frames are shuffled over all data.
@@ -93,14 +97,14 @@ def make_interleaved_dataset(
     reads = allocate_threads(traj_read_threads, weights)
     for kwargs, threads in zip(dataset_kwargs_list, reads):
         own = dict(kwargs)
-        override = own.pop(_OVERRIDE, {})
+        override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
         made, found = make_dataset_from_rlds(
             **{"seed": seed, "compat": compat, "num_parallel_reads": threads} | own, train=train
         )
         statistics[own["name"]] = found
         if faithful(compat):
             shared |= override  # the original changes what all later data sets get
-        made = apply_trajectory_transforms(made, **(shared | dict(override)), train=train)
+        made = apply_trajectory_transforms(made, **(shared | dict(override) | filtered), train=train)
         parts.append(made)
     if balance_weights:
         weights = [weight * found["num_transitions"] for weight, found in zip(weights, statistics.values())]
@@ -108,11 +112,16 @@ def make_interleaved_dataset(
         parts = unified(parts)
     flat = [part.repeat().flatten() for part in parts]
     mixed = TrajectoryDataset.sample_from_datasets(flat, weights).shuffle(shuffle_buffer_size, seed=seed)
-    mixed = apply_frame_transforms(
-        mixed.with_threads(traj_transform_threads), **(frame_transform_kwargs or {}), train=train
-    )
+    frames = {"seed": seed, "compat": compat, **(frame_transform_kwargs or {})}
+    mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
+
+
+def _own_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The filter of frames of one data set, taken out of its arguments: no other data set gets it."""
+    found = dataset_kwargs.pop(_OWN_FILTER, None)
+    return {} if found is None else {_OWN_FILTER: found}
 
 
 def unified(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]:

@@ -128,6 +128,8 @@ def make_dataset_from_rlds(
     seed: int = 0,
     compat: str | None = None,
     cache_dir: str | None = None,
+    train_split: str | None = None,
+    val_split: str | None = None,
     **others: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
     """The trajectories of a TFDS/RLDS folder in the layout that all transforms know, normalised; and their statistics.
@@ -151,6 +153,8 @@ def make_dataset_from_rlds(
       seed: of all draws that transforms make.
       compat: "crossformer" for the original's output with all its faults.
       cache_dir: where the table of episodes is kept; by default the cache folder of Bushel.
+      train_split, val_split: in place of the splits that `train` stands for, as in "train[:80%]". Statistics are over
+        the training data in either case.
     """
     others.pop("override_traj_transform_kwargs", None)
     if others:
@@ -169,6 +173,7 @@ def make_dataset_from_rlds(
     table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options)
     numbers = np.arange(len(table)) if table.numbers is None else table.numbers
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
+    training, held_out = train_split or training, val_split or held_out
     chosen = np.flatnonzero(np.isin(numbers, builder.positions(training if train else held_out)))
     proprio = [f"proprio_{new}" for new, old in restructure.proprio_obs_keys.items() if old is not None]
     if dataset_statistics is None:

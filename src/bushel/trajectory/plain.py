@@ -1,0 +1,79 @@
+"""Values of configurations as plain data, and names in them that are misspelt."""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import functools
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel.trajectory.spec import ModuleSpec
+
+
+def plain(value: Any) -> Any:
+    """A value in one form: dicts, tuples, texts and numbers of Python. Functions and other objects stay.
+
+    >>> plain({"size": [64, np.int64(64)], "mean": np.zeros(2)})
+    {'size': (64, 64), 'mean': (0.0, 0.0)}
+    """
+    if isinstance(value, Mapping):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, (np.ndarray, np.generic)):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return tuple(plain(entry) for entry in value)
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def written(value: Any, where: str) -> Any:
+    """A value as JSON has it; a function becomes the spec that names it. `where` is its name in messages.
+
+    >>> written({"filter": functools.partial(max, 3)}, "filters")["filter"]
+    {'module': 'builtins', 'name': 'max', 'args': [3], 'kwargs': {}}
+    """
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{where} has the key {key!r}; in a file keys are texts.")
+        return {key: written(entry, f"{where}/{key}") for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [written(entry, where) for entry in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value.value if isinstance(value, enum.Enum) else value
+    if not callable(value):
+        raise ValueError(f"{where} holds {value!r} of type {type(value).__name__}, which cannot be written to a file.")
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    while isinstance(value, functools.partial):
+        args, kwargs, value = (*value.args, *args), {**value.keywords, **kwargs}, value.func
+    try:
+        spec = ModuleSpec.create(value)
+        found = ModuleSpec.instantiate(spec).func
+    except ValueError as error:
+        raise ValueError(f"{where} cannot be written to a file: {error}") from error
+    if found is not value:
+        raise ValueError(
+            f"{where} cannot be written to a file: {value!r} is not what {ModuleSpec.to_string(spec)[:-2]} names. "
+            "Define it at the top of a module."
+        )
+    return {**spec, "args": written(args, where), "kwargs": written(kwargs, where)}
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], what: str, kind: str = "field") -> None:
+    """Refuses a name that is not known, with the nearest one that is.
+
+    >>> refuse_unknown(["windowsize"], ["window_size", "seed"], "A config")
+    Traceback (most recent call last):
+    ...
+    ValueError: A config has no field 'windowsize'. Did you mean 'window_size'?
+    """
+    names = list(known)
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(str(name), names, 1, 0.5)
+            way = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
+            raise ValueError(f"{what} has no {kind} {name!r}. {way}")
