@@ -85,7 +85,7 @@ def robot_policy(*arguments):
 
 
 def test_a_policy_for_two_robots_learns_and_resumes():
-    first, last, _ = robot_policy("--steps", 40, "--episodes", 60)
+    first, last, _ = robot_policy("--steps", 30, "--episodes", 40)
     assert last < 0.8 * first
 
 
