@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from benchmarks.libraries import BUSHEL, GRAIN, exhaust, forget_epoch_tables, read_inline
-from benchmarks.measure import Contender, Row, Settings, compare, require_same_elements
+from benchmarks.measure import Contender, OutputsDiffer, Row, Settings, compare, require_same_elements
 
 WINDOW, HORIZON, BATCH = 2, 50, 64
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -25,6 +26,7 @@ class Robot:
         frames = int(self.lengths.sum())
         self.images = rng.integers(0, 256, (frames, 64, 64, 3), dtype=np.uint8)
         self.states = rng.random((frames, 8), dtype=np.float32)
+        self.states[:, 0], self.states[:, 1] = seed, np.arange(frames)  # which frame of which robot
         self.actions = rng.random((frames, 7), dtype=np.float32)
         self._ends = np.cumsum(self.lengths)
         self._slots, self._ahead = np.arange(1 - WINDOW, 1), np.arange(HORIZON)
@@ -64,7 +66,7 @@ def w5(settings: Settings) -> list[Row]:
 
     robots = [Robot(seed, episodes) for seed, episodes in enumerate(EPISODES)]
 
-    def known(robot: Robot) -> Any:
+    def known(robot: Robot) -> TrajectoryDataset:
         """The library knows episodes: a table."""
         arrays = {
             "observation": {"image_primary": robot.images, "proprio": robot.states},
@@ -72,40 +74,53 @@ def w5(settings: Settings) -> list[Row]:
         }
         trajectories = TrajectoryDataset.from_episodes(Episodes.of_arrays(arrays, robot.lengths))
         windows = {"window_size": WINDOW, "action_horizon": HORIZON}
-        return apply_trajectory_transforms(trajectories, train=True, **windows).flatten().dataset
+        return apply_trajectory_transforms(trajectories, train=True, **windows).flatten().repeat()
 
-    def stream(library: ModuleType, parts: list[Any]) -> Any:
-        shuffled = [part.shuffle(seed=number).repeat() for number, part in enumerate(parts)]
-        mixed = library.MapDataset.mix(shuffled, WEIGHTS)
-        return mixed.batch(BATCH).to_iter_dataset(read_inline(library))
+    def opaque(library: ModuleType) -> Any:
+        parts = [library.MapDataset.source(robot).shuffle(seed=number).repeat() for number, robot in enumerate(robots)]
+        return library.MapDataset.mix(parts, WEIGHTS).batch(BATCH).to_iter_dataset(read_inline(library))
 
-    sources = {library: [library.MapDataset.source(robot) for robot in robots] for library in (GRAIN, BUSHEL)}
-    tables = [known(robot) for robot in robots]
+    tables = TrajectoryDataset.sample_from_datasets([known(robot) for robot in robots], WEIGHTS).shuffle(seed=0)
+    streams = {
+        "grain": opaque(GRAIN),
+        "bushel": tables.batch(BATCH).dataset.to_iter_dataset(read_inline(BUSHEL)),
+        "bushel, Grain's source": opaque(BUSHEL),
+    }
     count = settings.count(200, 20)
-    for parts in (tables, sources[BUSHEL]):
-        ours = map(_sorted, itertools.islice(stream(BUSHEL, parts), count))
-        theirs = map(_sorted, itertools.islice(stream(GRAIN, sources[GRAIN]), count))
-        require_same_elements("W5", ours, theirs)
+    for stream in streams.values():
+        _require_right_samples(itertools.islice(stream, 50), robots)
 
-    def batches(library: ModuleType, parts: list[Any]) -> Contender:
-        dataset = stream(library, parts)
-
+    def batches(stream: Any) -> Contender:
         def run() -> int:
             forget_epoch_tables()
-            exhaust(itertools.islice(dataset, count))
+            exhaust(itertools.islice(stream, count))
             return count * BATCH
 
         return run
 
-    contenders = {
-        "grain": batches(GRAIN, sources[GRAIN]),
-        "bushel": batches(BUSHEL, tables),
-        "bushel, Grain's source": batches(BUSHEL, sources[BUSHEL]),
-        "floor: gather of images": _gathers(robots[0], count),
-    }
+    contenders = {name: batches(stream) for name, stream in streams.items()}
+    contenders["floor: gather of images"] = _gathers(robots[0], count)
     targets = {"bushel": 20.0, "bushel, Grain's source": 3.0}
     notes = {"bushel": "a table of episodes", "bushel, Grain's source": "opaque: the user's own class"}
     return compare("W5 windows", contenders, settings, targets=targets, notes=notes)
+
+
+def _require_right_samples(batches: Iterable[Any], robots: list[Robot]) -> None:
+    """Every sample is the one that the user's class gives for its frame; shares are as asked for; none comes twice."""
+    counts, met = np.zeros(len(robots)), set()
+    for batch in batches:
+        for row in range(BATCH):
+            sample = _sorted(_row(batch, row))
+            robot, frame = sample["observation"]["proprio"][-1, :2].astype(int).tolist()
+            require_same_elements("W5", [sample], [_sorted(robots[robot][frame])])
+            counts[robot] += 1
+            met.add((robot, frame))
+    if len(met) != counts.sum() or np.abs(counts / counts.sum() - WEIGHTS).max() > 0.002:
+        raise OutputsDiffer(f"W5: {len(met)} different frames of {counts.sum()}; shares {counts / counts.sum()}.")
+
+
+def _row(tree: Any, row: int) -> Any:
+    return {name: _row(entry, row) for name, entry in tree.items()} if isinstance(tree, dict) else tree[row]
 
 
 def _sorted(tree: Any) -> Any:

@@ -24,6 +24,7 @@ from bushel.trajectory.columns import (
     Numbers,
     Texts,
     flat,
+    joined_column,
     nested,
     object_array,
 )
@@ -108,7 +109,7 @@ class Episodes:
     def joined(tables: Sequence[Episodes]) -> Episodes:
         """Tables with the same columns as one table: their episodes one after another."""
         leaves = [flat(table.columns) for table in tables]
-        columns = {path: Joined(tuple(leaf[path] for leaf in leaves)) for path in leaves[0]}
+        columns = {path: joined_column([leaf[path] for leaf in leaves]) for path in leaves[0]}
         fingerprint = [table.fingerprint for table in tables]
         return Episodes(nested(columns), np.concatenate([table.lengths for table in tables]), fingerprint)
 

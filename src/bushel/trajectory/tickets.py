@@ -1,0 +1,65 @@
+"""Tickets: whole numbers that stand for samples. They are shuffled, filtered and mixed in place of the samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from bushel.base.blocks import Block, Columns
+from bushel.base.specs import ShapeDtypeStruct
+from bushel.dataset import MapDataset, _MapPipeline
+from bushel.graph.node import Epochs, MapNode, Origin, Plan
+from bushel.index import words
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Tickets(MapNode):
+    """The numbers [first, first + count) of `total` that one epoch has; those of epoch e with e * total added."""
+
+    count: int
+    first: int
+    total: int
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return ()
+
+    @property
+    def length(self) -> int:  # type: ignore[override]
+        return self.count
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        epochs, numbers = words.split(indices, self.count, to=self.total)
+        return _Planned(words.narrowed(epochs * self.total + (numbers + self.first)))
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        return (Origin(self.call(), (index % self.count,)),)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME
+
+    def element_spec(self) -> Any:
+        return ShapeDtypeStruct(shape=(), dtype=np.int64)
+
+    def call(self) -> str:
+        return f"samples({self.count})"
+
+
+@dataclasses.dataclass(slots=True)
+class _Planned(Plan):
+    values: np.ndarray
+
+    def take(self, low: int, high: int) -> Block:
+        return Columns(self.values[low:high].copy(), high - low)
+
+
+def tickets(count: int, first: int = 0, total: int | None = None) -> MapDataset[Any]:
+    """The tickets of `count` samples, from number `first` on of `total` that all data sets have together.
+
+    >>> [int(ticket) for ticket in tickets(2, first=3, total=5).repeat(2)]
+    [3, 4, 8, 9]
+    """
+    return _MapPipeline(_Tickets(count, first, count if total is None else total))
