@@ -72,3 +72,26 @@ def test_an_example_runs(name, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bit for bit" in done.stdout
+
+
+def robot_policy(*arguments):
+    command = [sys.executable, EXAMPLES / "robot_policy.py", *arguments]
+    done = subprocess.run(list(map(str, command)), env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Equal to the uninterrupted run, losses and weights, bit for bit." in done.stdout
+    first, last = map(float, re.findall(r"Loss of the first 10 steps (\S+), of the last 10 (\S+)\.", done.stdout)[0])
+    moves = re.findall(r"(\w+): .* off by (\S+); moves are (\S+) long", done.stdout)
+    return first, last, {robot: float(off) / float(length) for robot, off, length in moves}
+
+
+def test_a_policy_for_two_robots_learns_and_resumes():
+    first, last, _ = robot_policy("--steps", 30, "--episodes", 40)
+    assert last < 0.8 * first
+
+
+@pytest.mark.slow
+def test_a_policy_for_two_robots_knows_where_to_go():
+    first, last, errors = robot_policy()
+    assert last < 0.3 * first
+    assert errors.keys() == {"arm", "rover"}
+    assert max(errors.values()) < 0.6  # 1 is a robot that does not move

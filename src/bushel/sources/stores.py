@@ -14,7 +14,7 @@ import re
 import stat
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from bushel.base.errors import DamagedFile
@@ -155,9 +155,9 @@ class _Descriptor:
     def __init__(self, path: str):
         self.number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit `os` may be gone
         if "number" in vars(self):  # not where opening failed
-            os.close(self.number)
+            close(self.number)
 
 
 class LocalFile(File):
