@@ -21,9 +21,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 import bushel
-from bushel.trajectory.mixing import make_interleaved_dataset
-from bushel.trajectory.normalization import unnormalize
-from bushel.trajectory.rlds_writer import write_rlds
+from bushel.trajectory import make_interleaved_dataset, unnormalize, write_rlds
 
 jax.config.update("jax_platforms", "cpu")  # the network is too small to be worth an accelerator
 

@@ -112,6 +112,29 @@ def test_frame_map_is_of_each_frame():
     assert len(list(whole.flatten())) == len(stacked)
 
 
+def test_functions_of_frames_are_carried_through_flatten():
+    """What training scripts do with whole trajectories costs no more than frames in the first place."""
+    calls = []
+
+    def counted(frame, rng):
+        calls.append(1)
+        return {**frame, "noise": rng.random()}
+
+    flattened = windows(robots()).random_frame_map(counted).repeat().unbatch().shuffle(seed=1)
+    assert not calls
+    batch = next(flattened.batch(4).iterator())
+    assert len(calls) == 4
+    expected = windows(robots()).flatten().random_frame_map(counted).repeat().shuffle(seed=1).batch(4)
+    same(batch, next(expected.iterator()))
+
+
+def test_explanations_name_episode_and_time():
+    first = windows(robots()).flatten().shuffle(seed=1).batch(2).dataset.explain(0)
+    frames = places(itertools.islice(windows(robots()).flatten().shuffle(seed=1), 2))
+    for _, episode, time in frames:
+        assert f"record {time} of episode {episode} of robot 0" in str(first)
+
+
 def test_filters_of_trajectories_and_of_frames():
     long = windows(robots()).filter(lambda trajectory: len(trajectory["action"]) > 2)
     assert len(long) == 3 and long.samples is not None

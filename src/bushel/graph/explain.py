@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.leaves import Source, source_name
-from bushel.graph.node import MapNode, Node
+from bushel.graph.node import MapNode, Node, Origin
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Elements, SeedStream, StreamNode
 from bushel.index import words
@@ -67,10 +66,10 @@ def _walk(
     """Follows elements of `node`: which output each belongs to, which element it is, its place among the others."""
     made, which, positions = node.made_of(indices)
     if not len(made):
-        name = source_name(node.source) if isinstance(node, Source) else node.call()
         for row, index, place in zip(rows.tolist(), indices.tolist(), places, strict=True):
             epoch, record = divmod(index, node.length)
-            found[row].append((place, SourceRecord(name, record, epoch, component)))
+            (origin,) = node.origins(index) or (Origin(node.call(), (record,)),)
+            found[row].append((place, SourceRecord(origin.source, origin.indices[0], epoch, component)))
         return
     if not node.one_to_one:
         places = [(*places[row], number) for number, row in enumerate(made.tolist())]

@@ -46,7 +46,7 @@ class _Known:
         return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
 
     def tickets(self, first: int, total: int) -> MapDataset[Any]:
-        found = tickets(len(self.samples), first, total)
+        found = tickets(len(self.samples), first, total, self.samples.told)
         for move in self.moves:
             found = move(found)
         return found
@@ -75,6 +75,30 @@ class _Made:
 
 
 _Part = _Known | _Made
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OnTrajectories:
+    """A function of trajectories."""
+
+    function: Callable[..., Any]
+
+    def after(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
+        return ds.map(self.function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OnFrames:
+    """A function of frames; with a seed, of a frame and a generator."""
+
+    function: Callable[..., Any]
+    seed: int | None = None
+
+    def after(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
+        if self.seed is None:
+            return ds.map(self.function if flattened else functools.partial(_each_frame, self.function))
+        changed = self.function if flattened else functools.partial(_each_frame_randomly, self.function)
+        return ds.random_map(changed, seed=self.seed)
 
 
 def length_of(trajectory: Mapping[str, Any]) -> int:
@@ -138,7 +162,7 @@ class TrajectoryDataset:
         epochs: int | None = 1,
         seed: int | None = None,
         threads: int = 0,
-        operations: Sequence[_Move] = (),
+        operations: Sequence[_OnFrames | _OnTrajectories] = (),
         statistics: Any = None,
     ):
         self._parts: tuple[_Part, ...] = tuple(parts)
@@ -234,19 +258,17 @@ class TrajectoryDataset:
         samples = self.samples
         if samples is not None and getattr(function, "rowwise", False):
             return self.with_samples(dataclasses.replace(samples, row_functions=(*samples.row_functions, function)))
-        return self._then(lambda ds: ds.map(function))
+        return self._then(_OnTrajectories(function))
 
     def frame_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """`function` of each frame; of trajectories, frame by frame, and the results stacked."""
-        of = function if self.is_flattened else functools.partial(_each_frame, function)
-        return self.with_threads(num_parallel_calls)._then(lambda ds: ds.map(of))
+        return self.with_threads(num_parallel_calls)._then(_OnFrames(function))
 
     def random_frame_map(
         self, function: Callable[[Any, np.random.Generator], Any], *, seed: int = 0
     ) -> TrajectoryDataset:
         """`function(frame, rng)`, with a generator that belongs to the place of the frame in the whole stream."""
-        of = function if self.is_flattened else functools.partial(_each_frame_randomly, function)
-        return self._then(lambda ds: ds.random_map(of, seed=checks.seed(seed)))
+        return self._then(_OnFrames(function, checks.seed(seed)))
 
     def with_keys(self, seed: int = 0) -> TrajectoryDataset:
         """Each frame with a "key" of its own, uint32[2], for `jax.random`: it belongs to the place in the stream.
@@ -271,7 +293,7 @@ class TrajectoryDataset:
         """One epoch of each part, with all that was done to its trajectories or frames."""
         return [self._done(part.frames() if self.is_flattened else part.trajectories()) for part in self._parts]
 
-    def _then(self, operation: _Move) -> TrajectoryDataset:
+    def _then(self, operation: _OnFrames | _OnTrajectories) -> TrajectoryDataset:
         return self._but(operations=(*self._operations, operation))
 
     def filter(self, predicate: Callable[[Any], Any]) -> TrajectoryDataset:
@@ -288,14 +310,15 @@ class TrajectoryDataset:
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """Frames in place of trajectories."""
         self._refuse_frames("flatten")
-        parts: Sequence[_Part] = self._parts
-        if self._operations or not all(isinstance(part, _Known) for part in parts):
-            parts = [_flattened(ds) for ds in self._elements()]
-        return self.with_threads(num_parallel_calls)._but(parts, flattened=True, operations=())
+        made = self.with_threads(num_parallel_calls)
+        known = all(isinstance(part, _Known) for part in self._parts)
+        if known and all(isinstance(operation, _OnFrames) for operation in self._operations):
+            return made._but(flattened=True)
+        return made._but([_flattened(ds) for ds in self._elements()], flattened=True, operations=())
 
     def _done(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         for operation in self._operations:
-            ds = operation(ds)
+            ds = operation.after(ds, self.is_flattened)
         return ds
 
     def unbatch(self) -> TrajectoryDataset:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
-from bushel.trajectory.columns import Constant
+from bushel.trajectory.columns import Constant, Numbers
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import allocate_threads
 from bushel.trajectory.dataset import TrajectoryDataset
@@ -133,13 +133,20 @@ def unified(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]:
     if len(parts) == 1 or any(samples is None for samples in known):
         return list(parts)
     tables = [samples.episodes for samples in known if samples is not None]
+    one_width = all(s is not None and s.transforms is not None and s.transforms.max_proprio_dim for s in known)
     observed: dict[str, Any] = {}
     spoken = any({WORDS, LANGUAGES} & set(table.columns.get("task", {})) for table in tables)
     widths = []
     for table in tables:
         for name, column in table.columns["observation"].items():
-            if isinstance(observed.get(name), (Constant, type(None))):
+            other = observed.get(name)
+            if other is None or isinstance(other, Constant):
                 observed[name] = column
+            elif isinstance(column, Numbers) and column.entry_shape != other.entry_shape and not one_width:
+                raise ValueError(
+                    f"{name} is {list(other.entry_shape)} per frame in one data set and {list(column.entry_shape)} in "
+                    "another: give them different names in proprio_obs_keys, or one width by max_proprio_dim."
+                )
         widths.append(table.columns["action"].values.shape[-1])
     width = max(widths) if len(set(widths)) > 1 else None
     return [

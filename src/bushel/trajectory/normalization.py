@@ -26,6 +26,8 @@ class NormalizationType(str, enum.Enum):  # noqa: UP042  the members print and c
 def normalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str, mask: ArrayLike | None = None) -> Any:
     """An array scaled by the statistics of its last axes; where `mask` is false it stays as it is.
 
+    Without a `mask` it is that of the statistics, if they have one.
+
     `x` is an array of NumPy or JAX, also inside `jax.jit`; the statistics are numbers of the host.
 
     >>> normalize(np.array([[1.0, 5.0]]), {"mean": [0.0, 1.0], "std": [1.0, 2.0]}, "normal", [True, False]).round(6)
@@ -33,8 +35,8 @@ def normalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str, m
     """
     center, scale = _scale(x, stats, type)
     if NormalizationType(type) is NormalizationType.NORMAL:
-        return _where(mask, (x - center) / scale, x)
-    return _where(mask, (2 * (x - center) / scale - 1).clip(-1, 1), x)
+        return _where(stats, mask, (x - center) / scale, x)
+    return _where(stats, mask, (2 * (x - center) / scale - 1).clip(-1, 1), x)
 
 
 def unnormalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str, mask: ArrayLike | None = None) -> Any:
@@ -45,8 +47,8 @@ def unnormalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str,
     """
     center, scale = _scale(x, stats, type)
     if NormalizationType(type) is NormalizationType.NORMAL:
-        return _where(mask, x * scale + center, x)
-    return _where(mask, (x + 1) / 2 * scale + center, x)
+        return _where(stats, mask, x * scale + center, x)
+    return _where(stats, mask, (x + 1) / 2 * scale + center, x)
 
 
 def _scale(x: Any, stats: Mapping[str, Any], type: NormalizationType | str) -> tuple[np.ndarray, np.ndarray]:
@@ -65,7 +67,8 @@ def _scale(x: Any, stats: Mapping[str, Any], type: NormalizationType | str) -> t
     return center.astype(x.dtype), (spread + _EPSILON).astype(x.dtype)
 
 
-def _where(mask: ArrayLike | None, changed: Any, x: Any) -> Any:
+def _where(stats: Mapping[str, Any], mask: ArrayLike | None, changed: Any, x: Any) -> Any:
+    mask = stats.get("mask") if mask is None else mask
     if mask is None:
         return changed
     mask = np.asarray(mask, bool)
@@ -118,7 +121,7 @@ def _each(
 ) -> Tree:
     def scaled(tree: Mapping[str, Any], name: str, of: str) -> Any:
         stats = entry(metadata, name, of="Normalisation by these statistics")
-        return function(entry(tree, name, of=of), stats, type, stats.get("mask"))
+        return function(entry(tree, name, of=of), stats, type)
 
     changed: Tree = dict(traj)
     if "action" not in skip_norm_keys:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import trees
+from bushel.graph.node import Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
 from bushel.trajectory.columns import object_array, taken
 from bushel.trajectory.compat import faithful
@@ -48,7 +49,7 @@ class Normalize:
         if name not in self.names:
             return values
         facts = self.statistics[name]
-        return normalization.normalize(values, facts, self.kind, facts.get("mask"))
+        return normalization.normalize(values, facts, self.kind)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +151,13 @@ class Samples:
     @functools.cached_property
     def _has_images(self) -> bool:
         return bool(self.episodes.image_columns)
+
+    def told(self, number: int, epoch: int) -> Origin:
+        """Of which frame of which episode a sample is made, for people."""
+        (episode,), (time,) = self.space.located(np.array([number]), np.array([epoch]))
+        numbers, name = self.episodes.numbers, self.episodes.columns.get("dataset_name")
+        of = f" of {name.take(np.array([0]))[0].decode()}" if name is not None else ""
+        return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (int(time),))
 
     def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
         """The rows (episode, time), as the transforms make them. Encoded images are not read yet."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ class _Tickets(MapNode):
     count: int
     first: int
     total: int
+    told: Callable[[int, int], Origin] | None = dataclasses.field(metadata={"identity": False})
+    """What a sample is made of, by its number and its epoch."""
 
     @property
     def parents(self) -> tuple[MapNode, ...]:
@@ -35,7 +38,8 @@ class _Tickets(MapNode):
         return _Planned(words.narrowed(epochs * self.total + (numbers + self.first)))
 
     def origins(self, index: int) -> tuple[Origin, ...]:
-        return (Origin(self.call(), (index % self.count,)),)
+        epoch, number = divmod(index, self.count)
+        return (Origin(self.call(), (number,)) if self.told is None else self.told(number, epoch),)
 
     @property
     def epochs(self) -> Epochs:
@@ -56,10 +60,12 @@ class _Planned(Plan):
         return Columns(self.values[low:high].copy(), high - low)
 
 
-def tickets(count: int, first: int = 0, total: int | None = None) -> MapDataset[Any]:
+def tickets(
+    count: int, first: int = 0, total: int | None = None, told: Callable[[int, int], Origin] | None = None
+) -> MapDataset[Any]:
     """The tickets of `count` samples, from number `first` on of `total` that all data sets have together.
 
     >>> [int(ticket) for ticket in tickets(2, first=3, total=5).repeat(2)]
     [3, 4, 8, 9]
     """
-    return _MapPipeline(_Tickets(count, first, count if total is None else total))
+    return _MapPipeline(_Tickets(count, first, count if total is None else total, told))
