@@ -1,4 +1,7 @@
-"""Servers on loopback: S3 (which speaks the XML interface of GCS too) by moto, and a web server that misbehaves."""
+"""Servers on loopback: S3 and both interfaces of GCS, and a web server that misbehaves.
+
+The stores run in a virtual environment of their own, which the Makefile makes: `servers.txt` says what is in it.
+"""
 
 import contextlib
 import json
@@ -7,8 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
+BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto takes literally
 MOTO = """
 import logging, sys
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -18,54 +26,95 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
-BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto takes literally
+EMULATOR = """
+import http.server, logging, sys
+http.server.HTTPServer.request_queue_size = 128  # with 5, a sixth client at a time waits for a second
+logging.disable(logging.CRITICAL)
+from gcp_storage_emulator.server import create_server
+with create_server("127.0.0.1", 0, in_memory=True, default_bucket=sys.argv[1]) as server:
+    print(server._api._httpd.server_port, flush=True)
+    sys.stdin.read()
+"""
 
 
 @contextlib.contextmanager
-def s3(folder):
-    """An S3 server with an empty bucket; the environment says where it is. Yields a boto3 client.
-
-    GCS's XML interface is the same protocol: with `gs://` the same objects are read, unsigned, as public ones.
-    """
-    server = subprocess.Popen([sys.executable, "-c", MOTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _running(program):
+    """A server in a process of its own, as its address."""
+    make = ["make", "--silent", f"PYTHON={sys.executable}", ".venv-servers/.installed"]
+    subprocess.run(make, cwd=ROOT, check=True)
+    python = str(ROOT / ".venv-servers" / "bin" / "python")
+    server = subprocess.Popen([python, "-c", program, BUCKET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None and server.stdin is not None
-    endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
-    account = folder / "account.json"
-    account.write_text(
-        json.dumps(
-            {
-                "gcs_base_url": endpoint,
-                "disable_oauth": True,
-                "client_email": "",
-                "private_key": "",
-                "private_key_id": "",
-            }
-        )
-    )
-    settings = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "GOOGLE_SERVICE_ACCOUNT": str(account),
-    }
+    try:
+        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+    finally:
+        server.stdin.close()
+        server.stdout.close()
+        server.wait(10)
+
+
+@contextlib.contextmanager
+def _environment(settings):
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
-        import boto3
-
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket=BUCKET)
-        yield client
+        yield
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        server.stdin.close()
-        server.wait(10)
+
+
+def _send(method, url, content, headers):
+    headers = {"Content-Type": "application/octet-stream", **headers}
+    with urllib.request.urlopen(urllib.request.Request(url, content, headers, method=method)) as answer:
+        answer.read()
+
+
+@contextlib.contextmanager
+def s3(folder):
+    """An S3 server with an empty bucket; the environment says where it is. Yields `put(key, content, public=True)`.
+
+    GCS's XML interface is the same protocol: with `gs://` the same objects are read, unsigned, as public ones.
+    """
+    with _running(MOTO) as endpoint:
+        account = folder / "account.json"
+        keys = {"client_email": "", "private_key": "", "private_key_id": ""}
+        account.write_text(json.dumps({"gcs_base_url": endpoint, "disable_oauth": True, **keys}))
+        settings = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "GOOGLE_SERVICE_ACCOUNT": str(account),
+        }
+
+        def put(key, content, public=True):
+            acl = {"x-amz-acl": "public-read" if public else "private"}
+            _send("PUT", f"{endpoint}/{BUCKET}/{urllib.parse.quote(key)}", content, acl)
+
+        _send("PUT", f"{endpoint}/{BUCKET}", b"", {})
+        with _environment(settings):
+            yield put
+
+
+@contextlib.contextmanager
+def gcs():
+    """A server of GCS's JSON interface with an empty bucket, for `gcs://` through gcsfs. Yields `put(key, content)`."""
+    with _running(EMULATOR) as endpoint:
+        settings = {
+            "STORAGE_EMULATOR_HOST": endpoint,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # or gcsfs asks a gRPC service first, for a minute
+        }
+
+        def put(key, content):
+            name = urllib.parse.quote(key, safe="")
+            _send("POST", f"{endpoint}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", content, {})
+
+        with _environment(settings):
+            yield put
 
 
 class Web:

@@ -6,45 +6,29 @@ import random
 import threading
 import time
 
-import pyarrow.parquet as pq
 import pytest
-from formats import FORMATS, opened, table, written
+from formats import written
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from servers import BUCKET, Web, s3
+from servers import BUCKET, Web, gcs, s3
 
-import bushel
-from bushel import MapDataset
-from bushel.experimental import ParquetIterDataset, TFRecordIterDataset
-from bushel.sources import BagzDataSource, DamagedFile, ParquetDataSource, stores
-from bushel.testing import check_resumes_anywhere, same
+from bushel.sources import BagzDataSource, DamagedFile, stores
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
 QUICK = {"timeout_s": 1, "retries": 1}
-REMOTE = ["array_record plain", "array_record groups", "tfrecord", "bagz"]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A client of an S3 server that holds files of several formats."""
-    folder = tmp_path_factory.mktemp("store")
-    with s3(folder) as client:
-
-        def put(key, content):
-            client.put_object(Bucket=BUCKET, Key=key, Body=content, ACL="public-read")
-
-        put("plain/content.bin", CONTENT)
-        for number, name in enumerate(REMOTE):
-            for part in range(2):
-                path = written(folder, name, RECORDS[part::2], f"part-{part}")
-                put(f"format-{number}/{path.name}", path.read_bytes())
-        pq.write_table(table(), folder / "rows.parquet", row_group_size=10)
-        put("tables/rows.parquet", (folder / "rows.parquet").read_bytes())
-        yield client
+def put(tmp_path_factory):
+    """Servers with one object; puts more of them into that of S3."""
+    with s3(tmp_path_factory.mktemp("account")) as put_s3, gcs() as put_gcs:
+        for put in (put_s3, put_gcs):
+            put("plain/content.bin", CONTENT)
+        yield put_s3
 
 
-schemes = pytest.mark.parametrize("scheme", ["s3", "gs"])
+schemes = pytest.mark.parametrize("scheme", ["s3", "gs", "gcs"])
 
 
 def url(scheme, key):
@@ -54,7 +38,7 @@ def url(scheme, key):
 @schemes
 @settings(max_examples=10, deadline=None)
 @given(ranges=st.lists(st.tuples(st.integers(0, 900_000), st.integers(0, 100_000)), max_size=8))
-def test_ranges_of_an_object(store, scheme, ranges):
+def test_ranges_of_an_object(put, scheme, ranges):
     file = stores.open_file(url(scheme, "plain/content.bin"))
     assert file.size == len(CONTENT)
     starts, lengths = [low for low, _ in ranges], [length for _, length in ranges]
@@ -62,55 +46,24 @@ def test_ranges_of_an_object(store, scheme, ranges):
 
 
 @schemes
-@pytest.mark.parametrize("number", range(len(REMOTE)), ids=REMOTE)
-def test_formats_are_read_from_stores(store, scheme, number):
-    name = REMOTE[number]
-    source = opened(name, url(scheme, f"format-{number}/part-*.{FORMATS[name][0]}"))
-    whole = RECORDS[0::2] + RECORDS[1::2]
-    assert list(source) == whole
-    assert source[-1] == whole[-1]
-    ds = MapDataset.source(source).shuffle(seed=1)
-    assert list(ds) == [whole[index] for index in MapDataset.range(len(whole)).shuffle(seed=1)]
-    check_resumes_anywhere(ds.map(len).batch(20).to_iter_dataset())
-
-
-@schemes
-def test_two_worker_processes_read_from_a_store(store, scheme):
-    source = opened("bagz", url(scheme, "format-3/part-*.bagz"))
-    ds = MapDataset.source(source).shuffle(seed=1).map(len).to_iter_dataset()
-    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as workers:
-        assert list(workers) == list(ds)
-
-
-@schemes
-def test_streams_are_read_from_stores(store, scheme):
-    ds = TFRecordIterDataset(url(scheme, "format-2/part-*.tfrecord"))
-    assert list(ds) == [record for pair in zip(RECORDS[0::2], RECORDS[1::2]) for record in pair]
-    rows = ParquetIterDataset(url(scheme, "tables/rows.parquet"))
-    assert [row["id"] for row in rows] == list(range(53))
-    source = ParquetDataSource(url(scheme, "tables/rows.parquet"))
-    assert same([source[index] for index in range(53)], list(rows))
-
-
-@schemes
-def test_what_is_not_there(store, scheme):
+def test_what_is_not_there(put, scheme):
     with pytest.raises(FileNotFoundError, match=r"none\.bag does not exist"):
         BagzDataSource(url(scheme, "none.bag"))
     with pytest.raises(FileNotFoundError, match="No file matches"):
         BagzDataSource(url(scheme, "none-*.bag"))
 
 
-def test_what_may_not_be_read(store):
-    store.put_object(Bucket=BUCKET, Key="private.bag", Body=b"")
+def test_what_may_not_be_read(put):
+    put("private.bag", b"", public=False)
     with pytest.raises(PermissionError, match=r"private\.bag may not be read"):
         BagzDataSource(url("gs", "private.bag"))
 
 
-def test_a_copy_on_disk_within_its_limit(store, tmp_path):
+def test_a_copy_on_disk_within_its_limit(put, tmp_path):
     limit = {"cache_dir": str(tmp_path / "copies"), "cache_bytes": 1_500_000}
-    store.put_object(Bucket=BUCKET, Key="cached/one", Body=CONTENT)
-    store.put_object(Bucket=BUCKET, Key="cached/two", Body=CONTENT[::-1])
-    store.put_object(Bucket=BUCKET, Key="cached/large", Body=CONTENT * 2)
+    put("cached/one", CONTENT)
+    put("cached/two", CONTENT[::-1])
+    put("cached/large", CONTENT * 2)
 
     def copies():
         return sorted(os.path.getsize(path) for path in glob.glob(str(tmp_path / "copies" / "*")))
@@ -118,7 +71,7 @@ def test_a_copy_on_disk_within_its_limit(store, tmp_path):
     first = stores.open_file(url("s3", "cached/one"), limit)
     assert first.read(10, 20) == CONTENT[10:30]
     assert copies() == [len(CONTENT)]
-    store.put_object(Bucket=BUCKET, Key="cached/one", Body=CONTENT[:500_000])  # another version: another copy
+    put("cached/one", CONTENT[:500_000])  # another version: another copy
     assert stores.open_file(url("s3", "cached/one"), limit).read(0, 10) == CONTENT[:10]
     assert copies() == [500_000, len(CONTENT)]
     assert stores.open_file(url("s3", "cached/two"), limit).read(0, 10) == CONTENT[::-1][:10]
@@ -253,6 +206,24 @@ def test_any_fsspec_store(tmp_path):
         BagzDataSource("memory://none.bag")
     with pytest.raises(ValueError, match="no store is known for nothing://"):
         BagzDataSource("nothing://x.bag")
+
+
+def test_near_ranges_of_any_store_are_one_request(monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    asked = []
+    read = MemoryFileSystem.cat_ranges
+
+    def recorded(self, paths, starts, ends, **options):
+        asked.extend(zip(starts, ends))
+        return read(self, paths, starts, ends, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_ranges", recorded)
+    MemoryFileSystem().pipe("/content", CONTENT)
+    file = stores.open_file("memory://content")
+    starts, lengths = [900_000, 100, 20_000, 5_000, 5_010, 0], [50, 50, 50, 50, 10, 0]
+    assert file.read_many(starts, lengths) == [CONTENT[low : low + size] for low, size in zip(starts, lengths)]
+    assert asked == [(0, 20_050), (900_000, 900_050)]
 
 
 # Local files.

@@ -14,6 +14,8 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from bushel.base.errors import DamagedFile
 from bushel.sources import cache
 from bushel.sources.needs import package
@@ -190,11 +192,15 @@ class _Object(File):
 def _fsspec(url: str, settings: dict[str, Any]) -> Any:
     fsspec = package("fsspec", "fsspec", f"URLs such as {url}")
     scheme = url.partition("://")[0]
-    own = {key: value for key, value in settings.items() if key not in _OURS}
     try:
-        return fsspec.filesystem(scheme, **own)
+        return fsspec.filesystem(scheme, **_drivers(settings))
     except (ValueError, ImportError) as error:
         raise ValueError(f"{url}: no store is known for {scheme}:// ({error}).") from None
+
+
+def _drivers(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are meant for the fsspec driver."""
+    return {key: value for key, value in settings.items() if key not in _OURS}
 
 
 class _FsspecFile(File):
@@ -219,18 +225,34 @@ class _FsspecFile(File):
         return self.read_many([start], [length])[0]
 
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        ends = [start + length for start, length in zip(starts, lengths)]
-        found = self._system.cat_ranges([self._path] * len(ends), list(starts), ends, on_error="raise")
-        for start, length, part in zip(starts, lengths, found):
-            if len(part) != length:
-                raise self.short(start, length, len(part))
-        return found
+        if not len(starts):
+            return []
+        lows, highs, which = _merged(np.asarray(starts), np.asarray(lengths))
+        parts = self._system.cat_ranges([self._path] * len(lows), lows, highs, on_error="raise")
+        for low, high, part in zip(lows, highs, parts):
+            if len(part) != high - low:
+                raise self.short(low, high - low, len(part))
+        if len(parts) == len(starts):
+            return [parts[number] for number in which]
+        places = [start - lows[number] for start, number in zip(starts, which)]
+        return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
         _scatter(self.read(start, sum(map(len, buffers))), buffers)
 
     def version(self) -> list[Any]:
         return [self._path.rpartition("/")[2], self.size, self._tag]
+
+
+def _merged(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    """Ranges that hold the given ones, near ones merged: begins, ends, and which of them each of the given is in."""
+    order = np.argsort(starts, kind="stable")
+    begins = starts[order]
+    ends = np.maximum.accumulate(begins + lengths[order])
+    apart = np.flatnonzero(begins[1:] > ends[:-1] + _MERGE_BYTES) + 1
+    which = np.empty(len(order), np.int64)
+    which[order] = apart.searchsorted(np.arange(len(order)), "right")
+    return begins[np.append(0, apart)].tolist(), ends[np.append(apart, len(order)) - 1].tolist(), which.tolist()
 
 
 def _scatter(data: Any, buffers: Sequence[Any]) -> None:
@@ -246,6 +268,11 @@ def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
         low += len(buffer)
 
 
-def folder(url: str, options: Options | None) -> Any:
-    """An obstore store for everything below a URL, for libraries that take one."""
-    return _store(url.rstrip("/"), _frozen(dict(options or {})))
+def zarr_store(url: str, options: Options | None) -> Any:
+    """Everything below a URL as a store of the `zarr` package."""
+    storage = package("zarr", "zarr", "Zarr stores").storage
+    settings = dict(options or {})
+    if url.partition("://")[0] in _OBJECT_STORES:
+        return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
+    _fsspec(url, settings)  # for the words where there is no driver
+    return storage.FsspecStore.from_url(url, storage_options=_drivers(settings), read_only=True)

@@ -107,7 +107,7 @@ def _matches(pattern: str, options: Options | None) -> list[str]:
 
 
 def translated(pattern: str) -> str:
-    """A pattern of file names as a regular expression. As on disk, `**` stands for folders only where it stands alone."""
+    """A pattern of file names as a regular expression: as on disk, `**` stands for folders only where it is alone."""
     *folders, name = pattern.split("/")
     deep = "".join("(?:.*/)?" if folder == "**" else f"{_translated(folder)}/" for folder in folders)
     return deep + (".*" if name == "**" else _translated(name))
