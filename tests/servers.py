@@ -134,6 +134,7 @@ class Web:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or each answer is held back for 40 ms
 
             def log_message(self, *words):
                 pass
@@ -177,7 +178,10 @@ class Web:
                     self.send_header("Content-Range", content_range)
                 self.end_headers()
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128  # with 5, who comes sixth waits for a second
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 

@@ -6,6 +6,7 @@ growing pauses; what it does not repeat, a body that ends early, is repeated her
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import functools
 import json
@@ -25,6 +26,10 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "htt
 _OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
 _MERGE_BYTES = 64 * 1024
 """Ranges nearer than this are one request: a gap costs less than a round trip."""
+_AT_A_TIME = 10
+"""Requests that one call of obstore has in flight."""
+_CALLS = 8
+"""Calls at a time, for reads of more ranges than one call has in flight."""
 
 
 def open_url(url: str, options: Options | None) -> File:
@@ -119,6 +124,11 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
     return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
 
 
+@functools.cache
+def _threads() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(_CALLS, "bushel-ranges")
+
+
 _TRIES = 3
 
 
@@ -167,20 +177,37 @@ class _Object(File):
         for start, length in asked:
             if start + length > self.size:
                 raise self.short(start, length, max(0, self.size - start))
-        firsts, counts = [start for start, _ in asked], [length for _, length in asked]
-        parts = iter(())
-        if asked:
-            _refuse_after_fork(self.name)
-            got = _attempts(
-                lambda: self._store.get_ranges(self._key, starts=firsts, lengths=counts, coalesce=_MERGE_BYTES),
-                self.name,
-            )
-            parts = iter(got)
+        parts = iter(self._fetched(asked))
         found = [next(parts) if length else b"" for length in lengths]
         for start, length, part in zip(starts, lengths, found):
             if len(part) != length:
                 raise self.short(start, length, len(part))
         return found
+
+    def _fetched(self, asked: list[tuple[int, int]]) -> list[Any]:
+        """Ranges with something in them. Those of one call are merged by obstore, which asks for ten at a time."""
+        if not asked:
+            return []
+        _refuse_after_fork(self.name)
+        starts, lengths = [start for start, _ in asked], [length for _, length in asked]
+        lows, _, which = _merged(np.asarray(starts), np.asarray(lengths))
+        if len(lows) <= _AT_A_TIME:
+            return self._get(starts, lengths)
+        found: list[Any] = [None] * len(asked)
+        calls = np.asarray(which) // _AT_A_TIME
+        rows = [np.flatnonzero(calls == call).tolist() for call in range(int(calls.max()) + 1)]
+        parts = _threads().map(
+            lambda chosen: self._get([starts[n] for n in chosen], [lengths[n] for n in chosen]), rows
+        )
+        for chosen, got in zip(rows, parts):
+            for number, part in zip(chosen, got):
+                found[number] = part
+        return found
+
+    def _get(self, starts: list[int], lengths: list[int]) -> list[Any]:
+        return _attempts(
+            lambda: self._store.get_ranges(self._key, starts=starts, lengths=lengths, coalesce=_MERGE_BYTES), self.name
+        )
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
         _scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
@@ -193,9 +220,11 @@ def _fsspec(url: str, settings: dict[str, Any]) -> Any:
     fsspec = package("fsspec", "fsspec", f"URLs such as {url}")
     scheme = url.partition("://")[0]
     try:
-        return fsspec.filesystem(scheme, **_drivers(settings))
+        system = fsspec.filesystem(scheme, **_drivers(settings))
     except (ValueError, ImportError) as error:
         raise ValueError(f"{url}: no store is known for {scheme}:// ({error}).") from None
+    system.invalidate_cache()  # drivers remember listings, and would not see what was written since
+    return system
 
 
 def _drivers(settings: dict[str, Any]) -> dict[str, Any]:
