@@ -198,7 +198,7 @@ def _libraries(place: Path, count: int, size: int) -> Iterator[tuple[str, Any, C
 
 
 def remote(settings: Settings) -> list[Row]:
-    """64 ranges of 1 KB from a slow web server: one by one, and as we ask for them, by what the server takes to answer."""
+    """64 ranges of 1 KB from a web server that takes its time: one by one, and as we ask for them."""
     content = np.random.default_rng(0).bytes(64 * 200_000)
     starts, lengths = list(range(0, len(content), 200_000)), [1024] * 64
     expected = [content[start : start + 1024] for start in starts]

@@ -6,13 +6,14 @@ import random
 import threading
 import time
 
+import numpy as np
 import pytest
-from formats import written
+from formats import FORMATS, opened, written
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from servers import BUCKET, Web, gcs, s3
 
-from bushel.sources import BagzDataSource, DamagedFile, stores
+from bushel.sources import BagzDataSource, DamagedFile, FixedRecords, stores
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
@@ -185,6 +186,22 @@ def test_requests_are_in_flight_together(count):
         assert web.requests == count
 
 
+@pytest.mark.parametrize("name", ["bag", "array_record plain"])
+def test_many_files_are_asked_together(name, tmp_path):
+    """Large records of eight files on a server that takes 0.2 s to answer: a read of each is one wait for all."""
+    records = [number.to_bytes(1, "little") * 100_000 for number in range(6)]
+    with Web(written(tmp_path, name, records).read_bytes()) as web:
+        source = opened(name, [f"{web.url}/{number}.{FORMATS[name][0]}" for number in range(8)])
+        web.latency_s = 0.2
+        indices = [6 * number + (5 * number) % 6 for number in range(8)] * 2
+        wanted = [records[index % 6] for index in indices]
+        begun = time.monotonic()
+        assert source.__getitems__(indices) == wanted
+        rows = FixedRecords(source, np.uint8, (100_000,)).__getitems__(indices)
+        assert time.monotonic() - begun < 1.2
+        assert [row.tobytes() for row in rows.tree] == wanted
+
+
 def test_one_of_many_requests_that_fails_is_an_error():
     with Web(CONTENT * 8, lambda number: "missing" if number == 30 else "ok") as web:
         file = stores.open_file(f"{web.url}/content", QUICK)
@@ -254,6 +271,13 @@ def test_near_ranges_of_any_store_are_one_request(monkeypatch):
 # Local files.
 
 
+@pytest.fixture(scope="module")
+def file_of_content(tmp_path_factory):
+    path = tmp_path_factory.mktemp("local") / "content"
+    path.write_bytes(CONTENT)
+    return stores.open_file(path)
+
+
 def test_a_local_file_cut_while_it_is_read(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
@@ -263,9 +287,23 @@ def test_a_local_file_cut_while_it_is_read(tmp_path):
         lambda: file.read(50, 100),
         lambda: file.read_many([0, 50], [10, 100]),
         lambda: file.read_into(50, [bytearray(60), bytearray(40)]),
+        lambda: list(stores.read_each(file, [0, 50], [10, 100])),
     ):
         with pytest.raises(DamagedFile, match="ended early: 100 bytes were asked for at byte 50, 50 came back"):
             read()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 900_000), st.integers(0, 40_000)), max_size=8),
+    near=st.lists(st.tuples(st.integers(1_000, 3_000), st.integers(0, 700)), max_size=8),
+)
+def test_ranges_of_a_local_file(file_of_content, ranges, near):
+    for asked in (ranges, near, ranges + near):
+        starts, lengths = [low for low, _ in asked], [length for _, length in asked]
+        expected = [CONTENT[low : low + length] for low, length in asked]
+        assert file_of_content.read_many(starts, lengths) == expected
+        assert [bytes(part) for part in stores.read_each(file_of_content, starts, lengths)] == expected
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

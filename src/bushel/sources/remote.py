@@ -155,6 +155,8 @@ def _first_line(error: Exception) -> str:
 class _Object(File):
     """An object of a store that obstore knows."""
 
+    together = True
+
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name = url
         root, self._key = _split(url)
@@ -194,8 +196,8 @@ class _Object(File):
         if len(lows) <= _AT_A_TIME:
             return self._get(starts, lengths)
         found: list[Any] = [None] * len(asked)
-        calls = np.asarray(which) // _AT_A_TIME
-        rows = [np.flatnonzero(calls == call).tolist() for call in range(int(calls.max()) + 1)]
+        numbers = np.asarray(which) // _AT_A_TIME
+        rows = [np.flatnonzero(numbers == number).tolist() for number in range(int(numbers.max()) + 1)]
         parts = _threads().map(
             lambda chosen: self._get([starts[n] for n in chosen], [lengths[n] for n in chosen]), rows
         )
@@ -234,6 +236,8 @@ def _drivers(settings: dict[str, Any]) -> dict[str, Any]:
 
 class _FsspecFile(File):
     """A file of any store that has an fsspec driver."""
+
+    together = True
 
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name = url
