@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks
 from bushel.base.blocks import Block, Columns
 from bushel.sources.needs import package
 
@@ -67,43 +63,3 @@ def values(column: Any) -> np.ndarray:
         for place, value in enumerate(found):
             found[place] = value.copy() if isinstance(value, np.ndarray) else value
     return found
-
-
-class RowsCache:
-    """Decoded parts of tables by number, within a limit of bytes: those used longest ago go first."""
-
-    def __init__(self, limit_bytes: int, decode: Callable[[int], ArrowRows]):
-        self._limit, self._decode = limit_bytes, decode
-        self._lock = threading.Lock()
-        self._kept: collections.OrderedDict[int, ArrowRows] = collections.OrderedDict()
-        self._bytes = 0
-
-    def __call__(self, number: int) -> ArrowRows:
-        with self._lock:
-            rows = self._kept.get(number)
-            if rows is not None:
-                self._kept.move_to_end(number)
-                return rows
-        rows = self._decode(number)  # outside of the lock: threads decode at the same time
-        with self._lock:
-            if number not in self._kept:
-                self._kept[number] = rows
-                self._bytes += rows.nbytes
-            while self._bytes > self._limit and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return rows
-
-
-def gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowRows]) -> Block:
-    """Records at `places` of a row of parts that end at `ends`; each part is asked for once."""
-    if not len(places):
-        return []
-    numbers = ends.searchsorted(places, "right")
-    within = places - np.concatenate(([0], ends))[numbers]
-    order = np.argsort(numbers, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-    found = blocks.joined([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
-    back = np.argsort(order)
-    if isinstance(found, Columns):
-        return Columns({name: column[back] for name, column in found.tree.items()}, len(places))
-    return [found[place] for place in back.tolist()]
