@@ -1,11 +1,15 @@
-"""Servers on loopback: S3 and both interfaces of GCS, and a web server that misbehaves.
+"""Servers on loopback: S3, both interfaces of GCS, Azure where it is installed, and a web server that misbehaves.
 
 The stores run in a virtual environment of their own, which the Makefile makes: `servers.txt` says what is in it.
 """
 
+import base64
 import contextlib
+import email.utils
+import hmac
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -14,6 +18,8 @@ import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from obstore.store import AzureStore
 
 ROOT = Path(__file__).parent.parent
 BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto takes literally
@@ -115,6 +121,43 @@ def gcs():
 
         with _environment(settings):
             yield put
+
+
+AZURITE = shutil.which("azurite-blob", path=f"{ROOT}/.venv-servers/node_modules/.bin{os.pathsep}{os.environ['PATH']}")
+"""`make azurite` installs it; with all that it needs it is too large for every run of the tests."""
+AZURE_ACCOUNT = "devstoreaccount1"  # azurite's own, with a key that everybody knows
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@contextlib.contextmanager
+def azure(folder):
+    """Azurite with an empty container. Yields `put(key, content)`."""
+    assert AZURITE is not None
+    options = ["--blobPort", "0", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    with subprocess.Popen([AZURITE, *options], stdout=subprocess.PIPE, text=True, cwd=folder) as server:
+        try:
+            assert server.stdout is not None
+            endpoint = next(line.split()[-1] for line in server.stdout if "successfully listens on" in line)
+            settings = {
+                "AZURE_STORAGE_ACCOUNT_NAME": AZURE_ACCOUNT,
+                "AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY,
+                "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{AZURE_ACCOUNT}",
+            }
+            _send("PUT", f"{endpoint}/{AZURE_ACCOUNT}/{BUCKET}?restype=container", b"", _signed_by_azure())
+            with _environment(settings):
+                store = AzureStore(BUCKET, client_options={"allow_http": True})
+                yield store.put
+        finally:
+            server.terminate()
+
+
+def _signed_by_azure():
+    """Headers of the request that makes a container."""
+    now = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    fields = ["PUT", *[""] * 4, "application/octet-stream", *[""] * 6, *(f"{name}:{now[name]}" for name in now)]
+    text = "\n".join([*fields, f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}", "restype:container"])
+    signature = hmac.digest(base64.b64decode(AZURE_KEY), text.encode(), "sha256")
+    return {**now, "Authorization": f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(signature).decode()}"}
 
 
 class Web:

@@ -14,10 +14,11 @@ class ArrowRows:
     """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
 
     A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
-    column of integers with nulls floats.
+    column of integers with nulls floats. With `chosen` rows, whose neighbours change, a null is None instead, and integers
+    stay what they are.
     """
 
-    def __init__(self, table: Any):
+    def __init__(self, table: Any, *, chosen: bool = False):
         types = package("pyarrow", "parquet", "Parquet and Arrow files").types
         self.length = int(table.num_rows)
         self.nbytes = int(table.nbytes)
@@ -26,7 +27,10 @@ class ArrowRows:
         for name, column in zip(table.schema.names, table.columns):
             if hasattr(column, "combine_chunks"):
                 column = column.combine_chunks()
-            if types.is_primitive(column.type):
+            if chosen and column.null_count and (types.is_integer(column.type) or types.is_boolean(column.type)):
+                self._columns[name] = _with_none(column, types.is_boolean(column.type))
+                self._numbers = False
+            elif types.is_primitive(column.type):
                 self._columns[name] = column.to_numpy(zero_copy_only=False)
                 self._numbers &= self._columns[name].dtype != object
             else:
@@ -50,6 +54,14 @@ class ArrowRows:
         ]
         names = tuple(self._columns)
         return [dict(zip(names, values)) for values in zip(*parts)]
+
+
+def _with_none(column: Any, boolean: bool) -> np.ndarray:
+    """Integers or booleans as NumPy scalars, nulls as None."""
+    found = np.empty(len(column), object)
+    found[:] = list(column.fill_null(False if boolean else 0).to_numpy(zero_copy_only=False))
+    found[column.is_null().to_numpy(zero_copy_only=False)] = None
+    return found
 
 
 def _objects(column: Any, places: Any) -> np.ndarray:
