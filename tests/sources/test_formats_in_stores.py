@@ -1,7 +1,7 @@
 """Every file format, written by its own library, read from stores: S3, GCS through both of its interfaces, Azure.
 
 `s3://` is moto's server. `gs://` is obstore's client of the XML interface, which moto speaks too; `gcs://` is gcsfs,
-the client of the JSON interface, and gcp-storage-emulator; `az://` is Azurite, where `make azurite` has installed it.
+the client of the JSON interface, and gcp-storage-emulator; `az://` is Azurite, where it is installed.
 """
 
 import contextlib
@@ -210,7 +210,7 @@ def dataset(source: Any) -> IterDataset:
     return source if isinstance(source, IterDataset) else MapDataset.source(source).to_iter_dataset()
 
 
-no_azurite = pytest.mark.skipif(AZURITE is None, reason="needs `make azurite`, 360 MB")
+no_azurite = pytest.mark.skipif(AZURITE is None, reason="needs azurite, a package of npm")
 schemes = pytest.mark.parametrize("scheme", ["s3", "gs", "gcs", pytest.param("az", marks=no_azurite)])
 
 

@@ -14,8 +14,8 @@ class ArrowRows:
     """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
 
     A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
-    column of integers with nulls floats. With `chosen` rows, whose neighbours change, a null is None instead, and integers
-    stay what they are.
+    column of integers with nulls floats. Where rows are `chosen`, so that their neighbours change, integers stay what
+    they are, and a null is None.
     """
 
     def __init__(self, table: Any, *, chosen: bool = False):
