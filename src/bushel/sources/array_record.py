@@ -106,7 +106,8 @@ class _ArrayRecordFile(RecordReader):
         return self._only(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        if self._plain and not self._verify and not self._file.together:
+        small = self._decoded[positions].max(initial=0) < LARGE_BYTES
+        if self._plain and small and not self._verify and not self._file.together:
             return self._plain_records(positions)
         if self._single:
             data = self._each(positions)

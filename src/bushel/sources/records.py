@@ -60,7 +60,7 @@ class RecordSource(abc.ABC):
         self._options = dict(storage_options or {})
         self._shards = _shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
-        self._remote = any(map(stores.is_url, self._paths))
+        self._remote = any(map(stores.is_url, self._paths)) and "cache_dir" not in self._options
         self._forget()
         counts = self._counted()
         bounds = [_bounds(shard, count) for shard, count in zip(self._shards, counts)]
