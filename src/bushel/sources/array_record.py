@@ -106,8 +106,8 @@ class _ArrayRecordFile(RecordReader):
         return self._only(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        small = self._decoded[positions].max(initial=0) < LARGE_BYTES
-        if self._plain and small and not self._verify and not self._file.together:
+        at_hand = self._plain and not self._verify and not self._file.together
+        if at_hand and self._decoded[positions].max(initial=0) < LARGE_BYTES:
             return self._plain_records(positions)
         if self._single:
             data = self._each(positions)
