@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
+SERVERS_VENV := .venv-servers
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-all bench lint types clean
@@ -9,10 +10,10 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 demo: $(VENV)/.jax-installed
 	$(VENV)/bin/python examples/digits.py
 
-test: lint types
+test: lint types $(SERVERS_VENV)/.installed
 	$(VENV)/bin/python -m pytest
 
-test-all: lint types
+test-all: lint types $(SERVERS_VENV)/.installed
 	$(VENV)/bin/python -m pytest -m "slow or not slow"
 
 lint: $(VENV)/.test-installed
@@ -27,7 +28,7 @@ bench: $(BENCH_VENV)/.bench-installed
 	$(BENCH_VENV)/bin/python -m benchmarks.run
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are newer than pyproject.toml when the venv holds what it asks for.
@@ -44,4 +45,10 @@ $(VENV)/.test-installed: pyproject.toml
 $(BENCH_VENV)/.bench-installed: pyproject.toml
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python $(PIP_INSTALL) -e '.[bench]'
+	touch $@
+
+# Servers of object stores that the tests start: a venv of their own, since what they need is much and not ours.
+$(SERVERS_VENV)/.installed: tests/servers.txt
+	$(PYTHON) -m venv $(SERVERS_VENV)
+	$(SERVERS_VENV)/bin/python $(PIP_INSTALL) -r tests/servers.txt
 	touch $@

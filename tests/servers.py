@@ -1,14 +1,28 @@
-"""Servers on loopback: S3 (which speaks the XML interface of GCS too) by moto, and a web server that misbehaves."""
+"""Servers on loopback: S3, both interfaces of GCS, Azure where it is installed, and a web server that misbehaves.
 
+The stores run in a virtual environment of their own, which the Makefile makes: `servers.txt` says what is in it.
+"""
+
+import base64
 import contextlib
+import email.utils
+import hmac
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
+import urllib.parse
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+from obstore.store import AzureStore
+
+ROOT = Path(__file__).parent.parent
+BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto takes literally
 MOTO = """
 import logging, sys
 logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -18,54 +32,131 @@ server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
-BUCKET = "bushels"  # letters only: GCS clients write a dash as %2D, which moto takes literally
+EMULATOR = """
+import http.server, logging, sys
+http.server.HTTPServer.request_queue_size = 128  # with 5, a sixth client at a time waits for a second
+logging.disable(logging.CRITICAL)
+from gcp_storage_emulator.server import create_server
+with create_server("127.0.0.1", 0, in_memory=True, default_bucket=sys.argv[1]) as server:
+    print(server._api._httpd.server_port, flush=True)
+    sys.stdin.read()
+"""
 
 
 @contextlib.contextmanager
-def s3(folder):
-    """An S3 server with an empty bucket; the environment says where it is. Yields a boto3 client.
-
-    GCS's XML interface is the same protocol: with `gs://` the same objects are read, unsigned, as public ones.
-    """
-    server = subprocess.Popen([sys.executable, "-c", MOTO], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def _running(program):
+    """A server in a process of its own, as its address."""
+    make = ["make", "--silent", f"PYTHON={sys.executable}", ".venv-servers/.installed"]
+    subprocess.run(make, cwd=ROOT, check=True)
+    python = str(ROOT / ".venv-servers" / "bin" / "python")
+    server = subprocess.Popen([python, "-c", program, BUCKET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None and server.stdin is not None
-    endpoint = f"http://127.0.0.1:{int(server.stdout.readline())}"
-    account = folder / "account.json"
-    account.write_text(
-        json.dumps(
-            {
-                "gcs_base_url": endpoint,
-                "disable_oauth": True,
-                "client_email": "",
-                "private_key": "",
-                "private_key_id": "",
-            }
-        )
-    )
-    settings = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "GOOGLE_SERVICE_ACCOUNT": str(account),
-    }
+    try:
+        yield f"http://127.0.0.1:{int(server.stdout.readline())}"
+    finally:
+        server.stdin.close()
+        server.stdout.close()
+        server.wait(10)
+
+
+@contextlib.contextmanager
+def _environment(settings):
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
-        import boto3
-
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket=BUCKET)
-        yield client
+        yield
     finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        server.stdin.close()
-        server.wait(10)
+
+
+def _send(method, url, content, headers):
+    headers = {"Content-Type": "application/octet-stream", **headers}
+    with urllib.request.urlopen(urllib.request.Request(url, content, headers, method=method)) as answer:
+        answer.read()
+
+
+@contextlib.contextmanager
+def s3(folder):
+    """An S3 server with an empty bucket; the environment says where it is. Yields `put(key, content, public=True)`.
+
+    GCS's XML interface is the same protocol: with `gs://` the same objects are read, unsigned, as public ones.
+    """
+    with _running(MOTO) as endpoint:
+        account = folder / "account.json"
+        keys = {"client_email": "", "private_key": "", "private_key_id": ""}
+        account.write_text(json.dumps({"gcs_base_url": endpoint, "disable_oauth": True, **keys}))
+        settings = {
+            "AWS_ENDPOINT_URL": endpoint,
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_REGION": "us-east-1",
+            "GOOGLE_SERVICE_ACCOUNT": str(account),
+        }
+
+        def put(key, content, public=True):
+            acl = {"x-amz-acl": "public-read" if public else "private"}
+            _send("PUT", f"{endpoint}/{BUCKET}/{urllib.parse.quote(key)}", content, acl)
+
+        _send("PUT", f"{endpoint}/{BUCKET}", b"", {})
+        with _environment(settings):
+            yield put
+
+
+@contextlib.contextmanager
+def gcs():
+    """A server of GCS's JSON interface with an empty bucket, for `gcs://` through gcsfs. Yields `put(key, content)`."""
+    with _running(EMULATOR) as endpoint:
+        settings = {
+            "STORAGE_EMULATOR_HOST": endpoint,
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # or gcsfs asks a gRPC service first, for a minute
+        }
+
+        def put(key, content):
+            name = urllib.parse.quote(key, safe="")
+            _send("POST", f"{endpoint}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={name}", content, {})
+
+        with _environment(settings):
+            yield put
+
+
+AZURITE = shutil.which("azurite-blob")  # `npm install -g azurite`: 360 MB, too large for every run of the tests
+AZURE_ACCOUNT = "devstoreaccount1"  # azurite's own, with a key that everybody knows
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@contextlib.contextmanager
+def azure(folder):
+    """Azurite with an empty container. Yields `put(key, content)`."""
+    assert AZURITE is not None
+    options = ["--blobPort", "0", "--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]
+    with subprocess.Popen([AZURITE, *options], stdout=subprocess.PIPE, text=True, cwd=folder) as server:
+        try:
+            assert server.stdout is not None
+            endpoint = next(line.split()[-1] for line in server.stdout if "successfully listens on" in line)
+            settings = {
+                "AZURE_STORAGE_ACCOUNT_NAME": AZURE_ACCOUNT,
+                "AZURE_STORAGE_ACCOUNT_KEY": AZURE_KEY,
+                "AZURE_STORAGE_ENDPOINT": f"{endpoint}/{AZURE_ACCOUNT}",
+            }
+            _send("PUT", f"{endpoint}/{AZURE_ACCOUNT}/{BUCKET}?restype=container", b"", _signed_by_azure())
+            with _environment(settings):
+                store = AzureStore(BUCKET, client_options={"allow_http": True})
+                yield store.put
+        finally:
+            server.terminate()
+
+
+def _signed_by_azure():
+    """Headers of the request that makes a container."""
+    now = {"x-ms-date": email.utils.formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    fields = ["PUT", *[""] * 4, "application/octet-stream", *[""] * 6, *(f"{name}:{now[name]}" for name in now)]
+    text = "\n".join([*fields, f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}", "restype:container"])
+    signature = hmac.digest(base64.b64decode(AZURE_KEY), text.encode(), "sha256")
+    return {**now, "Authorization": f"SharedKey {AZURE_ACCOUNT}:{base64.b64encode(signature).decode()}"}
 
 
 class Web:
@@ -85,6 +176,7 @@ class Web:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or each answer is held back for 40 ms
 
             def log_message(self, *words):
                 pass
@@ -128,7 +220,10 @@ class Web:
                     self.send_header("Content-Range", content_range)
                 self.end_headers()
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Server(ThreadingHTTPServer):
+            request_queue_size = 128  # with 5, who comes sixth waits for a second
+
+        self._server = Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 

@@ -1,6 +1,6 @@
 """Data sets of other libraries: TFDS folders, Hugging Face datasets, PyTorch datasets, webdataset, Lance.
 
-These packages are large, so `make test` does not install them: pip install 'bushel[test-libraries]' and run this file.
+TFDS and PyTorch are large, and `make test` does not install them: pip install 'bushel[test-libraries]', run this file.
 A prepared TFDS folder is checked by `test_tfds.py` without them.
 """
 
@@ -8,12 +8,18 @@ import io
 import itertools
 import pickle
 
+import datasets
+import lance
 import numpy as np
+import pyarrow as pa
 import pytest
+import webdataset
 
 import bushel
 from bushel import MapDataset
+from bushel.base import blocks
 from bushel.experimental import IterableIterDataset, WebDatasetIterDataset
+from bushel.sources import LanceDataSource
 from bushel.testing import check_resumes_anywhere, same
 
 WORKERS = bushel.MultiprocessingOptions(num_workers=2)
@@ -25,7 +31,6 @@ def in_workers(ds):
 
 
 def test_hugging_face_datasets(tmp_path):
-    datasets = pytest.importorskip("datasets")
     rows = {"x": list(range(50)), "text": [f"row {n}" for n in range(50)]}
     datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
     stored = datasets.load_from_disk(str(tmp_path / "saved"))
@@ -39,7 +44,6 @@ def test_hugging_face_datasets(tmp_path):
 
 
 def test_hugging_face_streams():
-    datasets = pytest.importorskip("datasets")
 
     def rows():
         for number in range(40):
@@ -72,7 +76,6 @@ def test_torch_datasets():
 
 
 def test_webdataset_reads_the_same(tmp_path):
-    webdataset = pytest.importorskip("webdataset")
     path = str(tmp_path / "shard.tar")
     with webdataset.TarWriter(path) as sink:
         for number in range(30):
@@ -85,11 +88,6 @@ def test_webdataset_reads_the_same(tmp_path):
 
 
 def test_lance(tmp_path):
-    lance = pytest.importorskip("lance")
-    import pyarrow as pa
-
-    from bushel.sources import LanceDataSource
-
     table = pa.table({"x": list(range(60)), "text": [f"row {n}" for n in range(60)]})
     lance.write_dataset(table, str(tmp_path / "data.lance"), max_rows_per_file=25)
     source = LanceDataSource(str(tmp_path / "data.lance"))
@@ -100,6 +98,17 @@ def test_lance(tmp_path):
     assert in_workers(ds) == list(ds)
     assert len(pickle.dumps(source)) < 1_000
     assert LanceDataSource(str(tmp_path / "data.lance"), ["x"])[7] == {"x": 7}
+
+
+def test_what_lance_gives_does_not_depend_on_what_is_read_beside_it(tmp_path):
+    columns = {"id": [1, None, 3], "flag": [True, None, False], "score": [0.5, None, 1.5]}
+    lance.write_dataset(pa.table(columns), str(tmp_path / "data.lance"))
+    source = LanceDataSource(str(tmp_path / "data.lance"))
+    alone = [source[place] for place in range(3)]
+    assert same(alone[0], {"id": np.int64(1), "flag": np.True_, "score": np.float64(0.5)})
+    assert same(alone[1], {"id": None, "flag": None, "score": np.float64("nan")})
+    for places in ([0, 1, 2], [0, 2], [2, 1]):
+        assert same(blocks.rows_of(source.__getitems__(places)), [alone[place] for place in places])
 
 
 # TFDS: what it has written, read by it and by us.

@@ -20,6 +20,7 @@ from bushel.sources import (
     DamagedFile,
     FixedRecords,
     TFRecordDataSource,
+    riegeli,
     stores,
     tfrecord,
 )
@@ -58,6 +59,16 @@ def test_records_come_back(stored):
 @given(indices=st.lists(st.integers(0, len(RECORDS) - 1), max_size=30))
 def test_many_records_are_those_one_by_one(stored, indices):
     assert opened(*stored).__getitems__(indices) == [RECORDS[index] for index in indices]
+
+
+@settings(max_examples=200, deadline=None)
+@given(block=st.integers(0, 3), place=st.integers(-40, 40), length=st.integers(0, 3 * riegeli.BLOCK))
+def test_block_headers_are_counted_and_left_out(block, place, length):
+    start = max(0, block * riegeli.BLOCK + place)
+    content = length - riegeli.in_headers(start, length)
+    assert content == len(riegeli.joined(bytes(length), start))
+    buffers = riegeli.around_headers(start, [memoryview(bytearray(content))])
+    assert content <= sum(map(len, buffers)) <= length
 
 
 @every_format

@@ -6,45 +6,37 @@ import random
 import threading
 import time
 
-import pyarrow.parquet as pq
+import numpy as np
 import pytest
-from formats import FORMATS, opened, table, written
+from formats import FORMATS, opened, written
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from servers import BUCKET, Web, s3
+from servers import BUCKET, Web, gcs, s3
 
-import bushel
-from bushel import MapDataset
-from bushel.experimental import ParquetIterDataset, TFRecordIterDataset
-from bushel.sources import BagzDataSource, DamagedFile, ParquetDataSource, stores
-from bushel.testing import check_resumes_anywhere, same
+from bushel.sources import BagzDataSource, DamagedFile, FixedRecords, stores
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
 QUICK = {"timeout_s": 1, "retries": 1}
-REMOTE = ["array_record plain", "array_record groups", "tfrecord", "bagz"]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A client of an S3 server that holds files of several formats."""
-    folder = tmp_path_factory.mktemp("store")
-    with s3(folder) as client:
-
-        def put(key, content):
-            client.put_object(Bucket=BUCKET, Key=key, Body=content, ACL="public-read")
-
+def put(tmp_path_factory):
+    """Puts objects into an S3 server, which holds one."""
+    with s3(tmp_path_factory.mktemp("account")) as put:
         put("plain/content.bin", CONTENT)
-        for number, name in enumerate(REMOTE):
-            for part in range(2):
-                path = written(folder, name, RECORDS[part::2], f"part-{part}")
-                put(f"format-{number}/{path.name}", path.read_bytes())
-        pq.write_table(table(), folder / "rows.parquet", row_group_size=10)
-        put("tables/rows.parquet", (folder / "rows.parquet").read_bytes())
-        yield client
+        yield put
 
 
-schemes = pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.fixture(scope="module")
+def put_gcs():
+    """The same for a GCS server."""
+    with gcs() as put:
+        put("plain/content.bin", CONTENT)
+        yield put
+
+
+schemes = pytest.mark.parametrize("scheme", ["s3", "gs", "gcs"])
 
 
 def url(scheme, key):
@@ -54,7 +46,7 @@ def url(scheme, key):
 @schemes
 @settings(max_examples=10, deadline=None)
 @given(ranges=st.lists(st.tuples(st.integers(0, 900_000), st.integers(0, 100_000)), max_size=8))
-def test_ranges_of_an_object(store, scheme, ranges):
+def test_ranges_of_an_object(put, put_gcs, scheme, ranges):
     file = stores.open_file(url(scheme, "plain/content.bin"))
     assert file.size == len(CONTENT)
     starts, lengths = [low for low, _ in ranges], [length for _, length in ranges]
@@ -62,55 +54,33 @@ def test_ranges_of_an_object(store, scheme, ranges):
 
 
 @schemes
-@pytest.mark.parametrize("number", range(len(REMOTE)), ids=REMOTE)
-def test_formats_are_read_from_stores(store, scheme, number):
-    name = REMOTE[number]
-    source = opened(name, url(scheme, f"format-{number}/part-*.{FORMATS[name][0]}"))
-    whole = RECORDS[0::2] + RECORDS[1::2]
-    assert list(source) == whole
-    assert source[-1] == whole[-1]
-    ds = MapDataset.source(source).shuffle(seed=1)
-    assert list(ds) == [whole[index] for index in MapDataset.range(len(whole)).shuffle(seed=1)]
-    check_resumes_anywhere(ds.map(len).batch(20).to_iter_dataset())
-
-
-@schemes
-def test_two_worker_processes_read_from_a_store(store, scheme):
-    source = opened("bagz", url(scheme, "format-3/part-*.bagz"))
-    ds = MapDataset.source(source).shuffle(seed=1).map(len).to_iter_dataset()
-    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as workers:
-        assert list(workers) == list(ds)
-
-
-@schemes
-def test_streams_are_read_from_stores(store, scheme):
-    ds = TFRecordIterDataset(url(scheme, "format-2/part-*.tfrecord"))
-    assert list(ds) == [record for pair in zip(RECORDS[0::2], RECORDS[1::2]) for record in pair]
-    rows = ParquetIterDataset(url(scheme, "tables/rows.parquet"))
-    assert [row["id"] for row in rows] == list(range(53))
-    source = ParquetDataSource(url(scheme, "tables/rows.parquet"))
-    assert same([source[index] for index in range(53)], list(rows))
-
-
-@schemes
-def test_what_is_not_there(store, scheme):
+def test_what_is_not_there(put, put_gcs, scheme):
     with pytest.raises(FileNotFoundError, match=r"none\.bag does not exist"):
         BagzDataSource(url(scheme, "none.bag"))
     with pytest.raises(FileNotFoundError, match="No file matches"):
         BagzDataSource(url(scheme, "none-*.bag"))
 
 
-def test_what_may_not_be_read(store):
-    store.put_object(Bucket=BUCKET, Key="private.bag", Body=b"")
+def test_what_was_written_since_is_seen(put_gcs, tmp_path):
+    """gcsfs remembers listings: the second one must not be the first."""
+    for count in (1, 2):
+        content = written(tmp_path, "bag", RECORDS[:count]).read_bytes()
+        for part in range(count):
+            put_gcs(f"new/part-{part}.bag", content)
+        assert list(BagzDataSource(url("gcs", "new/part-*.bag"))) == RECORDS[:count] * count
+
+
+def test_what_may_not_be_read(put):
+    put("private.bag", b"", public=False)
     with pytest.raises(PermissionError, match=r"private\.bag may not be read"):
         BagzDataSource(url("gs", "private.bag"))
 
 
-def test_a_copy_on_disk_within_its_limit(store, tmp_path):
+def test_a_copy_on_disk_within_its_limit(put, tmp_path):
     limit = {"cache_dir": str(tmp_path / "copies"), "cache_bytes": 1_500_000}
-    store.put_object(Bucket=BUCKET, Key="cached/one", Body=CONTENT)
-    store.put_object(Bucket=BUCKET, Key="cached/two", Body=CONTENT[::-1])
-    store.put_object(Bucket=BUCKET, Key="cached/large", Body=CONTENT * 2)
+    put("cached/one", CONTENT)
+    put("cached/two", CONTENT[::-1])
+    put("cached/large", CONTENT * 2)
 
     def copies():
         return sorted(os.path.getsize(path) for path in glob.glob(str(tmp_path / "copies" / "*")))
@@ -118,7 +88,7 @@ def test_a_copy_on_disk_within_its_limit(store, tmp_path):
     first = stores.open_file(url("s3", "cached/one"), limit)
     assert first.read(10, 20) == CONTENT[10:30]
     assert copies() == [len(CONTENT)]
-    store.put_object(Bucket=BUCKET, Key="cached/one", Body=CONTENT[:500_000])  # another version: another copy
+    put("cached/one", CONTENT[:500_000])  # another version: another copy
     assert stores.open_file(url("s3", "cached/one"), limit).read(0, 10) == CONTENT[:10]
     assert copies() == [500_000, len(CONTENT)]
     assert stores.open_file(url("s3", "cached/two"), limit).read(0, 10) == CONTENT[::-1][:10]
@@ -202,16 +172,41 @@ def test_no_server_at_all():
         stores.open_file(f"{gone}/content", {"timeout_s": 1, "retries": 0})
 
 
-def test_requests_are_in_flight_together():
-    """Ten reads far apart, 0.1 s each on the server: together, not one after the other."""
-    with Web(CONTENT, latency_s=0.1) as web:
+@pytest.mark.parametrize("count", [10, 60])
+def test_requests_are_in_flight_together(count):
+    """Reads far apart, 0.2 s each on the server: together, not one after the other."""
+    content = CONTENT * 8
+    with Web(content, latency_s=0.2) as web:
         file = stores.open_file(f"{web.url}/content")
-        starts = list(range(0, 1_000_000, 100_000))
+        starts = list(range(0, count * 100_000, 100_000))[::-1]
         begun = time.monotonic()
-        found = file.read_many(starts, [10] * 10)
-        assert time.monotonic() - begun < 0.8
-        assert found == [CONTENT[start : start + 10] for start in starts]
-        assert web.requests == 10
+        found = file.read_many(starts, [10] * count)
+        assert time.monotonic() - begun < 0.2 * count / 4
+        assert found == [content[start : start + 10] for start in starts]
+        assert web.requests == count
+
+
+@pytest.mark.parametrize("name", ["bag", "array_record plain"])
+def test_many_files_are_asked_together(name, tmp_path):
+    """Large records of eight files on a server that takes 0.2 s to answer: a read of each is one wait for all."""
+    records = [number.to_bytes(1, "little") * 100_000 for number in range(6)]
+    with Web(written(tmp_path, name, records).read_bytes()) as web:
+        source = opened(name, [f"{web.url}/{number}.{FORMATS[name][0]}" for number in range(8)])
+        web.latency_s = 0.2
+        indices = [6 * number + (5 * number) % 6 for number in range(8)] * 2
+        wanted = [records[index % 6] for index in indices]
+        begun = time.monotonic()
+        assert source.__getitems__(indices) == wanted
+        rows = FixedRecords(source, np.uint8, (100_000,)).__getitems__(indices)
+        assert time.monotonic() - begun < 1.2
+        assert [row.tobytes() for row in rows.tree] == wanted
+
+
+def test_one_of_many_requests_that_fails_is_an_error():
+    with Web(CONTENT * 8, lambda number: "missing" if number == 30 else "ok") as web:
+        file = stores.open_file(f"{web.url}/content", QUICK)
+        with pytest.raises(FileNotFoundError, match=f"{web.url}/content does not exist"):
+            file.read_many(list(range(0, 6_000_000, 100_000)), [10] * 60)
 
 
 def test_a_forked_process_says_so_instead_of_waiting():
@@ -255,7 +250,32 @@ def test_any_fsspec_store(tmp_path):
         BagzDataSource("nothing://x.bag")
 
 
+def test_near_ranges_of_any_store_are_one_request(monkeypatch):
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    asked = []
+    read = MemoryFileSystem.cat_ranges
+
+    def recorded(self, paths, starts, ends, **options):
+        asked.extend(zip(starts, ends))
+        return read(self, paths, starts, ends, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_ranges", recorded)
+    MemoryFileSystem().pipe("/content", CONTENT)
+    file = stores.open_file("memory://content")
+    starts, lengths = [900_000, 100, 20_000, 5_000, 5_010, 0], [50, 50, 50, 50, 10, 0]
+    assert file.read_many(starts, lengths) == [CONTENT[low : low + size] for low, size in zip(starts, lengths)]
+    assert asked == [(0, 20_050), (900_000, 900_050)]
+
+
 # Local files.
+
+
+@pytest.fixture(scope="module")
+def file_of_content(tmp_path_factory):
+    path = tmp_path_factory.mktemp("local") / "content"
+    path.write_bytes(CONTENT)
+    return stores.open_file(path)
 
 
 def test_a_local_file_cut_while_it_is_read(tmp_path):
@@ -267,9 +287,23 @@ def test_a_local_file_cut_while_it_is_read(tmp_path):
         lambda: file.read(50, 100),
         lambda: file.read_many([0, 50], [10, 100]),
         lambda: file.read_into(50, [bytearray(60), bytearray(40)]),
+        lambda: list(stores.read_each(file, [0, 50], [10, 100])),
     ):
         with pytest.raises(DamagedFile, match="ended early: 100 bytes were asked for at byte 50, 50 came back"):
             read()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 900_000), st.integers(0, 40_000)), max_size=8),
+    near=st.lists(st.tuples(st.integers(1_000, 3_000), st.integers(0, 700)), max_size=8),
+)
+def test_ranges_of_a_local_file(file_of_content, ranges, near):
+    for asked in (ranges, near, ranges + near):
+        starts, lengths = [low for low, _ in asked], [length for _, length in asked]
+        expected = [CONTENT[low : low + length] for low, length in asked]
+        assert file_of_content.read_many(starts, lengths) == expected
+        assert [bytes(part) for part in stores.read_each(file_of_content, starts, lengths)] == expected
 
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):

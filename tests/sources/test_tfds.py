@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from formats import written
-from servers import BUCKET, s3
 
 from bushel import MapDataset
 from bushel.sources import ArrayRecordDataSource, TFDSDataSource, decode_example
@@ -85,14 +84,6 @@ def test_pipelines_and_pickles(folder):
     check_resumes_anywhere(ds.batch(8).to_iter_dataset())
     assert len(pickle.dumps(source)) < 5_000
     assert same(pickle.loads(pickle.dumps(source))[3], source[3])
-
-
-def test_a_folder_in_a_store(folder, tmp_path_factory):
-    with s3(tmp_path_factory.mktemp("account")) as client:
-        for path in folder.iterdir():
-            client.put_object(Bucket=BUCKET, Key=f"mine/1.0.0/{path.name}", Body=path.read_bytes())
-        source, here = TFDSDataSource(f"s3://{BUCKET}/mine/1.0.0", "test"), TFDSDataSource(folder, "test")
-        assert same([source[index] for index in range(4)], [here[index] for index in range(4)])
 
 
 def test_stored_features_as_they_are(folder):

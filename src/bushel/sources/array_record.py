@@ -5,7 +5,7 @@ What the bytes of a file mean is in `riegeli.py`. Writing is left to the `array_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,11 +23,12 @@ from bushel.sources.riegeli import (
     TRANSPOSED,
     alone,
     around_headers,
+    in_headers,
     index,
     joined,
     unpacked,
 )
-from bushel.sources.stores import File, Options
+from bushel.sources.stores import LARGE_BYTES, File, Options
 
 _BEGINNING = np.dtype(
     {
@@ -105,10 +106,11 @@ class _ArrayRecordFile(RecordReader):
         return self._only(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        if self._plain and not self._verify:
+        at_hand = self._plain and not self._verify and not self._file.together
+        if at_hand and self._decoded[positions].max(initial=0) < LARGE_BYTES:
             return self._plain_records(positions)
         if self._single:
-            data = self._chunks(positions)
+            data = self._each(positions)
             return [self._only(chunk, part) for chunk, part in zip(positions.tolist(), data)]
         wanted, back = np.unique(self._firsts.searchsorted(positions, "right") - 1, return_inverse=True)
         parts = [self._parts(chunk, data) for chunk, data in zip(wanted.tolist(), self._chunks(wanted))]
@@ -169,6 +171,18 @@ class _ArrayRecordFile(RecordReader):
             return b"".join((memoryview(first)[prefix:], *pieces))
         return b"".join((first, *pieces))[prefix:]
 
+    def _each(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
+        """As `_chunks`, each good until the next one is asked for: large ones share one buffer."""
+        lengths = self._lengths[chunks]
+        if self._verify or self._file.together or lengths.max(initial=0) < LARGE_BYTES:
+            yield from self._chunks(chunks)
+            return
+        buffer = memoryview(bytearray(int(lengths.max())))
+        for start, length in zip(self._offsets[chunks].tolist(), lengths.tolist()):
+            part = buffer[: length - in_headers(start, length)]
+            self._file.read_into(start, around_headers(start, [part]))
+            yield part
+
     def _chunks(self, chunks: np.ndarray) -> list[bytes]:
         """Whole chunks, headers first, without the block headers between."""
         starts, lengths = self._offsets[chunks], self._lengths[chunks]
@@ -181,7 +195,7 @@ class _ArrayRecordFile(RecordReader):
             self._check(chunks.tolist(), data)
         return data
 
-    def _only(self, chunk: int, data: bytes) -> bytes:
+    def _only(self, chunk: int, data: bytes | memoryview) -> bytes:
         """The record of a chunk that has one."""
         size = self._header(chunk, data, len(data))
         if size < 0:
@@ -189,7 +203,7 @@ class _ArrayRecordFile(RecordReader):
         decoded = self._decoded.item(chunk)
         if data[HEADER] == 0:
             end = HEADER + size
-            return data[end - decoded : end]
+            return bytes(data[end - decoded : end])
         try:
             return alone(memoryview(data)[HEADER : HEADER + size], decoded)
         except ImportError:
@@ -197,7 +211,7 @@ class _ArrayRecordFile(RecordReader):
         except Exception as error:
             raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
 
-    def _header(self, chunk: int, data: bytes | bytearray, length: int) -> int:
+    def _header(self, chunk: int, data: bytes | bytearray | memoryview, length: int) -> int:
         """The size of a chunk's data; -1 where not all of it was read. Its header must say what the footer says."""
         size, kind, decoded = SIZES.unpack_from(data)
         if kind != SIMPLE | self._counts.item(chunk) << 8 or decoded != self._decoded.item(chunk):

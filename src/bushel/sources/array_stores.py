@@ -145,12 +145,11 @@ class ZarrDataSource(_ArrayStore):
 
     def _open(self) -> dict[str, Any]:
         zarr = package("zarr", "zarr", "Zarr stores")
+        place: Any = self._path
         if stores.is_url(self._path):
             from bushel.sources import remote
 
-            place: Any = zarr.storage.ObjectStore(remote.folder(self._path, self._options), read_only=True)
-        else:
-            place = self._path
+            place = remote.zarr_store(self._path, self._options)
         try:
             found = zarr.open(place, mode="r")
         except FileNotFoundError:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks
 from bushel.base.blocks import Block, Columns
 from bushel.sources.needs import package
 
@@ -18,10 +14,11 @@ class ArrowRows:
     """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
 
     A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
-    column of integers with nulls floats.
+    column of integers with nulls floats. Where rows are `chosen`, so that their neighbours change, integers stay what
+    they are, and a null is None.
     """
 
-    def __init__(self, table: Any):
+    def __init__(self, table: Any, *, chosen: bool = False):
         types = package("pyarrow", "parquet", "Parquet and Arrow files").types
         self.length = int(table.num_rows)
         self.nbytes = int(table.nbytes)
@@ -30,7 +27,10 @@ class ArrowRows:
         for name, column in zip(table.schema.names, table.columns):
             if hasattr(column, "combine_chunks"):
                 column = column.combine_chunks()
-            if types.is_primitive(column.type):
+            if chosen and column.null_count and (types.is_integer(column.type) or types.is_boolean(column.type)):
+                self._columns[name] = _with_none(column, types.is_boolean(column.type))
+                self._numbers = False
+            elif types.is_primitive(column.type):
                 self._columns[name] = column.to_numpy(zero_copy_only=False)
                 self._numbers &= self._columns[name].dtype != object
             else:
@@ -56,6 +56,14 @@ class ArrowRows:
         return [dict(zip(names, values)) for values in zip(*parts)]
 
 
+def _with_none(column: Any, boolean: bool) -> np.ndarray:
+    """Integers or booleans as NumPy scalars, nulls as None."""
+    found = np.empty(len(column), object)
+    found[:] = list(column.fill_null(False if boolean else 0).to_numpy(zero_copy_only=False))
+    found[column.is_null().to_numpy(zero_copy_only=False)] = None
+    return found
+
+
 def _objects(column: Any, places: Any) -> np.ndarray:
     return values(column.take(np.asarray(places)))
 
@@ -67,43 +75,3 @@ def values(column: Any) -> np.ndarray:
         for place, value in enumerate(found):
             found[place] = value.copy() if isinstance(value, np.ndarray) else value
     return found
-
-
-class RowsCache:
-    """Decoded parts of tables by number, within a limit of bytes: those used longest ago go first."""
-
-    def __init__(self, limit_bytes: int, decode: Callable[[int], ArrowRows]):
-        self._limit, self._decode = limit_bytes, decode
-        self._lock = threading.Lock()
-        self._kept: collections.OrderedDict[int, ArrowRows] = collections.OrderedDict()
-        self._bytes = 0
-
-    def __call__(self, number: int) -> ArrowRows:
-        with self._lock:
-            rows = self._kept.get(number)
-            if rows is not None:
-                self._kept.move_to_end(number)
-                return rows
-        rows = self._decode(number)  # outside of the lock: threads decode at the same time
-        with self._lock:
-            if number not in self._kept:
-                self._kept[number] = rows
-                self._bytes += rows.nbytes
-            while self._bytes > self._limit and len(self._kept) > 1:
-                self._bytes -= self._kept.popitem(last=False)[1].nbytes
-        return rows
-
-
-def gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowRows]) -> Block:
-    """Records at `places` of a row of parts that end at `ends`; each part is asked for once."""
-    if not len(places):
-        return []
-    numbers = ends.searchsorted(places, "right")
-    within = places - np.concatenate(([0], ends))[numbers]
-    order = np.argsort(numbers, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-    found = blocks.joined([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
-    back = np.argsort(order)
-    if isinstance(found, Columns):
-        return Columns({name: column[back] for name, column in found.tree.items()}, len(places))
-    return [found[place] for place in back.tolist()]

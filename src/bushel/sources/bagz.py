@@ -72,14 +72,29 @@ class _BagFile(RecordReader):
     def read(self, position: int) -> bytes:
         start = self._starts.item(position)
         data = self._file.read(start, self._ends.item(position) - start)
-        return self._decoded(position, data) if self._compressed else data
+        if not self._compressed or not data:
+            return data
+        try:
+            return codecs.unzstd(data, 0)
+        except ImportError:
+            raise
+        except Exception as error:
+            raise self._damaged(position, error) from error
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         starts = self._starts[positions]
-        data = self._file.read_many(starts.tolist(), (self._ends[positions] - starts).tolist())
+        begins, lengths = starts.tolist(), (self._ends[positions] - starts).tolist()
         if not self._compressed:
-            return data
-        return [self._decoded(position, part) for position, part in zip(positions.tolist(), data)]
+            return self._file.read_many(begins, lengths)
+        decode, found = codecs.zstd_decoder(), []
+        try:
+            for part in stores.read_each(self._file, begins, lengths):
+                found.append(decode(part, 0) if part else b"")  # an empty record is stored as nothing at all
+        except (ImportError, OSError, DamagedFile):
+            raise
+        except Exception as error:
+            raise self._damaged(positions.item(len(found)), error) from error
+        return found
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         starts, ends = self._starts[positions], self._ends[positions]
@@ -88,18 +103,11 @@ class _BagFile(RecordReader):
         for place, start in enumerate(starts.tolist()):
             self._file.read_into(start, [rows[place * size : (place + 1) * size]])
 
-    def _decoded(self, position: int, data: bytes) -> bytes:
-        if not data:
-            return data  # an empty record is stored as nothing at all
-        try:
-            return codecs.unzstd(data, 0)
-        except ImportError:
-            raise
-        except Exception as error:
-            raise DamagedFile(
-                f"{self._file.name}: record {position} is damaged: it cannot be decompressed ({error}). If the file is "
-                "not compressed, pass compressed=False."
-            ) from error
+    def _damaged(self, position: int, error: Exception) -> DamagedFile:
+        return DamagedFile(
+            f"{self._file.name}: record {position} is damaged: it cannot be decompressed ({error}). If the file is "
+            "not compressed, pass compressed=False."
+        )
 
 
 def _limits(file: File, limits: File) -> np.ndarray:

@@ -13,10 +13,15 @@ _local = threading.local()
 
 def unzstd(data: bytes | memoryview, size: int) -> bytes:
     """`data` decompressed to `size` bytes (0: as the frame says)."""
+    return zstd_decoder()(data, size)
+
+
+def zstd_decoder() -> Callable[[bytes | memoryview, int], bytes]:
+    """What `unzstd` does, without looking for this thread's decompressor in every call."""
     decompress = getattr(_local, "zstd", None)
     if decompress is None:
         decompress = _local.zstd = _zstd()  # one per thread: a shared one gives wrong data
-    return decompress(data, size)
+    return decompress
 
 
 def _zstd() -> Callable[[bytes | memoryview, int], bytes]:
@@ -24,8 +29,7 @@ def _zstd() -> Callable[[bytes | memoryview, int], bytes]:
         from compression import zstd
 
         return lambda data, size: zstd.decompress(data)
-    shared = package("zstandard", "zstd", "Files compressed with zstd").ZstdDecompressor()
-    return lambda data, size: shared.decompress(data, max_output_size=size)
+    return package("zstandard", "zstd", "Files compressed with zstd").ZstdDecompressor().decompress
 
 
 def unbrotli(data: bytes | memoryview, size: int) -> bytes:

@@ -18,7 +18,7 @@ from bushel.sources.stores import Options, Path
 
 
 class LanceDataSource:
-    """Rows of a Lance data set as dicts, at any position.
+    """Rows of a Lance data set as dicts, at any position. A null is None, in columns of floats NaN.
 
     Args:
       path: a folder or a URL that the `lance` package knows.
@@ -74,7 +74,7 @@ class LanceDataSource:
 
     def _rows(self, places: list[int]) -> ArrowRows:
         try:
-            return ArrowRows(self._opened().take(places, columns=self._columns))
+            return ArrowRows(self._opened().take(places, columns=self._columns), chosen=True)
         except (OSError, ValueError) as error:
             raise DamagedFile(f"{self._path}: rows {places[:8]} cannot be read: {error}") from error
 

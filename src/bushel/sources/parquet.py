@@ -11,13 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import checks
-from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
-from bushel.sources.arrow_rows import ArrowRows, RowsCache, gathered, values
+from bushel.sources.arrow_rows import values
 from bushel.sources.needs import package
 from bushel.sources.stores import Options
+from bushel.sources.tables import TableSource
 
 _FILES_PER_THREAD = 8
 
@@ -54,7 +53,7 @@ def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
             raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(map(repr, names))}.")
 
 
-class ParquetDataSource:
+class ParquetDataSource(TableSource):
     """Rows of Parquet files as dicts, at any position.
 
     A read decodes the whole row group that holds the row; decoded groups are kept within `cache_bytes`. So reads that
@@ -68,6 +67,8 @@ class ParquetDataSource:
       storage_options: of the store where the files lie.
     """
 
+    part = "row group"
+
     def __init__(
         self,
         paths: Any,
@@ -76,79 +77,23 @@ class ParquetDataSource:
         cache_bytes: int = 256 << 20,
         storage_options: Options | None = None,
     ):
-        self._options = dict(storage_options or {})
-        self._columns = None if columns is None else list(columns)
-        self._cache_bytes = checks.positive(cache_bytes, "cache_bytes")
-        self._paths = stores.find(paths, self._options)
-        self._forget()
-        groups: list[tuple[int, int]] = []  # file, row group in it
-        lengths: list[int] = []
-        for number, path in enumerate(self._paths):
-            file = opened(path, self._options, {})
-            check_columns(file, path, self._columns)
-            meta = file.metadata
-            groups += [(number, entry) for entry in range(meta.num_row_groups)]
-            lengths += [meta.row_group(entry).num_rows for entry in range(meta.num_row_groups)]
-        self._groups = groups
-        self._ends = np.cumsum(lengths, dtype=np.int64)
-        self._length = int(self._ends[-1]) if len(self._ends) else 0
+        super().__init__(paths, columns, cache_bytes, storage_options)
 
-    def _forget(self) -> None:
-        self._rows = RowsCache(self._cache_bytes, self._decoded)
-        self._files = threading.local()  # a ParquetFile that threads share crashes
+    def _no_files(self) -> Any:
+        return threading.local()  # a ParquetFile that threads share crashes
 
-    @property
-    def paths(self) -> list[str]:
-        """The files, in the order of their rows."""
-        return list(self._paths)
+    def _lengths(self, number: int) -> list[int]:
+        file = opened(self._paths[number], self._options, {})
+        check_columns(file, self._paths[number], self._columns)
+        return [file.metadata.row_group(part).num_rows for part in range(file.metadata.num_row_groups)]
 
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        place = checks.integer(index, "index")
-        if not -self._length <= place < self._length:
-            raise IndexError(f"index {place} is out of range for {self._length} records")
-        place %= self._length
-        number = int(self._ends.searchsorted(place, "right"))
-        return self._rows(number).row(place - (int(self._ends[number - 1]) if number else 0))
-
-    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices` (each in [0, len)): each row group that they need is decoded once."""
-        return gathered(np.asarray(indices, np.int64), self._ends, self._rows)
-
-    def _decoded(self, number: int) -> ArrowRows:
-        file, entry = self._groups[number]
-        rows = ArrowRows(group(self._file(file), self._paths[file], entry, self._columns))
-        expected = int(self._ends[number]) - (int(self._ends[number - 1]) if number else 0)
-        if rows.length != expected:
-            raise DamagedFile(
-                f"{self._paths[file]}: row group {entry} had {expected} rows when the source was made and has "
-                f"{rows.length} now."
-            )
-        return rows
-
-    def _file(self, number: int) -> Any:
+    def _table(self, number: int, part: int) -> Any:
         files = vars(self._files).setdefault("open", collections.OrderedDict())
         if number not in files:
             files[number] = opened(self._paths[number], self._options, {})
             if len(files) > _FILES_PER_THREAD:
                 files.popitem(last=False)
-        return files[number]
-
-    def fingerprint(self) -> Any:
-        return [stores.fingerprint(self._paths, self._options), self._columns]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_files")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
-
-    def __repr__(self) -> str:
-        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"ParquetDataSource({os.path.basename(self._paths[0])}{more}: {self._length} records)"
+        return group(files[number], self._paths[number], part, self._columns)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import copy
+import functools
 import os
 import re
 import threading
@@ -19,6 +20,7 @@ from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.stores import File, Options
 
+_FILES_AT_ONCE = 16
 _SLICE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
@@ -60,6 +62,7 @@ class RecordSource(abc.ABC):
         self._shards = _shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
+        self._remote = any(map(stores.is_url, self._paths)) and "cache_dir" not in self._options
         self._forget()
         counts = self._counted()
         bounds = [_bounds(shard, count) for shard, count in zip(self._shards, counts)]
@@ -79,7 +82,7 @@ class RecordSource(abc.ABC):
     def _counted(self) -> list[int]:
         if len(self._shards) == 1:
             return [self._opened(0).count]
-        with concurrent.futures.ThreadPoolExecutor(min(16, len(self._shards))) as pool:
+        with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(self._shards))) as pool:
             return [reader.count for reader in pool.map(self._opened, range(len(self._shards)))]
 
     def _opened(self, number: int) -> RecordReader:
@@ -149,10 +152,16 @@ class RecordSource(abc.ABC):
         if len(self._ends) == 1:
             return (self._readers[0] or self._opened(0)).read_many(places + self._starts[0])
         found: list[Any] = [None] * len(places)
-        for reader, positions, rows in self._by_file(places):
-            for row, record in zip(rows.tolist(), reader.read_many(positions)):
+        numbers, positions, rows = zip(*self._by_file(places)) if len(places) else ((), (), ())
+        # Where a read costs a round trip, all files are read at once.
+        several = _threads(os.getpid()).map if self._remote and len(numbers) > 1 else map
+        for where, records in zip(rows, several(self._read_many, numbers, positions)):
+            for row, record in zip(where.tolist(), records):
                 found[row] = record
         return found
+
+    def _read_many(self, number: int, positions: np.ndarray) -> list[bytes]:
+        return self._opened(number).read_many(positions)
 
     def read_into(self, indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
         """Fills the rows of `out`, of any dtype, with records of just their size: one copy, from file to place."""
@@ -164,22 +173,25 @@ class RecordSource(abc.ABC):
         rows: Any = out.reshape(-1).view(np.uint8)
         rows = memoryview(rows)
         size = out.nbytes // len(out)
-        for reader, positions, where in self._by_file(places):
+        if self._remote:
+            return copied_into(self.__getitems__(places), rows, size, os.path.basename(self._paths[0]))
+        for number, positions, where in self._by_file(places):
+            reader = self._opened(number)
             if len(where) == len(places):
                 reader.read_into(positions, rows, size)
             else:
                 for position, row in zip(positions, where.tolist()):
                     reader.read_into(np.array([position]), rows[row * size : (row + 1) * size], size)
 
-    def _by_file(self, places: np.ndarray) -> Iterator[tuple[RecordReader, np.ndarray, np.ndarray]]:
-        """Readers with the positions asked of each, and the rows they belong to."""
+    def _by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Files with the positions asked of each, and the rows they belong to."""
         numbers = self._ends.searchsorted(places, "right")
         before = np.concatenate(([0], self._ends))
         positions = places - before[numbers] + self._starts[numbers]
         order = np.argsort(numbers, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
             if len(rows):
-                yield self._opened(int(numbers[rows[0]])), positions[rows], rows
+                yield int(numbers[rows[0]]), positions[rows], rows
 
     def __iter__(self) -> Iterator[bytes]:
         for low in range(0, self._length, 256):
@@ -217,6 +229,13 @@ class RecordSource(abc.ABC):
     def __repr__(self) -> str:
         more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
         return f"{type(self).__name__}({os.path.basename(self._paths[0])}{more}: {self._length} records)"
+
+
+@functools.cache
+def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
+    """Threads of this process: those of the one it was forked from are not there."""
+    del process
+    return concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE, "bushel-files")
 
 
 Shard = tuple[str, int, int | None]

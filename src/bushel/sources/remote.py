@@ -6,6 +6,7 @@ growing pauses; what it does not repeat, a body that ends early, is repeated her
 
 from __future__ import annotations
 
+import concurrent.futures
 import datetime
 import functools
 import json
@@ -13,6 +14,8 @@ import os
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from bushel.base.errors import DamagedFile
 from bushel.sources import cache
@@ -23,6 +26,10 @@ _OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "htt
 _OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
 _MERGE_BYTES = 64 * 1024
 """Ranges nearer than this are one request: a gap costs less than a round trip."""
+_AT_A_TIME = 10
+"""Requests that one call of obstore has in flight."""
+_CALLS = 8
+"""Calls at a time, for reads of more ranges than one call has in flight."""
 
 
 def open_url(url: str, options: Options | None) -> File:
@@ -117,6 +124,11 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
     return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
 
 
+@functools.cache
+def _threads() -> concurrent.futures.ThreadPoolExecutor:
+    return concurrent.futures.ThreadPoolExecutor(_CALLS, "bushel-ranges")
+
+
 _TRIES = 3
 
 
@@ -143,6 +155,8 @@ def _first_line(error: Exception) -> str:
 class _Object(File):
     """An object of a store that obstore knows."""
 
+    together = True
+
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name = url
         root, self._key = _split(url)
@@ -165,20 +179,37 @@ class _Object(File):
         for start, length in asked:
             if start + length > self.size:
                 raise self.short(start, length, max(0, self.size - start))
-        firsts, counts = [start for start, _ in asked], [length for _, length in asked]
-        parts = iter(())
-        if asked:
-            _refuse_after_fork(self.name)
-            got = _attempts(
-                lambda: self._store.get_ranges(self._key, starts=firsts, lengths=counts, coalesce=_MERGE_BYTES),
-                self.name,
-            )
-            parts = iter(got)
+        parts = iter(self._fetched(asked))
         found = [next(parts) if length else b"" for length in lengths]
         for start, length, part in zip(starts, lengths, found):
             if len(part) != length:
                 raise self.short(start, length, len(part))
         return found
+
+    def _fetched(self, asked: list[tuple[int, int]]) -> list[Any]:
+        """Ranges with something in them. Those of one call are merged by obstore, which asks for ten at a time."""
+        if not asked:
+            return []
+        _refuse_after_fork(self.name)
+        starts, lengths = [start for start, _ in asked], [length for _, length in asked]
+        lows, _, which = _merged(np.asarray(starts), np.asarray(lengths))
+        if len(lows) <= _AT_A_TIME:
+            return self._get(starts, lengths)
+        found: list[Any] = [None] * len(asked)
+        numbers = np.asarray(which) // _AT_A_TIME
+        rows = [np.flatnonzero(numbers == number).tolist() for number in range(int(numbers.max()) + 1)]
+        parts = _threads().map(
+            lambda chosen: self._get([starts[n] for n in chosen], [lengths[n] for n in chosen]), rows
+        )
+        for chosen, got in zip(rows, parts):
+            for number, part in zip(chosen, got):
+                found[number] = part
+        return found
+
+    def _get(self, starts: list[int], lengths: list[int]) -> list[Any]:
+        return _attempts(
+            lambda: self._store.get_ranges(self._key, starts=starts, lengths=lengths, coalesce=_MERGE_BYTES), self.name
+        )
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
         _scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
@@ -190,15 +221,23 @@ class _Object(File):
 def _fsspec(url: str, settings: dict[str, Any]) -> Any:
     fsspec = package("fsspec", "fsspec", f"URLs such as {url}")
     scheme = url.partition("://")[0]
-    own = {key: value for key, value in settings.items() if key not in _OURS}
     try:
-        return fsspec.filesystem(scheme, **own)
+        system = fsspec.filesystem(scheme, **_drivers(settings))
     except (ValueError, ImportError) as error:
         raise ValueError(f"{url}: no store is known for {scheme}:// ({error}).") from None
+    system.invalidate_cache()  # drivers remember listings, and would not see what was written since
+    return system
+
+
+def _drivers(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are meant for the fsspec driver."""
+    return {key: value for key, value in settings.items() if key not in _OURS}
 
 
 class _FsspecFile(File):
     """A file of any store that has an fsspec driver."""
+
+    together = True
 
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name = url
@@ -219,18 +258,34 @@ class _FsspecFile(File):
         return self.read_many([start], [length])[0]
 
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        ends = [start + length for start, length in zip(starts, lengths)]
-        found = self._system.cat_ranges([self._path] * len(ends), list(starts), ends, on_error="raise")
-        for start, length, part in zip(starts, lengths, found):
-            if len(part) != length:
-                raise self.short(start, length, len(part))
-        return found
+        if not len(starts):
+            return []
+        lows, highs, which = _merged(np.asarray(starts), np.asarray(lengths))
+        parts = self._system.cat_ranges([self._path] * len(lows), lows, highs, on_error="raise")
+        for low, high, part in zip(lows, highs, parts):
+            if len(part) != high - low:
+                raise self.short(low, high - low, len(part))
+        if len(parts) == len(starts):
+            return [parts[number] for number in which]
+        places = [start - lows[number] for start, number in zip(starts, which)]
+        return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
         _scatter(self.read(start, sum(map(len, buffers))), buffers)
 
     def version(self) -> list[Any]:
         return [self._path.rpartition("/")[2], self.size, self._tag]
+
+
+def _merged(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    """Ranges that hold the given ones, near ones merged: begins, ends, and which of them each of the given is in."""
+    order = np.argsort(starts, kind="stable")
+    begins = starts[order]
+    ends = np.maximum.accumulate(begins + lengths[order])
+    apart = np.flatnonzero(begins[1:] > ends[:-1] + _MERGE_BYTES) + 1
+    which = np.empty(len(order), np.int64)
+    which[order] = apart.searchsorted(np.arange(len(order)), "right")
+    return begins[np.append(0, apart)].tolist(), ends[np.append(apart, len(order)) - 1].tolist(), which.tolist()
 
 
 def _scatter(data: Any, buffers: Sequence[Any]) -> None:
@@ -246,6 +301,11 @@ def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
         low += len(buffer)
 
 
-def folder(url: str, options: Options | None) -> Any:
-    """An obstore store for everything below a URL, for libraries that take one."""
-    return _store(url.rstrip("/"), _frozen(dict(options or {})))
+def zarr_store(url: str, options: Options | None) -> Any:
+    """Everything below a URL as a store of the `zarr` package."""
+    storage = package("zarr", "zarr", "Zarr stores").storage
+    settings = dict(options or {})
+    if url.partition("://")[0] in _OBJECT_STORES:
+        return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
+    _fsspec(url, settings)  # for the words where there is no driver
+    return storage.FsspecStore.from_url(url, storage_options=_drivers(settings), read_only=True)

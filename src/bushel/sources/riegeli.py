@@ -42,6 +42,16 @@ def joined(raw: bytes, start: int) -> bytes:
     return b"".join(parts)
 
 
+def in_headers(start: int, length: int) -> int:
+    """How many of the `length` bytes from `start` on are of block headers.
+
+    >>> in_headers(65_530, 10), in_headers(65_530, 100), in_headers(100, 200_000)
+    (4, 24, 72)
+    """
+    inside = length - -start % BLOCK
+    return 0 if inside <= 0 else inside // BLOCK * BLOCK_HEADER + min(inside % BLOCK, BLOCK_HEADER)
+
+
 def around_headers(start: int, views: list[memoryview]) -> list[Any]:
     """Buffers for a read from `start` on that puts block headers aside and everything else into `views`."""
     aside = bytearray(BLOCK_HEADER)

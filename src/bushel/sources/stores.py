@@ -9,12 +9,13 @@ import abc
 import collections
 import glob
 import io
+import operator
 import os
 import re
 import stat
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from bushel.base.errors import DamagedFile
@@ -26,6 +27,8 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _WILD = re.compile(r"[*?\[]")
 _OPEN_AT_ONCE = 256
 _BUFFERS_AT_ONCE = 512  # the system takes at least 1024
+LARGE_BYTES = 16 << 10
+"""From this size on, fresh memory for what is read costs more than reading it into a buffer that is used again."""
 
 
 class File(abc.ABC):
@@ -33,6 +36,8 @@ class File(abc.ABC):
 
     name: str
     size: int
+    together: ClassVar[bool]
+    """Whether a read costs a round trip, so that many ranges should be asked for together."""
 
     @abc.abstractmethod
     def read(self, start: int, length: int) -> bytes:
@@ -144,6 +149,19 @@ def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase
     return io.BufferedReader(Readable(open_file(text, options)), 1 << 20) if is_url(text) else open(text, "rb")
 
 
+def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes | memoryview]:
+    """Many ranges, each good until the next one is asked for: large ones of a local file share one buffer."""
+    largest = max(lengths, default=0)
+    if file.together or largest < LARGE_BYTES:
+        yield from file.read_many(starts, lengths)
+        return
+    buffer = memoryview(bytearray(largest))
+    for start, length in zip(starts, lengths):
+        part = buffer[:length]
+        file.read_into(start, [part])
+        yield part
+
+
 def fingerprint(paths: Iterable[str], options: Options | None = None) -> list[Any]:
     """What tells these files from others, without reading them."""
     return [open_file(path, options).version() for path in paths]
@@ -166,6 +184,7 @@ class LocalFile(File):
     Descriptors are few: beyond 256 of them the oldest is given back, and opened again when it is needed.
     """
 
+    together = False
     _open: ClassVar[collections.deque[weakref.ref[LocalFile]]] = collections.deque()
     _lock = threading.Lock()
 
@@ -209,6 +228,11 @@ class LocalFile(File):
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
         descriptor = self._descriptor or self._opened()
         number, pread = descriptor.number, os.pread
+        if len(starts) > 1 and (wanted := sum(lengths)) < LARGE_BYTES * len(starts):
+            low = min(starts)
+            span = max(map(operator.add, starts, lengths)) - low
+            if span <= 2 * wanted and len(whole := pread(number, span, low)) == span:  # side by side: one read for all
+                return [whole[start - low : start - low + length] for start, length in zip(starts, lengths)]
         found = [pread(number, length, start) for start, length in zip(starts, lengths)]
         if list(map(len, found)) != list(lengths):
             return [self.read(start, length) for start, length in zip(starts, lengths)]

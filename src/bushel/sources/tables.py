@@ -1,0 +1,141 @@
+"""What Parquet and Arrow files have in common: rows at any position, decoded a part of a file at a time."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bushel.base import blocks, checks
+from bushel.base.blocks import Block, Columns
+from bushel.base.errors import DamagedFile
+from bushel.sources import stores
+from bushel.sources.arrow_rows import ArrowRows
+from bushel.sources.stores import Options
+
+
+class TableSource(abc.ABC):
+    """Rows of table files as dicts. A pickle holds paths; files are opened where they are read."""
+
+    part: ClassVar[str]
+    """What a part of a file is called."""
+
+    def __init__(self, paths: Any, columns: Sequence[str] | None, cache_bytes: int, storage_options: Options | None):
+        self._options = dict(storage_options or {})
+        self._columns = None if columns is None else list(columns)
+        self._cache_bytes = checks.positive(cache_bytes, "cache_bytes")
+        self._paths = stores.find(paths, self._options)
+        self._forget()
+        lengths = [self._lengths(number) for number in range(len(self._paths))]
+        self._parts = [(number, part) for number, parts in enumerate(lengths) for part in range(len(parts))]
+        self._ends = np.cumsum([length for parts in lengths for length in parts], dtype=np.int64)
+        self._length = int(self._ends[-1]) if len(self._ends) else 0
+
+    @abc.abstractmethod
+    def _no_files(self) -> Any:
+        """What keeps open files, with none in it."""
+
+    @abc.abstractmethod
+    def _lengths(self, number: int) -> list[int]:
+        """How many rows the parts of a file have."""
+
+    @abc.abstractmethod
+    def _table(self, number: int, part: int) -> Any:
+        """A part of a file, decoded; any thread may ask."""
+
+    def _forget(self) -> None:
+        self._rows = _Kept(self._cache_bytes, self._decoded)
+        self._files = self._no_files()
+
+    def _decoded(self, place: int) -> ArrowRows:
+        number, part = self._parts[place]
+        rows = ArrowRows(self._table(number, part))
+        expected = int(self._ends[place]) - self._begin(place)
+        if rows.length != expected:
+            raise DamagedFile(
+                f"{self._paths[number]}: {self.part} {part} had {expected} rows when the source was made and has "
+                f"{rows.length} now."
+            )
+        return rows
+
+    def _begin(self, place: int) -> int:
+        return int(self._ends[place - 1]) if place else 0
+
+    @property
+    def paths(self) -> list[str]:
+        """The files, in the order of their rows."""
+        return list(self._paths)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = checks.integer(index, "index")
+        if not -self._length <= row < self._length:
+            raise IndexError(f"index {row} is out of range for {self._length} records")
+        row %= self._length
+        place = int(self._ends.searchsorted(row, "right"))
+        return self._rows(place).row(row - self._begin(place))
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """The rows at `indices` (each in [0, len)): each part that they need is decoded once."""
+        return _gathered(np.asarray(indices, np.int64), self._ends, self._rows)
+
+    def fingerprint(self) -> Any:
+        return [stores.fingerprint(self._paths, self._options), self._columns]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_files")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return f"{type(self).__name__}({os.path.basename(self._paths[0])}{more}: {self._length} records)"
+
+
+class _Kept:
+    """Decoded parts of tables by number, within a limit of bytes: those used longest ago go first."""
+
+    def __init__(self, limit_bytes: int, decode: Callable[[int], ArrowRows]):
+        self._limit, self._decode = limit_bytes, decode
+        self._lock = threading.Lock()
+        self._kept: collections.OrderedDict[int, ArrowRows] = collections.OrderedDict()
+        self._bytes = 0
+
+    def __call__(self, number: int) -> ArrowRows:
+        with self._lock:
+            rows = self._kept.get(number)
+            if rows is not None:
+                self._kept.move_to_end(number)
+                return rows
+        rows = self._decode(number)  # outside of the lock: threads decode at the same time
+        with self._lock:
+            if number not in self._kept:
+                self._kept[number] = rows
+                self._bytes += rows.nbytes
+            while self._bytes > self._limit and len(self._kept) > 1:
+                self._bytes -= self._kept.popitem(last=False)[1].nbytes
+        return rows
+
+
+def _gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowRows]) -> Block:
+    """Records at `places` of a row of parts that end at `ends`; each part is asked for once."""
+    if not len(places):
+        return []
+    numbers = ends.searchsorted(places, "right")
+    within = places - np.concatenate(([0], ends))[numbers]
+    order = np.argsort(numbers, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+    found = blocks.joined([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
+    back = np.argsort(order)
+    if isinstance(found, Columns):
+        return Columns({name: column[back] for name, column in found.tree.items()}, len(places))
+    return [found[place] for place in back.tolist()]
