@@ -668,9 +668,9 @@ def test_positions(folder):
 
 
 def test_a_data_set_in_a_store(folder, tmp_path):
-    with s3(tmp_path) as client:
+    with s3(tmp_path) as put:
         for path in folder.iterdir():
-            client.put_object(Bucket=BUCKET, Key=f"sets/mine/1.0.0/{path.name}", Body=path.read_bytes())
+            put(f"sets/mine/1.0.0/{path.name}", path.read_bytes())
         builder, here = RLDSBuilder("mine", f"s3://{BUCKET}/sets"), RLDSBuilder("mine", folder).episodes()
         assert builder.folder == f"s3://{BUCKET}/sets/mine/1.0.0"
         there = builder.episodes()

@@ -80,7 +80,8 @@ class TFRecordDataSource(RecordSource):
         places, begins = np.asarray(indices, np.int64), np.asarray(starts, np.int64)
         lengths = np.asarray(sizes, np.int64)
         found: list[Any] = [None] * len(places)
-        for reader, positions, rows in self._by_file(places):
+        for number, positions, rows in self._by_file(places):
+            reader = self._opened(number)
             assert isinstance(reader, _TFRecordFile)
             for row, part in zip(rows.tolist(), reader.read_parts(positions, begins[rows], lengths[rows])):
                 found[row] = part
