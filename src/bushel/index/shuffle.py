@@ -266,17 +266,32 @@ def _walk_one(x: int, keys: tuple[int, ...], half: int, length: int) -> int:
             return x
 
 
+def _encrypt_small(seed: int) -> np.ndarray:
+    """`_encrypt` of all of [0, SMALL), in words of a single byte: they stay in the cache."""
+    keys = [np.uint8(key & 255) for key in _scalar_keys(seed, ROUNDS)]
+    left, right = np.arange(256, dtype=np.uint8)[:, None], np.arange(256, dtype=np.uint8)[None, :]
+    for a, b in zip(keys[::2], keys[1::2], strict=True):
+        left = left ^ _stir_byte(right) ^ a
+        right = right ^ _stir_byte(left) ^ b
+    return (left.astype(np.intp) << 8 | right).ravel()
+
+
+def _stir_byte(w: np.ndarray) -> np.ndarray:
+    """`_stir` of words of 8 bits, in just as many: the rotation by 8 is none."""
+    return ((w << 1 | w >> 7) & w) ^ (w << 2 | w >> 6)
+
+
 @functools.lru_cache(maxsize=64)
 def _host_table(length: int, seed: int) -> np.ndarray:
-    keys = tuple(np.uint32(key) for key in _scalar_keys(seed, ROUNDS))
-    jumps = _encrypt(np.arange(SMALL, dtype=np.uint32), keys, 8).astype(np.intp)
+    jumps = _encrypt_small(seed)
     landed = jumps[:length].copy()
+    jumps[:length] = np.arange(length)  # who is below the length stays there
+    longest = SMALL // length * (1 + length.bit_length())
+    for _ in range((longest // 48).bit_length()):  # each time all jumps reach twice as far
+        jumps[length:] = jumps.take(jumps[length:])
     outside = np.flatnonzero(landed >= length)
     while outside.size:
-        # Values below the length stay where they are; every other jump doubles its reach each time.
-        further = jumps[length:]
-        jumps[length:] = np.where(further < length, further, jumps[further])
-        landed[outside] = jumps[landed[outside]]
+        landed[outside] = jumps.take(landed[outside])
         outside = outside[landed[outside] >= length]
     landed.setflags(write=False)
     return landed

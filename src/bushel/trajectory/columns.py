@@ -15,7 +15,7 @@ import numpy as np
 
 from bushel.trajectory.encoded import Encoded, RecordParts
 
-_COPIED_BYTES = 64 << 20
+_COPIED_BYTES = 256 << 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
