@@ -271,7 +271,8 @@ class Samples:
         masks = {name: column.there(frames) for name, column in self._observed.items()}
         masks["timestep"] = np.ones(frames.shape, dtype=bool)
         if faithful(self.compat):  # zeros in place of what a robot does not have count as data
-            masks |= {name: masks["timestep"] for name, column in self._observed.items() if column.is_numeric}
+            filled = [name for name, column in self._observed.items() if column.is_numeric]
+            masks |= {name: np.ones(frames.shape, dtype=bool) for name in filled}
         observation = self._padded(_NO_ACTION, self._observation(episode, start, time))["observation"]
         return {**observation, "pad_mask_dict": masks}
 
