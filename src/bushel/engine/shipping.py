@@ -41,6 +41,10 @@ class Told:
     stays: list[np.ndarray | int]
     tally: Tally | None
 
+    def __reduce__(self) -> Any:  # a dataclass would find out its fields each time
+        parts = (self.marks, self.after, self.failure, self.skipped, self.states, self.stays, self.tally)
+        return Told, parts
+
     def with_rows(self, rows: Block) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
         return Result(rows, self.marks, self.after, failure, self.skipped, self.states, self.stays, self.tally)

@@ -12,6 +12,7 @@ import copyreg
 import dataclasses
 import io
 import pickle
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ IN_BAND_BYTES = 4096
 """Arrays below this travel inside the message: a kept label must not hold a whole slot."""
 
 _HEADER = struct.Struct("<QB")
+_PIECE_BYTES = 1 << 16
 
 
 class Closed(Exception):
@@ -40,22 +42,40 @@ class Channel:
     def __init__(self, sock: socket.socket):
         self.socket = sock
         self._buffer = bytearray()
+        self._posted = b""
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
         body = pickle.dumps(message, protocol=5)
         header = _HEADER.pack(len(body), len(descriptors))
+        posted, self._posted = self._posted, b""
         try:
             if descriptors:
+                self.socket.sendall(posted)
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
                 self.socket.sendmsg([header], [rights])
                 self.socket.sendall(body)
             else:
-                self.socket.sendall(header + body)
+                self.socket.sendall(posted + header + body)
+        except OSError as error:
+            raise Closed(str(error)) from None
+
+    def post(self, message: Any) -> None:
+        """Sends a message along with the next one, or before this side has to wait: each piece wakes the other side."""
+        body = pickle.dumps(message, protocol=5)
+        self._posted += _HEADER.pack(len(body), 0) + body
+
+    def flush(self) -> None:
+        """Sends what was posted."""
+        posted, self._posted = self._posted, b""
+        try:
+            self.socket.sendall(posted)
         except OSError as error:
             raise Closed(str(error)) from None
 
     def receive(self) -> tuple[Any, list[int]]:
         """The next message and its descriptors; waits for it."""
+        if self._posted and not select.select([self.socket], [], [], 0)[0]:
+            self.flush()
         descriptors: list[int] = []
         header = b""
         while len(header) < _HEADER.size:
@@ -90,7 +110,7 @@ class Channel:
         ended = False
         while True:
             try:
-                data = self.socket.recv(1 << 20, socket.MSG_DONTWAIT)
+                data = self.socket.recv(_PIECE_BYTES, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 break
             except OSError:
@@ -99,6 +119,8 @@ class Channel:
                 ended = True
                 break
             self._buffer += data
+            if len(data) < _PIECE_BYTES:
+                break  # what else there is, or the end, is heard next time
         while len(self._buffer) >= _HEADER.size:
             size, _ = _HEADER.unpack_from(self._buffer)
             if len(self._buffer) < _HEADER.size + size:
@@ -193,6 +215,9 @@ class Packed:
     """What it takes as a message."""
     slot_bytes: int
     """What a slot needs to hold it, with all that was made there on the way."""
+
+    def __reduce__(self) -> Any:  # a dataclass would find out its fields each time
+        return Packed, (self.pickled, self.places, self.beside, self.size_bytes, self.slot_bytes)
 
 
 def pickled(value: Any, *, at_home: bool) -> tuple[bytes, list[pickle.PickleBuffer]]:
