@@ -136,7 +136,7 @@ def _alike_leaves(leaves: list[Any], kind: type) -> bool:
     if kind is np.ndarray:
         return len({(leaf.shape, leaf.dtype) for leaf in leaves}) == 1
     if kind is int:
-        return -(1 << 63) <= min(leaves) and max(leaves) < 1 << 63
+        return min(leaves) >= -(1 << 63) and max(leaves) < 1 << 63
     if kind is str or kind is bytes:
         return len(set(map(len, leaves))) == 1
     return _is_number(kind)
