@@ -149,7 +149,7 @@ DEFAULT_THREADS = {
 def test_threads_read_only_where_records_are_not_in_memory(build, count):
     before = reading_threads()
     with iter(build()) as it:
-        for _ in range(5):
+        for _ in range(9):
             next(it)
         assert len([thread for thread in reading_threads() if thread not in before]) == count
 
