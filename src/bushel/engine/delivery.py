@@ -199,7 +199,7 @@ class BlockCursor(Cursor):
         return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error)
 
     def _fill(self) -> None:
-        while len(self._tickets) < self._ahead and self._next < self._length:
+        while len(self._tickets) < self._ahead * self._executor.stretch() and self._next < self._length:
             held = self._next - self._position
             if self._tickets and held >= self._most:
                 break
