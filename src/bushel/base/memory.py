@@ -48,4 +48,4 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     if size < WORTH_ALIGNING or dtype.hasobject:
         return np.empty(shape, dtype)
     raw = np.empty(size + ALIGNMENT, np.uint8)
-    return np.ndarray(shape, dtype, raw, -ctypes.addressof(ctypes.c_char.from_buffer(raw)) % ALIGNMENT)
+    return np.ndarray(shape, dtype, raw, -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % ALIGNMENT)

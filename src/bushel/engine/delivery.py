@@ -22,7 +22,7 @@ from bushel.graph.node import Origin
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Cursor, Skips, State, counted, field
 
-BLOCK_S = 10e-3
+BLOCK_S = 20e-3
 """A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
 
 
