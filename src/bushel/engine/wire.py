@@ -74,7 +74,7 @@ class Channel:
 
     def receive(self) -> tuple[Any, list[int]]:
         """The next message and its descriptors; waits for it."""
-        if self._posted and not select.select([self.socket], [], [], 0)[0]:
+        if self._posted and not self.has_news(0.0):
             self.flush()
         descriptors: list[int] = []
         header = b""
@@ -103,6 +103,12 @@ class Channel:
                 raise Closed("end of file")
             done += count
         return pickle.loads(body), descriptors
+
+    def has_news(self, timeout_s: float) -> bool:
+        """Whether anything, or the end, has arrived or arrives within the time."""
+        poll = select.poll()  # `select` itself refuses descriptors from 1024 on
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(1000 * timeout_s))
 
     def arrived(self) -> list[Any]:
         """All messages that are whole by now; never waits. Raises Closed at the end of file."""
