@@ -16,9 +16,9 @@ from benchmarks.measure import (
     Settings,
     Timing,
     compare,
+    least,
     require_same_elements,
     rows,
-    timed_once,
 )
 
 SEQUENCES = 12_000
@@ -160,16 +160,12 @@ def mix_of_three(settings: Settings) -> list[Row]:
     found = []
     for name, size in (("one by one", None), ("in batches of 256", 256)):
         (theirs, without), (ours, ours_without) = timings(GRAIN, size), timings(BUSHEL, size)
-        # The overhead is a difference of two times, so both are timed in turn and subtracted, repetition by repetition.
+        # The overhead is a difference of two times: all four are timed in turns, and the least of each is taken.
         contenders = {"grain": theirs, "without": without, "bushel": ours, "ours without": ours_without}
-        taken: dict[str, list[Timing]] = {kind: [] for kind in contenders}
-        for repetition in range(settings.repetitions):
-            kinds = list(contenders)
-            for kind in reversed(kinds) if repetition % 2 else kinds:
-                taken[kind].append(timed_once(contenders[kind], settings))
+        taken = [least(contenders, settings) for _ in range(settings.repetitions)]
         overhead = {
-            "grain": [_less(a, b) for a, b in zip(taken["grain"], taken["without"], strict=True)],
-            "bushel": [_less(a, b) for a, b in zip(taken["bushel"], taken["ours without"], strict=True)],
+            "grain": [_less(times["grain"], times["without"]) for times in taken],
+            "bushel": [_less(times["bushel"], times["ours without"]) for times in taken],
         }
         targets = {"bushel": 10.0} if size else None
         found += rows(f"MIX of three, overhead {name}", overhead, targets=targets)

@@ -74,8 +74,12 @@ def compare(
     *,
     targets: Mapping[str, float] | None = None,
     notes: Mapping[str, str] | None = None,
+    before: Callable[[Contender], None] = lambda contender: None,
 ) -> list[Row]:
-    """Times the contenders in turn, the order reversed every other time; one row for each but Grain."""
+    """Times the contenders in turn, the order reversed every other time; one row for each but Grain.
+
+    `before` is called with a contender before each of its timings.
+    """
     passes = {
         name: _passes(run, settings.base_s if name == BASE else settings.other_s) for name, run in contenders.items()
     }
@@ -83,6 +87,7 @@ def compare(
     for repetition in range(settings.repetitions):
         names = list(contenders)
         for name in reversed(names) if repetition % 2 else names:
+            before(contenders[name])
             timings[name].append(_timed(contenders[name], passes[name]))
     return rows(workload, timings, targets=targets, notes=notes)
 
@@ -127,9 +132,14 @@ def _passes(run: Contender, at_least_s: float) -> int:
     return max(1, math.ceil(at_least_s / (time.perf_counter() - begun)))
 
 
-def timed_once(run: Contender, settings: Settings) -> Timing:
-    """One timing of a contender, long enough for any."""
-    return _timed(run, _passes(run, settings.other_s))
+def least(contenders: Mapping[str, Contender], settings: Settings, turns: int = 5) -> dict[str, Timing]:
+    """The least time of each contender over a few turns: steady enough for a difference of two to mean something."""
+    passes = {name: _passes(run, settings.other_s) for name, run in contenders.items()}
+    taken = [{name: _timed(run, passes[name]) for name, run in contenders.items()} for _ in range(turns)]
+    return {
+        name: Timing(min(turn[name].wall_s for turn in taken), min(turn[name].cpu_s for turn in taken))
+        for name in contenders
+    }
 
 
 def _timed(run: Contender, passes: int) -> Timing:

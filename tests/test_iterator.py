@@ -5,6 +5,7 @@ import gc
 import json
 import sys
 import threading
+import time
 
 import grain
 import numpy as np
@@ -125,6 +126,7 @@ class Outside:
         return 10
 
     def __getitem__(self, index):
+        time.sleep(1e-3)
         return index
 
 
@@ -147,7 +149,8 @@ DEFAULT_THREADS = {
 def test_threads_read_only_where_records_are_not_in_memory(build, count):
     before = reading_threads()
     with iter(build()) as it:
-        next(it)
+        for _ in range(9):
+            next(it)
         assert len([thread for thread in reading_threads() if thread not in before]) == count
 
 

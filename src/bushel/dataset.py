@@ -571,8 +571,9 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """The same elements in order, as a stream.
 
         Args:
-          read_options: threads that read ahead. By default there are none where all records are in memory, and
-            Grain's 16 threads and 500 elements otherwise. The output is the same for all of them.
+          read_options: threads that read ahead. By default there are none, until elements that are not known to be in
+            memory take longer than 0.1 ms each: then Grain's 16 threads and 500 elements. The output is the same for
+            all of them.
           allow_nones: keeps the elements that a filter dropped, as None.
         """
         return _IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from recipes import as_stream
 
 import bushel
-from bushel.engine.autotune import Tuned, Tuner
+from bushel.engine.autotune import FURTHEST, Tuned, Tuner
 from bushel.engine.processes import Processes, _Core
 from bushel.engine.program import Result
 from bushel.engine.report import HARDLY
@@ -102,6 +102,16 @@ def test_it_tries_again_when_the_data_changes():
     assert tuner.workers == 4
 
 
+def test_workers_that_rest_while_the_consumer_waits_work_further_ahead():
+    tuner = Tuner(4)
+    held_up = {"rate": 100.0, "waiting": 0.5, "busy": 0.4}
+    assert [(tuner.judge(**held_up), tuner.stretch) for _ in range(3)] == [(1, 2), (1, 4), (2, 4)]
+    busy, waiting = Tuner(4), Tuner(4)
+    busy.judge(rate=100, waiting=0.5, busy=0.95)
+    waiting.judge(rate=100, waiting=0.05, busy=0.4)
+    assert (busy.stretch, waiting.stretch) == (1, 1)
+
+
 # The pool: growing and parking.
 
 
@@ -115,6 +125,9 @@ class Fickle(Tuned):
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         self._pool.resize(self._random.randint(1, self.parallelism))
         return self._pool.wait(ticket)
+
+    def stretch(self) -> int:
+        return self._random.randint(1, FURTHEST)
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +249,26 @@ def test_a_slow_map_gets_more_workers(monkeypatch, ds):
                 break
             assert time.monotonic() < deadline, pool
         assert f"{pool.size} workers, chosen by Bushel: " in str(it.report())
+
+
+def mostly_quick(x: int) -> int:
+    time.sleep(0.2 if x % 40 == 0 else 0.001)
+    return x
+
+
+def test_slow_elements_that_hold_up_the_others_make_it_work_further_ahead(monkeypatch):
+    monkeypatch.setattr("bushel.engine.autotune.WINDOW_S", 0.1)
+    executor = Tuned(Processes(3))
+    executor._tuner.workers = 3
+    stream = bushel.MapDataset.range(1_000_000).map(mostly_quick).to_iter_dataset()
+    deadline = time.monotonic() + 30
+    with PipelineIterator(stream._node, None, executor) as it:
+        for expected, element in enumerate(it):
+            assert element == expected
+            assert time.monotonic() < deadline, executor.members()
+            if executor.stretch() > 1:
+                break
+    executor.close()
 
 
 def test_a_consumer_that_is_the_limit_gets_one_worker(monkeypatch):

@@ -528,6 +528,20 @@ def test_nothing_runs_before_it_is_asked_for():
     assert cursor.get_state() == {"next_index": 0}
 
 
+def test_an_executor_may_stretch_how_far_ahead_it_works(monkeypatch):
+    executor = Noting()
+    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=2)
+    monkeypatch.setattr(executor, "stretch", lambda: 3)
+    cursor.start_prefetch()
+    assert executor.open == 6
+    monkeypatch.setattr(executor, "stretch", lambda: 1)
+    found: list[int] = []
+    while executor.open > 2:
+        found += cursor.pull(50)
+    assert found == list(range(len(found)))
+    assert executor.most_open == 6
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Counts of blocks before
 

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from recipes import Recipe, build
 
 import bushel
+from bushel.engine import inline, opener
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 SOON_S = 10.0  # what takes longer hangs
@@ -153,6 +154,24 @@ def test_going_back_reads_the_same_again(recipe, there, back):
             it.set_state(json.loads(states[place]))
             found = list(itertools.islice(it, len(elements) - place))
             assert same(found, elements[place:])
+
+
+@laws
+@given(recipe=strategies.map_recipes(), size=st.none() | st.integers(1, 5))
+def test_elements_that_prove_slow_come_from_threads_unchanged(recipe, size):
+    ds = build(recipe, bushel)
+
+    def batches(**options: Any) -> Any:
+        stream = ds.to_iter_dataset(**options)
+        return stream if size is None else stream.batch(size, batch_fn=list)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inline, "SLOW_S", 0.0)
+        patch.setattr(opener, "_in_memory", lambda node: False)
+        with iter(batches(read_options=bushel.ReadOptions(0, 0))) as one, iter(batches()) as other:
+            computed_here, proved_slow = told(one, 30), told(other, 30)
+    assert same(proved_slow[0], computed_here[0])
+    assert proved_slow[1:] == computed_here[1:]
 
 
 @pytest.mark.slow
@@ -666,17 +685,89 @@ def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complain
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Sources: threads where records come from outside, none where they are in memory
+# Without options: threads where records come from outside and that proves slow, none where they are in memory
 
 
-def test_threads_by_default_only_where_records_come_from_outside():
+def test_threads_by_default_only_where_records_come_from_outside(monkeypatch):
+    monkeypatch.setattr(inline, "SLOW_S", 0.0)
+
     def starts_threads(source: Any) -> bool:
         before = reading_threads()
         with iter(bushel.MapDataset.source(source).map(recipes.double)) as it:
-            next(it)
+            assert list(itertools.islice(it, 5))
             return bool(reading_threads() - before)
 
     assert starts_threads(Reads(lambda x: x))
     for source in ([1, 2], (1, 2), np.arange(3), range(3), "abc", bushel.sources.ArrayDataSource(np.arange(3))):
         assert not starts_threads(source)
     assert not starts_threads(bushel.sources.RangeDataSource(0, 3, 1))
+
+
+class Outside:
+    """Records that are not known to be in memory; those in `slow` take 2 ms on a clock of their own."""
+
+    def __init__(self, slow: range = range(0)):
+        self.slow = slow
+        self.now = 0.0
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> int:
+        self.now += 2e-3 if index in self.slow else 1e-6
+        return index
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def threads_after(source: Outside, count: int, options: bushel.ReadOptions | None = None) -> int:
+    """How many threads read for an iterator that has given so many elements."""
+    before = reading_threads()
+    with pytest.MonkeyPatch.context() as patch, iter(bushel.MapDataset.source(source).to_iter_dataset(options)) as it:
+        patch.setattr(inline, "time", source)
+        assert list(itertools.islice(it, count)) == list(range(count))
+        return len(reading_threads() - before)
+
+
+def test_slow_records_are_read_by_threads_after_a_few():
+    assert threads_after(Outside(range(300)), 4) == 0
+    assert threads_after(Outside(range(300)), 5) == 16
+
+
+def test_quick_records_are_read_when_they_are_asked_for():
+    assert threads_after(Outside(), 300) == 0
+
+
+def test_a_slow_record_now_and_then_changes_nothing():
+    assert threads_after(Outside(range(0, 300, 2)), 300) == 0
+
+
+def test_records_that_become_slow_are_read_by_threads_from_then_on():
+    assert threads_after(Outside(range(100, 300)), 103) == 0
+    assert threads_after(Outside(range(100, 300)), 104) == 16
+
+
+def test_a_batch_of_slow_records_is_read_by_threads_already(monkeypatch):
+    source, before = Outside(range(300)), reading_threads()
+    monkeypatch.setattr(inline, "time", source)
+    with iter(bushel.MapDataset.source(source).to_iter_dataset().batch(20)) as it:
+        assert next(it).tolist() == list(range(20))
+        assert len(reading_threads() - before) == 16
+
+
+def test_a_filter_that_drops_too_much_is_refused_at_the_same_element(monkeypatch):
+    monkeypatch.setattr(inline, "SLOW_S", 0.0)
+    ds = bushel.MapDataset.source(Outside()).repeat(10).filter(lambda x: x % 20 == 0)
+    strict = bushel.experimental.DatasetOptions(filter_raise_threshold_ratio=0.9)
+    outcomes = []
+    for options in (bushel.ReadOptions(0, 0), None):
+        with iter(bushel.experimental.WithOptionsIterDataset(ds.to_iter_dataset(options), strict)) as it:
+            outcomes.append(told(it, 1000))
+    assert outcomes[0] == outcomes[1]
+    assert outcomes[0][2] is ValueError
+
+
+def test_explicit_options_are_taken_at_their_word():
+    assert threads_after(Outside(), 5, bushel.ReadOptions(3, 9)) == 3
+    assert threads_after(Outside(range(300)), 20, bushel.ReadOptions(0, 0)) == 0

@@ -19,8 +19,7 @@ from recipes import as_stream
 
 import bushel
 from bushel.engine import Executor, Observer, open_stream
-from bushel.engine.inline import Inline
-from bushel.engine.opener import ElementsCursor
+from bushel.engine.inline import ElementsCursor, Inline
 from bushel.engine.processes import Processes
 from bushel.engine.program import Program, run
 from bushel.engine.report import Pool, Report, Stage

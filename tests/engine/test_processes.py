@@ -616,6 +616,23 @@ def test_a_child_forked_at_any_moment_can_close(tmp_path):
     assert run_script(tmp_path, script, *FORKING) == (0, "0\n99\n", "")
 
 
+def test_a_program_with_many_open_files_has_workers_too(tmp_path):
+    script = """
+        import os, resource, time
+        import bushel
+
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
+        held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1200)]  # numbers from 1024 on are too high for `select`
+        ds = bushel.MapDataset.range(1000).to_iter_dataset().batch(10)
+        with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as it:
+            first = next(it)
+            time.sleep(0.5)  # the process that forks workers looks for more to do meanwhile
+            print(first.sum() + sum(batch.sum() for batch in it))
+    """
+    assert run_script(tmp_path, script) == (0, "499500\n", "")
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Options
 

@@ -109,29 +109,40 @@ def as_columns(block: Block) -> Columns | None:
     if isinstance(block, Columns):
         return block
     rows = [row for row in block if row is not None]
-    if not rows or not _one_kind(rows):
+    if not rows:
         return None
-    present = None if len(rows) == len(block) else np.array([row is not None for row in block])
-    return Columns(stack(rows), len(block), present)
-
-
-def _one_kind(rows: list[Any]) -> bool:
     try:
-        parts = trees.parts_of(rows)
+        stacked = _stacking(rows)
     except ValueError:
-        return False
+        return None
+    present = None if len(rows) == len(block) else presence(block)
+    return Columns(stacked(), len(block), present)
+
+
+def _stacking(rows: list[Any]) -> Callable[[], Any]:
+    """Stacks rows when it is called; raises ValueError beforehand where they are not of one kind."""
+    parts = trees.parts_of(rows)
     if parts is not None:
-        return all(map(_one_kind, parts[0]))
+        columns = [_stacking(column) for column in parts[0]]
+        return lambda: parts[1](stacked() for stacked in columns)
     kinds = set(map(type, rows))
-    if len(kinds) != 1:
-        return False
     kind = kinds.pop()
+    if kinds or not _alike_leaves(rows, kind):
+        raise ValueError("leaves of several kinds")
+    return lambda: _stack_leaves(rows, kind, memory.output)
+
+
+def _alike_leaves(leaves: list[Any], kind: type) -> bool:
     if kind is np.ndarray:
-        return len({(row.shape, row.dtype) for row in rows}) == 1
+        return len({(leaf.shape, leaf.dtype) for leaf in leaves}) == 1
     if kind is int:
-        return all([-(1 << 63) <= row < 1 << 63 for row in rows])
+        return min(leaves) >= -(1 << 63) and max(leaves) < 1 << 63
     if kind is str or kind is bytes:
-        return len(set(map(len, rows))) == 1
+        return len(set(map(len, leaves))) == 1
+    return _is_number(kind)
+
+
+def _is_number(kind: type) -> bool:
     return kind in _NUMBERS or issubclass(kind, (np.number, np.bool_))
 
 
@@ -209,20 +220,22 @@ def _stack(rows: list[Any], empty: Allocate) -> Any:
     kinds = set(map(type, rows))
     if None.__class__ in kinds:
         raise ValueError("some elements are None; filter them out before batching")
-    if len(kinds) == 1:
-        kind = kinds.pop()
-        if kind is np.ndarray:
-            return _stack_arrays(rows, empty)
-        if kind in _NUMBERS or issubclass(kind, (np.number, np.bool_)):
-            try:
-                numbers = np.array(rows)
-            except OverflowError:
-                return np.stack(rows)
-            # Integers past 64 bits come out as something else: let numpy's own rule decide there.
-            return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else np.stack(rows)
-        if kind is str or kind is bytes:
-            return np.array(rows)
-    return np.stack(rows)
+    return _stack_leaves(rows, kinds.pop(), empty) if len(kinds) == 1 else np.stack(rows)
+
+
+def _stack_leaves(leaves: list[Any], kind: type, empty: Allocate) -> np.ndarray:
+    if kind is np.ndarray:
+        return _stack_arrays(leaves, empty)
+    if kind is str or kind is bytes:
+        return np.array(leaves)
+    if not _is_number(kind):
+        return np.stack(leaves)
+    try:
+        numbers = np.array(leaves)
+    except OverflowError:
+        return np.stack(leaves)
+    # Integers past 64 bits come out as something else: let numpy's own rule decide there.
+    return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else np.stack(leaves)
 
 
 def _stack_arrays(rows: list[np.ndarray], empty: Allocate) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,4 +48,4 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     if size < WORTH_ALIGNING or dtype.hasobject:
         return np.empty(shape, dtype)
     raw = np.empty(size + ALIGNMENT, np.uint8)
-    return np.ndarray(shape, dtype, raw, -raw.__array_interface__["data"][0] % ALIGNMENT)
+    return np.ndarray(shape, dtype, raw, -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % ALIGNMENT)

@@ -52,7 +52,8 @@ class MultiprocessingOptions:
 
     Args:
       num_workers: worker processes; 0 computes in the process that asks. None leaves the number to Bushel: it starts
-        with one, and measures while it runs how many bring something, up to one per core.
+        with one, and measures while it runs how many bring something, up to one per core, and how far ahead they
+        should work.
       per_worker_buffer_size: how many blocks beyond the two at hand each worker may have under way.
       enable_profiling: accepted for Grain's sake; it changes nothing.
       budget_bytes: bounds the shared memory for results, 1 GiB by default. When arrays that you keep fill it,

@@ -59,6 +59,11 @@ def _registered(tree: Any) -> tuple[list[Any], Rebuild] | None:
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """`tree` with each leaf replaced by `function(leaf, and its counterparts in `others`)`."""
+    if not others:  # the usual trees, the short way
+        if type(tree) is np.ndarray:
+            return function(tree)
+        if type(tree) is dict:
+            return {key: map_leaves(function, part) for key, part in tree.items()}
     parts = children(tree)
     if parts is None:
         if any(children(other) is not None for other in others):

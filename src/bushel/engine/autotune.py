@@ -1,4 +1,4 @@
-"""The number of workers, found while running. The output cannot depend on it: delivery does not know it."""
+"""The number of workers and how far they work ahead, found while running. The output depends on neither."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 from bushel.engine.processes import Processes
 from bushel.engine.program import Result
-from bushel.engine.report import HARDLY
+from bushel.engine.report import BUSY, HARDLY
 from bushel.engine.tasks import Executor, Task, Ticket
 
 WINDOW_S = 0.5
@@ -16,12 +16,16 @@ WINDOW_S = 0.5
 WARM_S = 10.0
 """So long it waits for new workers to have finished something: what they import may take its time."""
 
+FURTHEST = 4
+"""So many times as far ahead as usual they work at most."""
+
 
 class Tuner:
     """Judges one window of measurements after the other, and says how many workers should work.
 
     More are tried while the consumer waits, and kept as far as they bring something. Those that have nothing to do
-    are parked. After a try that brought nothing it rests, longer each time, since the data may change.
+    are parked. After a try that brought nothing it rests, longer each time, since the data may change. Where workers
+    rest although the consumer waits, a slow block or a burst of demand holds them up: they work further ahead.
 
     >>> tuner = Tuner(most=8)
     >>> tuner.judge(rate=100, waiting=0.9, busy=1.0)
@@ -35,6 +39,7 @@ class Tuner:
     def __init__(self, most: int):
         self.most = most
         self.workers = 1
+        self.stretch = 1
         self.why = "nothing is measured yet"
         self._tried_from: tuple[int, float] | None = None
         self._gained = ""
@@ -56,6 +61,10 @@ class Tuner:
         waits = f"the consumer waits {100 * waiting:.0f} % of its time"
         if waiting > HARDLY:
             self._idle = 0
+            if busy < BUSY and self.stretch < FURTHEST:
+                self.stretch *= 2
+                self.why = f"{waits} and workers rest meanwhile, so they work further ahead"
+                return self.workers
             if self.workers < self.most and not self._rest:
                 self._tried_from = self.workers, rate
                 self.workers = min(self.most, 2 * self.workers)
@@ -103,6 +112,9 @@ class Tuned(Executor):
 
     def members(self) -> tuple[int, str]:
         return self._tuner.workers, self._tuner.why
+
+    def stretch(self) -> int:
+        return self._tuner.stretch
 
     def submit(self, task: Task) -> Ticket:
         return self._pool.submit(task)

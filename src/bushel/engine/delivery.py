@@ -7,6 +7,7 @@ ahead can be thrown away at any time.
 from __future__ import annotations
 
 import collections
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from bushel.graph.node import Origin
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Cursor, Skips, State, counted, field
 
-BLOCK_S = 10e-3
+BLOCK_S = 20e-3
 """A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
 
 
@@ -82,6 +83,7 @@ class BlockCursor(Cursor):
       ahead: how many blocks may be under way or waiting to be handed over.
       most: how many positions may be, at most.
       skips: counts the elements that failed and were left out.
+      watches: those of `program.droppers`, where they have seen elements already.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class BlockCursor(Cursor):
         ahead: int,
         most: int = 1 << 20,
         skips: Skips | None = None,
+        watches: Sequence[FilterWatch] | None = None,
     ):
         self._program = program
         self._executor = executor
@@ -101,7 +104,7 @@ class BlockCursor(Cursor):
         self._length = program.length
         most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
         self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
-        self._watches = [FilterWatch(what, options) for what in program.droppers]
+        self._watches = watches or [FilterWatch(what, options) for what in program.droppers]
         self._skips = skips
         self._position = 0
         self._counts = [0] * len(program.counting)
@@ -196,7 +199,7 @@ class BlockCursor(Cursor):
         return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error)
 
     def _fill(self) -> None:
-        while len(self._tickets) < self._ahead and self._next < self._length:
+        while len(self._tickets) < self._ahead * self._executor.stretch() and self._next < self._length:
             held = self._next - self._position
             if self._tickets and held >= self._most:
                 break

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import numpy as np
 
+from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.graph.node import MapNode, Plan
+from bushel.base.errors import RowFailed, in_words
+from bushel.base.options import DatasetOptions
+from bushel.engine.delivery import Switched
+from bushel.graph.elementwise import FilterWatch
+from bushel.graph.node import MapNode, Origin, Plan
+from bushel.graph.streams import Cursor, Elements, Skips, State, field
 
 PLAN_AHEAD = 8192
 """So many source indices are worked out at once: index arithmetic costs nanoseconds in bulk, microseconds alone."""
@@ -32,3 +41,96 @@ class Inline:
             self._size = min(self._most, 2 * self._size)
         low = position - self._start
         return self._plan.take(low, low + count)
+
+
+class ElementsCursor(Cursor):
+    """The elements of a map node in order, computed when they are asked for. Its state is one number."""
+
+    def __init__(self, node: Elements, options: DatasetOptions, skips: Skips | None):
+        self._node = node
+        self._skips = skips
+        self._inline = Inline(node.parent)
+        self._length = node.parent.length
+        self._position = 0
+        self._last: tuple[int, Block] = (0, [])
+        self.watch = FilterWatch(node.parent.call(), options)
+
+    def pull(self, count: int) -> Block:
+        while self._position < self._length:
+            first = self._position
+            block = self._taken(first, min(count, self._length - first))
+            self._position = first + len(block)
+            self._last = (first, block)
+            kept = block if self._node.allow_nones else blocks.dense(block)
+            stays = blocks.presence(block) if 0 < len(kept) < len(block) else None
+            self.watch.count(len(block), len(kept), stays)
+            if len(kept):
+                return kept
+        return []
+
+    def _taken(self, first: int, count: int) -> Block:
+        try:
+            return self._inline.take(first, count)
+        except RowFailed as failed:
+            if self._skips is not None and count > 1:
+                return [row for at in range(first, first + count) for row in blocks.rows_of(self._taken(at, 1))]
+            failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
+            if self._skips is None:
+                raise
+            self._skips.add(f"element {first}", in_words(failed.error))
+            return [None]
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        first, block = self._last
+        index = first + (row if self._node.allow_nones else blocks.place_of(block, row))
+        return index, self._node.parent.origins(index)
+
+    def get_state(self) -> State:
+        return {"next_index": self._position}
+
+    def set_state(self, state: State) -> None:
+        self.set_next_index(field(state, "next_index", int))
+
+    def get_next_index(self) -> int:
+        return self._position
+
+    def set_next_index(self, index: int) -> None:
+        if not 0 <= index <= self._length:
+            raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
+        self._position = index
+
+
+SLOW_S = 100e-6
+"""An element that takes longer is worth a thread: handing one over costs about half as much."""
+
+_IN_A_ROW = 3
+
+
+class UntilSlow(Switched):
+    """Elements computed when they are asked for, until that takes long: from then on threads compute them ahead.
+
+    What comes out is the same. One slow element says little, several in a row are believed; the first of all, which
+    may open files and load code, counts for nothing.
+    """
+
+    def __init__(self, here: ElementsCursor, in_threads: Callable[[], Cursor]):
+        self._inner: Cursor = here
+        self._here: ElementsCursor | None = here
+        self._in_threads = in_threads
+        self._pulls = self._slow = 0
+
+    def pull(self, count: int) -> Block:
+        if self._slow == _IN_A_ROW and self._here is not None:  # now and not before: the last rows may be asked about
+            position, self._here = self._here.get_next_index(), None
+            self._inner = self._in_threads()
+            self._inner.set_next_index(position)
+        if self._here is None:
+            return self._inner.pull(count)
+        first = self._here.get_next_index()
+        begun = time.perf_counter()
+        # One by one as long as nothing is known: a batch of slow elements would be a long wait.
+        block = self._here.pull(count if self._pulls > _IN_A_ROW else 1)
+        seconds, computed = time.perf_counter() - begun, self._here.get_next_index() - first
+        self._slow = self._slow + 1 if self._pulls and seconds > SLOW_S * computed and computed else 0
+        self._pulls += 1
+        return block

@@ -144,6 +144,9 @@ class _WatchedExecutor(Executor):
     def members(self) -> tuple[int, str]:
         return self._executor.members()
 
+    def stretch(self) -> int:
+        return self._executor.stretch()
+
     def submit(self, task: Task) -> Ticket:
         ticket = self._executor.submit(task)
         self._under_way[ticket.done] = None

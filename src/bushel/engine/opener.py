@@ -6,16 +6,15 @@ import contextvars
 import dataclasses
 import itertools
 import os
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, in_words
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
 from bushel.engine.delivery import BlockCursor, Switched
-from bushel.engine.inline import Inline
+from bushel.engine.inline import ElementsCursor, UntilSlow
 from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
 from bushel.engine.pulling import ThreadedCursor
@@ -24,7 +23,7 @@ from bushel.engine.tasks import Executor, Threads, cores
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
-from bushel.graph.node import MapNode, Node, Origin
+from bushel.graph.node import MapNode, Node
 from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchCursor, BatchStream
 from bushel.graph.streams import (
@@ -137,13 +136,19 @@ class _Opener:
         return self.observer.delivery(cursor)
 
     def elements(self, node: Elements) -> Cursor:
-        options = self.read_options or node.read_options or default_options(node.parent)
-        if not options.threaded:
-            return ElementsCursor(node, self.options, self.skips)
+        options = self.read_options or node.read_options
+        if options is not None and options.threaded:
+            return self._in_threads(node, options)
+        cursor = ElementsCursor(node, self.options, self.skips)
+        if options is not None or _in_memory(node.parent):
+            return cursor
+        return UntilSlow(cursor, lambda: self._in_threads(node, default_options(node.parent), [cursor.watch]))
+
+    def _in_threads(self, node: Elements, options: ReadOptions, watches: Sequence[FilterWatch] | None = None) -> Cursor:
         executor = self.observer.executor(Threads(options.num_threads))
         program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
         size = options.prefetch_buffer_size
-        cursor = BlockCursor(program, executor, self.options, ahead=size, most=size, skips=self.skips)
+        cursor = BlockCursor(program, executor, self.options, ahead=size, most=size, skips=self.skips, watches=watches)
         return _Owner(self.observer.delivery(cursor), executor)
 
     def ahead(self, node: Ahead) -> Cursor:
@@ -180,7 +185,7 @@ class _Opener:
 
 
 def default_options(node: MapNode) -> ReadOptions:
-    """Without options: threads where records come from outside memory, none where all are in it."""
+    """Without options: threads where records come from outside memory (once that proves slow), else none."""
     return ReadOptions(0, 0) if _in_memory(node) else ReadOptions()
 
 
@@ -294,60 +299,3 @@ class _Owner(Same):
         if os.getpid() == self._process:  # a forked child leaves all to its parent
             super().close()
             self._executor.close()
-
-
-class ElementsCursor(Cursor):
-    """The elements of a map node in order, computed when they are asked for. Its state is one number."""
-
-    def __init__(self, node: Elements, options: DatasetOptions, skips: Skips | None):
-        self._node = node
-        self._skips = skips
-        self._inline = Inline(node.parent)
-        self._length = node.parent.length
-        self._position = 0
-        self._last: tuple[int, Block] = (0, [])
-        self._watch = FilterWatch(node.parent.call(), options)
-
-    def pull(self, count: int) -> Block:
-        while self._position < self._length:
-            first = self._position
-            block = self._taken(first, min(count, self._length - first))
-            self._position = first + len(block)
-            self._last = (first, block)
-            kept = block if self._node.allow_nones else blocks.dense(block)
-            stays = blocks.presence(block) if 0 < len(kept) < len(block) else None
-            self._watch.count(len(block), len(kept), stays)
-            if len(kept):
-                return kept
-        return []
-
-    def _taken(self, first: int, count: int) -> Block:
-        try:
-            return self._inline.take(first, count)
-        except RowFailed as failed:
-            if self._skips is not None and count > 1:
-                return [row for at in range(first, first + count) for row in blocks.rows_of(self._taken(at, 1))]
-            failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
-            if self._skips is None:
-                raise
-            self._skips.add(f"element {first}", in_words(failed.error))
-            return [None]
-
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        first, block = self._last
-        index = first + (row if self._node.allow_nones else blocks.place_of(block, row))
-        return index, self._node.parent.origins(index)
-
-    def get_state(self) -> State:
-        return {"next_index": self._position}
-
-    def set_state(self, state: State) -> None:
-        self.set_next_index(field(state, "next_index", int))
-
-    def get_next_index(self) -> int:
-        return self._position
-
-    def set_next_index(self, index: int) -> None:
-        if not 0 <= index <= self._length:
-            raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
-        self._position = index

@@ -219,7 +219,8 @@ class _Core:
             job = self._of_ticket.get(ticket)
             if job is not None and not ticket.done.done():
                 job.urgent = True
-        self._wake()
+                if job in self._waiting:
+                    self._wake()
         try:
             return ticket.done.result()
         finally:

@@ -8,6 +8,7 @@ that the one who delivers rows can tell the state without having run anything.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ class Program:
         """All that is done, the last first."""
         return [*reversed(self.steps), *_nodes(self.node)]
 
-    @property
+    @functools.cached_property
     def unit(self) -> int:
         """Positions that make one row, where none is missing: blocks hold whole multiples of it."""
         unit = 1
@@ -69,12 +70,12 @@ class Program:
             unit *= step.batch_size if isinstance(step, BatchStream) else 1
         return unit
 
-    @property
+    @functools.cached_property
     def counting(self) -> tuple[Elementwise, ...]:
         """The steps that depend on how many elements came before."""
         return tuple(step for step in self.steps if isinstance(step, Elementwise) and step.count_key)
 
-    @property
+    @functools.cached_property
     def unit_before_counting(self) -> tuple[int, ...]:
         """For each counting step, positions that make one of its elements."""
         units, unit = [], 1
@@ -85,13 +86,13 @@ class Program:
                 units.append(unit)
         return tuple(units)
 
-    @property
+    @functools.cached_property
     def sparse(self) -> bool:
         """Whether the number of rows of a block is known only after it has run."""
         holes = self.node is not None and self.node.sparse and not self.allow_nones
         return self.drops or self.may_miss or self.skip or holes
 
-    @property
+    @functools.cached_property
     def makes_results_in_place(self) -> bool:
         """Whether all that is stacked is a result that no user function sees: it may go into shared memory at once."""
         last = self.steps[-1] if self.steps else _undone(self.node)
@@ -105,7 +106,7 @@ class Program:
         steps = [step.call() for step in self.steps if isinstance(step, Elementwise) and step.drops]
         return [*([] if self.node is None else [self.node.call()]), *steps]
 
-    @property
+    @functools.cached_property
     def timed(self) -> bool:
         """Whether its stages are timed."""
         return isinstance(self.node, Watched) or any(tally.number_of(step) is not None for step in self.steps)

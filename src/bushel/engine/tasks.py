@@ -145,6 +145,10 @@ class Executor(abc.ABC):
         """How many members work now, and why so many, where the executor has chosen that itself."""
         return self.parallelism, ""
 
+    def stretch(self) -> int:
+        """How many times further ahead than it would by itself delivery should work now."""
+        return 1
+
 
 class Stepped(Executor):
     """Runs tasks when asked for one, others before it in an order drawn from a seed: for tests of delivery."""

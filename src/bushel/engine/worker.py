@@ -48,6 +48,8 @@ class _Worker:
             (kind, *arguments), descriptors = self._backlog.popleft() if self._backlog else self._channel.receive()
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
+            if kind != "task":
+                self._channel.flush()
             getattr(self, f"_on_{kind}")(*arguments, *descriptors)
 
     def _on_setup(
@@ -136,7 +138,7 @@ class _Worker:
             answer = ("misfit", task)
         except Exception as error:
             answer = ("failed", task, *_portable(error))
-        self._channel.send(answer)
+        self._channel.post(answer)  # if the next task is there, word of its beginning goes along
 
     def _announce(self, task: int, low: int, high: int) -> None:
         self._channel.send(("at", task, low, high))

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -143,7 +142,7 @@ def main(descriptor: int) -> None:
     ended: dict[int, int] = {}
     later = ["bushel.dataset", "numpy.random"]  # of use to many pipelines; the first workers need not wait for it
     while True:
-        while children and later and not select.select([control.socket], [], [], _IDLE_S)[0]:
+        while children and later and not control.has_news(_IDLE_S):
             importlib.import_module(later.pop(0))
         try:
             (kind, *arguments), descriptors = control.receive()

@@ -322,11 +322,9 @@ class Select(MapNode):
         if len(used) == 1:
             return self.parts[used[0]].plan(positions)
         order = np.argsort(which.astype(np.uint16) if len(counts) < 1 << 16 else which, kind="stable")
-        ends = np.cumsum(counts)
-        places = np.empty(len(indices), dtype=np.int64)
-        places[order] = np.arange(len(indices)) - np.repeat(ends - counts, counts)
-        parted = {number: positions[order[ends[number] - counts[number] : ends[number]]] for number in used}
-        return _Selected(which, places, {number: self.parts[number].plan(some) for number, some in parted.items()})
+        ends = np.cumsum(counts).tolist()
+        rows = {number: order[ends[number] - counts[number] : ends[number]] for number in used}
+        return _Selected(which, rows, {number: self.parts[number].plan(positions[rows[number]]) for number in used})
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return np.arange(len(indices)), *self.map(indices, self._lengths)
@@ -363,28 +361,26 @@ class _SelectedLater(Plan):
 @dataclasses.dataclass(slots=True)
 class _Selected(Plan):
     which: np.ndarray
-    places: np.ndarray
-    """For each element, its place in the plan of its parent."""
+    rows: dict[int, np.ndarray]
+    """For each parent that serves some, the rows that it serves, in order."""
     plans: dict[int, Plan]
     singles: tuple[list[int], list[int]] | None = None
-    """The first two as lists, once elements are taken one by one."""
+    """For each row its parent and its place in the plan of that, once rows are taken one by one."""
 
     def take(self, low: int, high: int) -> Block:
         if high - low == 1:
-            if self.singles is None:
-                self.singles = self.which.tolist(), self.places.tolist()
-            which, places = self.singles
+            which, places = self.singles = self.singles or self._singles()
             place = places[low]
             return self.plans[which[low]].take(place, place + 1)
-        some = self.which[low:high]
         found: list[tuple[np.ndarray, Block]] = []
-        for number in self.plans:
-            here = np.flatnonzero(some == number)
-            if not len(here):
+        edges = np.array((low, high))
+        for number, rows in self.rows.items():
+            first, last = rows.searchsorted(edges).tolist()
+            if first == last:
                 continue
-            first = int(self.places[low + here[0]])
+            here = rows[first:last] - low
             try:
-                found.append((here, self.plans[number].take(first, first + len(here))))
+                found.append((here, self.plans[number].take(first, last)))
             except RowFailed as failed:
                 raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         if len(found) == 1:
@@ -392,10 +388,17 @@ class _Selected(Plan):
         columns = [block for _, block in found if isinstance(block, Columns)]
         if len(columns) == len(found) and blocks.alike(columns) and all(c.present is None for c in columns):
             return _scattered(columns, [here for here, _ in found], high - low)
-        rows = [row for _, block in found for row in blocks.rows_of(block)]
-        back = np.empty(len(rows), dtype=np.int64)
-        back[np.concatenate([here for here, _ in found])] = np.arange(len(rows))
-        return [rows[place] for place in back.tolist()]
+        merged: list[Any] = [None] * (high - low)
+        for here, block in found:
+            for place, row in zip(here.tolist(), blocks.rows_of(block), strict=True):
+                merged[place] = row
+        return merged
+
+    def _singles(self) -> tuple[list[int], list[int]]:
+        places = np.empty(len(self.which), dtype=np.int64)
+        for rows in self.rows.values():
+            places[rows] = np.arange(len(rows))
+        return self.which.tolist(), places.tolist()
 
 
 def _scattered(columns: list[Columns], places: list[np.ndarray], length: int) -> Columns:

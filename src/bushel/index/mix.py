@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,9 @@ import numpy as np
 
 from bushel.base.checks import INFINITE
 from bushel.index import words
+
+_TABULATED = 1 << 14
+"""Periods up to this length are worked out once and looked up from then on."""
 
 _LEAST = 100  # what the smallest weight becomes when weights are made integers
 
@@ -45,22 +49,36 @@ def mixed(k: Any, weights: Sequence[int], xp: ModuleType = np) -> tuple[Any, Any
     if xp is not np and total > 1 << 15:
         raise ValueError(f"Under JAX a mixture has 32-bit words: weights must sum to at most 2**15, got {total}.")
     period, low = words.split(k, total, to=total) if xp is np else divmod(k, total)
-    if total > 3_000_000_000:  # its square would not fit 64 bits
+    if xp is np and total <= _TABULATED:
+        which, share, inside = (column[low] for column in _table(tuple(weights)))
+    else:
+        which, share, inside = _recurrence(low, weights, xp)
+    index = period * share + inside
+    return (words.narrowed(which), index) if xp is np else (which, index)
+
+
+@functools.lru_cache(maxsize=16)
+def _table(weights: tuple[int, ...]) -> tuple[np.ndarray, ...]:
+    return _recurrence(np.arange(sum(weights)), weights, np)
+
+
+def _recurrence(low: Any, weights: Sequence[int], xp: ModuleType) -> tuple[Any, Any, Any]:
+    """Positions of one period -> (which, its weight, index in its elements of this period)."""
+    remaining = sum(weights)
+    if remaining > 3_000_000_000:  # its square would not fit 64 bits
         low = low.astype(object)
     high = low + 1
-    which = xp.zeros_like(low)
-    index = xp.zeros_like(low)
-    remaining = total
+    which = share = inside = xp.zeros_like(low)
     for number, weight in enumerate(weights):
         next_low = low * (remaining - weight) // remaining
         next_high = high * (remaining - weight) // remaining
         count = high - next_high
         here = (low - next_low) != count
-        which = xp.where(here, number, which)
-        index = xp.where(here, period * weight + count - 1, index)
+        which, share = xp.where(here, number, which), xp.where(here, weight, share)
+        inside = xp.where(here, count - 1, inside)
         remaining -= weight
         low, high = next_low, next_high
-    return (words.narrowed(which), index) if xp is np else (which, index)
+    return which, share, inside
 
 
 def concatenated(i: Any, lengths: Sequence[int]) -> tuple[Any, Any]:
