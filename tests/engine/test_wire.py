@@ -87,6 +87,7 @@ def fresh_slot(size: int = SLOT_BYTES) -> tuple[Slot, memoryview]:
     """A slot as the worker sees it, and as the consumer does."""
     arena = Arena(size, 1)
     lease = arena.lease(arena.grant())
+    arena.close()
     return Slot(lease[:size]), lease
 
 
