@@ -49,7 +49,9 @@ def main() -> None:
             augment_images(batch, keys, ORDER, **ARGUMENTS).block_until_ready()
             times.append(time.perf_counter() - begun)
         middle = statistics.median(times)
-        print(f"{samples} images of 224 x 224, five operations: {1e3 * middle:.2f} ms, {samples / middle:,.0f} images/s")
+        print(
+            f"{samples} images of 224 x 224, five operations: {1e3 * middle:.2f} ms, {samples / middle:,.0f} images/s"
+        )
 
 
 if __name__ == "__main__":

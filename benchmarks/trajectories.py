@@ -99,6 +99,7 @@ def w5(settings: Settings) -> list[Row]:
         return run
 
     contenders = {name: batches(stream) for name, stream in streams.items()}
+    contenders["floor: the user's class alone"] = _calls(robots[0], count)
     contenders["floor: gather of images"] = _gathers(robots[0], count)
     targets = {"bushel": 20.0, "bushel, Grain's source": 3.0}
     notes = {"bushel": "a table of episodes", "bushel, Grain's source": "opaque: the user's own class"}
@@ -138,5 +139,16 @@ def _gathers(robot: Robot, batches: int) -> Contender:
         for chosen in frames:
             np.take(robot.images, chosen, axis=0)
         return batches * BATCH
+
+    return run
+
+
+def _calls(robot: Robot, batches: int) -> Contender:
+    frames = np.random.default_rng(9).integers(0, len(robot), batches * BATCH).tolist()
+
+    def run() -> int:
+        for frame in frames:
+            robot[frame]
+        return len(frames)
 
     return run

@@ -53,12 +53,17 @@ def mapped_columns(function: Callable[[Any], Any], block: Block, node: Node) -> 
     if not count:
         return [None] * len(block)
     result = function(columns.tree)
-    if any(np.ndim(leaf) == 0 or len(leaf) != count for leaf in trees.leaves(result)):
-        raise ValueError(
-            f"{node.call()} is vectorized: it got arrays with {count} elements and must return arrays with as many; "
-            f"it returned {trees.describe(result)}."
-        )
-    return Columns(trees.map_leaves(np.asarray, result), columns.length, columns.present)
+
+    def as_column(leaf: Any) -> np.ndarray:
+        column = np.asarray(leaf)
+        if column.ndim == 0 or len(column) != count:
+            raise ValueError(
+                f"{node.call()} is vectorized: it got arrays with {count} elements and must return arrays with as "
+                f"many; it returned {trees.describe(result)}."
+            )
+        return column
+
+    return Columns(trees.map_leaves(as_column, result), columns.length, columns.present)
 
 
 def verdicts_of(function: Callable[[Any], Any], block: Block, node: Node) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.blocks import Block, rows_of
+from bushel.base.blocks import Block, Columns, rows_of
 from bushel.base.errors import RowFailed, located
 from bushel.index import seeds, words
 
@@ -37,6 +37,16 @@ class Plan(abc.ABC):
         """
         rows = rows_of(self.take(low, high))
         return [rows if name is None else [row[name] for row in rows] for name in names]
+
+
+@dataclasses.dataclass(slots=True)
+class Reckoned(Plan):
+    """Elements that are numbers and follow from their indices by arithmetic: known when they are planned."""
+
+    values: np.ndarray
+
+    def take(self, low: int, high: int) -> Block:
+        return Columns(self.values[low:high].copy(), high - low)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, one_each, told
+from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, Reckoned, one_each, told
 from bushel.index import epochs, mix, shuffle, words
 
 
@@ -324,7 +324,14 @@ class Select(MapNode):
         order = np.argsort(which.astype(np.uint16) if len(counts) < 1 << 16 else which, kind="stable")
         ends = np.cumsum(counts).tolist()
         rows = {number: order[ends[number] - counts[number] : ends[number]] for number in used}
-        return _Selected(which, rows, {number: self.parts[number].plan(positions[rows[number]]) for number in used})
+        plans = {number: self.parts[number].plan(positions[rows[number]]) for number in used}
+        reckoned = [plan.values for plan in plans.values() if isinstance(plan, Reckoned)]
+        if len(reckoned) < len(plans):
+            return _Selected(which, rows, plans)
+        values = np.empty(len(indices), dtype=np.int64)
+        for some, number in zip(reckoned, used):
+            values[rows[number]] = some
+        return Reckoned(values)
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return np.arange(len(indices)), *self.map(indices, self._lengths)

@@ -261,7 +261,10 @@ class Samples:
         rows |= {"observation": observation, "task": task}
         if "action" in self.episodes.columns:
             padded = self._padded(self._chunks(episode, start, times, acted), {})
-            rows |= {"action": padded["action"], "action_pad_mask": padded["action_pad_mask"] & wanted[..., None]}
+            rows |= {
+                "action": padded["action"],
+                "action_pad_mask": _widened(wanted, padded["action_pad_mask"][0, 0, 0]),
+            }
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
         return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
@@ -298,6 +301,11 @@ class Samples:
         horizon = acted.shape[2]
         check_chunks(shape[0], horizon, self.compat)
         return self._action(episode, start[:, None] + times)[:, :, :horizon]
+
+
+def _widened(mask: np.ndarray, widths: np.ndarray) -> np.ndarray:
+    """`mask[..., None] & widths`, by looking rows up: several times faster where `widths` is short."""
+    return np.take(np.stack([np.zeros_like(widths), widths]), mask.view(np.uint8), axis=0)
 
 
 def _there(leaf: np.ndarray) -> np.ndarray:

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.blocks import Block, Columns
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.dataset import MapDataset, _MapPipeline
-from bushel.graph.node import Epochs, MapNode, Origin, Plan
+from bushel.graph.node import Epochs, MapNode, Origin, Plan, Reckoned
 from bushel.index import words
 
 
@@ -35,7 +34,7 @@ class _Tickets(MapNode):
 
     def plan(self, indices: np.ndarray) -> Plan:
         epochs, numbers = words.split(indices, self.count, to=self.total)
-        return _Planned(words.narrowed(epochs * self.total + (numbers + self.first)))
+        return Reckoned(words.narrowed(epochs * self.total + (numbers + self.first)))
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         epoch, number = divmod(index, self.count)
@@ -50,14 +49,6 @@ class _Tickets(MapNode):
 
     def call(self) -> str:
         return f"samples({self.count})"
-
-
-@dataclasses.dataclass(slots=True)
-class _Planned(Plan):
-    values: np.ndarray
-
-    def take(self, low: int, high: int) -> Block:
-        return Columns(self.values[low:high].copy(), high - low)
 
 
 def tickets(

@@ -66,10 +66,13 @@ class Windows:
         goals = last if goals is None else np.asarray(goals, np.int64).reshape(-1, 1, 1)
         history = self._history(times)[:, :, None]
         ahead = np.arange(self.action_horizon)
-        gathered = np.minimum(np.maximum(history, 0) + ahead, last)
+        gathered = np.maximum(history, 0) + ahead
         if faithful(self.compat):
-            return gathered, history + ahead < goals + 2
-        return gathered, (history >= 0) & (history + ahead <= np.minimum(goals, last))
+            real = history + ahead < goals + 2
+        else:
+            real = gathered <= np.minimum(goals, last)
+            real &= history >= 0
+        return np.minimum(gathered, last, out=gathered), real
 
     def _history(self, times: ArrayLike) -> np.ndarray:
         rows = np.asarray(times, np.int64)
