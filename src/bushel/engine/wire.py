@@ -145,7 +145,8 @@ def _reduced(array: np.ndarray) -> Any:
     """An array for the pickle: as one piece of memory in any case, whatever its strides and its dtype."""
     dtype = array.dtype
     if dtype.kind in "biufc" and array.flags.c_contiguous and array.size and not dtype.metadata:
-        return _array_of, (pickle.PickleBuffer(array.data), dtype.str, array.shape)  # half of what numpy's own way costs
+        # Half of what numpy's own way costs.
+        return _array_of, (pickle.PickleBuffer(array.data), dtype.str, array.shape)
     if dtype.hasobject:
         return array.__reduce_ex__(5)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
