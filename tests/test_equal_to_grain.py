@@ -165,8 +165,8 @@ def check_iteration(recipe: Recipe, cut: int) -> None:
         check_states_of_packers(ours, theirs, our, their)
     else:
         assert comparable(our.states) == comparable(their.states)
-    if not {"flat_map", "pack"} & recipe.operations and our.stopped is StopIteration:
-        # In Grain, the state of a flat_map tells how often it was asked past the end.
+    if not {"flat_map", "pack", "rebatch"} & recipe.operations and our.stopped is StopIteration:
+        # In Grain, the states of a flat_map and of a rebatch tell how often they were asked past the end.
         assert comparable([our.state_at_the_end]) == comparable([their.state_at_the_end])
     if "interleave" not in recipe.operations:  # in Grain, counted otherwise before a state was set than after
         assert same(our.next_indices, their.next_indices)
@@ -204,6 +204,22 @@ indices = st.lists(st.integers(0, 10_000), min_size=1, max_size=5)
 @given(recipe=strategies.recipes(), numbers=indices, cut=st.integers(0, MOST))
 def test_random_pipelines_are_equal(recipe, numbers, cut):
     check(recipe, numbers, cut)
+
+
+def test_a_rebatch_that_was_asked_past_its_end_twice_has_ended():
+    def stream(lib):
+        one, endless = lib.MapDataset.range(1), lib.MapDataset.range(2).repeat()
+        parts = [part.to_iter_dataset(lib.ReadOptions(0, 0)) for part in (one, endless)]
+        batches = lib.IterDataset.mix(parts).batch(2)
+        return lib.experimental.RebatchIterDataset(batches, 1, drop_remainder=True).batch(3)
+
+    our, their = run(iter(stream(bushel)), bushel), run(iter(stream(grain)), grain)
+    assert_same_elements(our.elements, their.elements, "iteration")
+    assert our.states == their.states
+    for lib, end in itertools.product((bushel, grain), (our.state_at_the_end, their.state_at_the_end)):
+        it = iter(stream(lib))
+        it.set_state(json.loads(end))
+        assert list(it) == []
 
 
 @pytest.mark.slow

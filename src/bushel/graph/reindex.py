@@ -376,7 +376,9 @@ class _Selected(Plan):
 
     def take(self, low: int, high: int) -> Block:
         if high - low == 1:
-            which, places = self.singles = self.singles or self._singles()
+            if self.singles is None:
+                self.singles = self._singles()
+            which, places = self.singles
             place = places[low]
             return self.plans[which[low]].take(place, place + 1)
         found: list[tuple[np.ndarray, Block]] = []
