@@ -156,6 +156,10 @@ def check_states_of_packers(ours: Any, theirs: Any, our: Run, their: Run) -> Non
                 assert_same_elements(rest.elements, our.elements[number:], f"from a state after {number}")
 
 
+JOINS = {"mix", "concatenate", "select_from_datasets", "mix_streams", "mix_streams_by_key", "interleave"}
+"""What may bring elements of several dtypes together."""
+
+
 def check_iteration(recipe: Recipe, cut: int) -> None:
     ours, theirs = as_stream(recipe, bushel), as_stream(recipe, grain)
     our, their = run(iter(ours), bushel), run(iter(theirs), grain)
@@ -182,6 +186,8 @@ def check_iteration(recipe: Recipe, cut: int) -> None:
 
     if our.stopped not in (None, StopIteration):
         return  # Grain's flat_map may meet the error while it restores
+    if "rebatch" in recipe.operations and recipe.operations & JOINS:
+        return  # Grain's rebatch, restored between batches of two dtypes, gives the second both: see test_streams.py
     middle = iter(ours)
     for _ in range(cut):
         next(middle)

@@ -145,6 +145,18 @@ def test_we_differ_a_rebatch_restored_after_its_last_batch_has_ended():
     assert after_the_end(bushel) == []
 
 
+def test_we_differ_a_rebatch_restored_between_two_batches_changes_no_dtype():
+    def after_one(lib):
+        ds = lib.experimental.RebatchIterDataset(stream(lib, [np.array([1.5]), np.array([2])]), 1)
+        it = iter(ds)
+        next(it)
+        state = plain(it.get_state())
+        return next(it).dtype, next(restored(ds, state)).dtype
+
+    assert after_one(grain) == (np.int64, np.float64)
+    assert after_one(bushel) == (np.int64, np.int64)
+
+
 @pytest.mark.parametrize("batch", [np.zeros((0, 2)), 7, {"x": np.arange(2), "y": np.arange(3)}, {}])
 def test_what_is_no_batch_is_not_rebatched(batch):
     with pytest.raises(ValueError, match="rebatch needs trees of arrays that share a first axis"):
