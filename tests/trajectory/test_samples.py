@@ -221,6 +221,13 @@ def test_subsampling_takes_each_frame_at_most_once_and_others_in_the_next_epoch(
         assert drawn[0] != drawn[1] or drawn[1] != drawn[2]
 
 
+def test_a_trajectory_of_which_no_frame_is_kept_is_empty():
+    kept = np.array([False] * 3 + [True] * 4)
+    samples = samples_of([3, 4], kept=kept, transforms=Transforms(Windows(2, 5), max_action_dim=4))
+    assert (len(samples), samples.trajectory(0)["action"].shape) == (4, (0, 2, 5, 4))
+    assert samples.trajectory(1)["action_pad_mask"][0, 1, 0].tolist() == [True, True, True, False]
+
+
 def test_subsampling_is_even():
     samples = samples_of([10], transforms=Transforms(Windows(), subsample_length=3))
     counts = np.zeros(10)

@@ -260,11 +260,10 @@ class Samples:
         observation |= {"timestep_pad_mask": real, "task_completed": ~wanted}
         rows |= {"observation": observation, "task": task}
         if "action" in self.episodes.columns:
-            padded = self._padded(self._chunks(episode, start, times, acted), {})
-            rows |= {
-                "action": padded["action"],
-                "action_pad_mask": _widened(wanted, padded["action_pad_mask"][0, 0, 0]),
-            }
+            action = self._chunks(episode, start, times, acted)
+            padded = self._padded(action, {})["action"]
+            filled = np.arange(padded.shape[-1]) < action.shape[-1]
+            rows |= {"action": padded, "action_pad_mask": _widened(wanted, filled)}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
         return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
