@@ -52,8 +52,9 @@ def alive(pids: Iterable[int]) -> set[int]:
 def zygote() -> int | None:
     """The process that forks workers for this one, if there is one."""
     for pid, parent in parents().items():
-        if parent == os.getpid() and b"zygote.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return pid
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if parent == os.getpid() and b"zygote.main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
     return None
 
 
@@ -67,10 +68,11 @@ def named_memory(pids: Iterable[int]) -> set[str]:
     """Files of /dev/shm that processes have open or mapped. (What else is there belongs to others.)"""
     texts: list[str] = []
     for pid in pids:
-        texts += Path(f"/proc/{pid}/maps").read_text().splitlines()
-        for number in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                texts.append(os.readlink(f"/proc/{pid}/fd/{number}"))
+        with contextlib.suppress(OSError):  # ended meanwhile
+            texts += Path(f"/proc/{pid}/maps").read_text().splitlines()
+            for number in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                    texts.append(os.readlink(f"/proc/{pid}/fd/{number}"))
     return {text[text.index("/dev/shm/") :] for text in texts if "/dev/shm/" in text}
 
 
