@@ -311,6 +311,33 @@ def test_messages_arrive_whole_in_any_portions(sent, cuts):
             channel.arrived()
 
 
+@given(sent=messages, data=st.data())
+def test_posted_messages_keep_their_place(sent, data):
+    one, other = map(Channel, socket.socketpair())
+    with one.socket, other.socket:
+        for message in sent:
+            data.draw(st.sampled_from([one.post, one.send]))(message)
+        one.flush()
+        assert other.arrived() == sent
+
+
+def test_what_was_posted_goes_out_with_the_next_message_or_before_waiting(ends):
+    one, other = map(Channel, ends)
+    one.post("answer")
+    other.send("next task")
+    assert one.receive() == ("next task", [])
+    assert other.arrived() == []
+    one.send("begun")
+    assert other.arrived() == ["answer", "begun"]
+    one.post("answer")
+    waits = threading.Thread(target=one.receive)
+    waits.start()
+    assert other.receive() == ("answer", [])
+    other.send("bye")
+    waits.join(10)
+    assert not waits.is_alive()
+
+
 @settings(max_examples=50)
 @given(sent=messages.filter(bool), data=st.data())
 def test_the_end_of_the_other_side_comes_after_its_last_whole_message(sent, data):

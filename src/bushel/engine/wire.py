@@ -63,6 +63,8 @@ class Channel:
         """Sends a message along with the next one, or before this side has to wait: each piece wakes the other side."""
         body = pickle.dumps(message, protocol=5)
         self._posted += _HEADER.pack(len(body), 0) + body
+        if len(self._posted) > _PIECE_BYTES:
+            self.flush()
 
     def flush(self) -> None:
         """Sends what was posted."""
