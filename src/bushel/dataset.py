@@ -295,19 +295,13 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return _MapPipeline(apply.Map(self._node, _checked(transform, tf.Map, "map"), vectorized))
 
-    def map_with_index(
-        self, transform: tf.MapWithIndex | Callable[[int, T], S], *, vectorized: bool = False
-    ) -> MapDataset[S]:
+    def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> MapDataset[S]:
         """`transform(index, element)`. The index counts on through epochs.
-
-        A `vectorized` function gets an array of indices and a tree of arrays with a leading axis, and returns a tree
-        with as many elements.
 
         >>> list(MapDataset.source(["a", "b"]).map_with_index(lambda i, x: f"{x}{i}"))
         ['a0', 'b1']
         """
-        checked = _checked(transform, tf.MapWithIndex, "map_with_index")
-        return _MapPipeline(apply.MapWithIndex(self._node, checked, vectorized))
+        return _MapPipeline(apply.MapWithIndex(self._node, _checked(transform, tf.MapWithIndex, "map_with_index")))
 
     def random_map(
         self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None

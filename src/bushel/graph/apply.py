@@ -170,27 +170,21 @@ class _Mapped(Plan):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapWithIndex(_PerElement):
-    """`transform(index, element)`, or of arrays of both where it is vectorized; the index counts on through epochs."""
-
-    vectorized: bool = False
+    """`transform(index, element)`; the index counts on through epochs."""
 
     def plan(self, indices: np.ndarray) -> Plan:
         return _MappedWithIndex(self, indices, self.parent.plan(indices))
 
     @functools.cached_property
-    def function(self) -> Callable[[Any, Any], Any]:
+    def function(self) -> Callable[[int, Any], Any]:
         return transforms.method(self.transform, transforms.MapWithIndex, "map_with_index")
 
     @property
     def pure(self) -> bool:
         return False
 
-    def parameters(self) -> dict[str, Any]:
-        own = super().parameters()
-        return own if self.vectorized else {name: value for name, value in own.items() if name != "vectorized"}
-
     def call(self) -> str:
-        return call_of("map_with_index", self.transform, **({"vectorized": True} if self.vectorized else {}))
+        return call_of("map_with_index", self.transform)
 
 
 @dataclasses.dataclass(slots=True)
@@ -201,31 +195,10 @@ class _MappedWithIndex(Plan):
 
     def take(self, low: int, high: int) -> Block:
         function = self.node.function
-        block = self.parent.take(low, high)
-        if not self.node.vectorized:
-            rows = blocks.rows_of(block)
-            where = self.node.where("map_with_index", self.indices, low)
-            return each_with(lambda row, index: function(index, row), rows, self.indices[low:high].tolist(), where)
-        indices = self.indices[low:high]
-        try:
-            return _mapped_columns_with(function, indices, block, self.node)
-        except Exception as error:
-            raise RowFailed(0, located(error, self.node.where_among("map_with_index", indices))) from error
-
-
-def _mapped_columns_with(
-    function: Callable[[Any, Any], Any], indices: np.ndarray, block: Block, node: MapWithIndex
-) -> Block:
-    columns = blocks.as_columns(block)
-    if columns is not None:
-        there = indices[blocks.presence(columns)]
-        return mapped_columns(functools.partial(function, there), columns, node)
-    rows = blocks.rows_of(block)  # of several kinds, or none at all: each is a block of its own
-    results = [
-        row if row is None else mapped_columns(functools.partial(function, indices[at : at + 1]), [row], node)
-        for at, row in enumerate(rows)
-    ]
-    return [row if row is None else blocks.rows_of(row)[0] for row in results]
+        rows = blocks.rows_of(self.parent.take(low, high))
+        indices = self.indices[low:high].tolist()
+        where = self.node.where("map_with_index", self.indices, low)
+        return each_with(lambda row, index: function(index, row), rows, indices, where)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
