@@ -225,7 +225,7 @@ def errors(policy, folder):
             width = len(facts["mean"])
 
             def moves(actions, facts=facts, width=width):
-                return unnormalize(actions[..., :width], facts, "normal", facts.get("mask"))[..., :2]
+                return unnormalize(actions[..., :width], facts, "normal")[..., :2]
 
             rows = robots == robot.encode()
             real = inputs["mask"][rows][..., 0]
