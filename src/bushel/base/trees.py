@@ -63,7 +63,10 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
         if type(tree) is np.ndarray:
             return function(tree)
         if type(tree) is dict:
-            return {key: map_leaves(function, part) for key, part in tree.items()}
+            return {
+                key: function(part) if type(part) is np.ndarray else map_leaves(function, part)
+                for key, part in tree.items()
+            }
     parts = children(tree)
     if parts is None:
         if any(children(other) is not None for other in others):

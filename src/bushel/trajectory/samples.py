@@ -253,17 +253,19 @@ class Samples:
             task = task_augmentation.conditioning_deleted(
                 task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=pictured
             )
-        times, real = transforms.windows.observations(time)
+        windows = transforms.windows
+        times, real = windows.observations(time)
         observation = self._masked_observation(episode, start[:, None], times)
-        goals = task["timestep"] if "timestep" in task else length - 1
-        acted, wanted = transforms.windows.actions(time, length, goals)
-        observation |= {"timestep_pad_mask": real, "task_completed": ~wanted}
-        rows |= {"observation": observation, "task": task}
+        reach = windows.reach(time, length, task["timestep"] if "timestep" in task else length - 1)
+        late = np.arange(windows.action_horizon) >= reach[:, :, None]
+        rows |= {"observation": observation | {"timestep_pad_mask": real, "task_completed": late}, "task": task}
         if "action" in self.episodes.columns:
-            action = self._chunks(episode, start, times, acted)
-            padded = self._padded(action, {})["action"]
-            filled = np.arange(padded.shape[-1]) < action.shape[-1]
-            rows |= {"action": padded, "action_pad_mask": _widened(wanted, filled)}
+            action = self._chunks(episode, start, length, times)
+            width = action.shape[-1]
+            if transforms.max_action_dim is not None:
+                action = self._padded(action, {})["action"]
+            masks = _masks(reach, windows.action_horizon, action.shape[-1], filled=width)
+            rows |= {"action": action, "action_pad_mask": masks}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
         return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
@@ -275,7 +277,9 @@ class Samples:
         if faithful(self.compat):  # zeros in place of what a robot does not have count as data
             filled = [name for name, column in self._observed.items() if column.is_numeric]
             masks |= {name: np.ones(frames.shape, dtype=bool) for name in filled}
-        observation = self._padded(_NO_ACTION, self._observation(episode, start, time))["observation"]
+        observation = self._observation(episode, start, time)
+        if self.transforms is not None and self.transforms.max_proprio_dim is not None:
+            observation = self._padded(_NO_ACTION, observation)["observation"]
         return {**observation, "pad_mask_dict": masks}
 
     def _padded(self, action: np.ndarray, observation: Tree) -> Tree:
@@ -288,23 +292,37 @@ class Samples:
             compat=self.compat,
         )
 
-    def _chunks(self, episode: np.ndarray, start: np.ndarray, times: np.ndarray, acted: np.ndarray) -> np.ndarray:
+    def _chunks(self, episode: np.ndarray, start: np.ndarray, length: np.ndarray, times: np.ndarray) -> np.ndarray:
         """Chunks of actions, [N, W, H, A]: of single actions, or cut from those that the data set holds."""
+        assert self.transforms is not None
+        horizon = self.transforms.windows.action_horizon
         shape = self.episodes.columns["action"].entry_shape
+        firsts = start[:, None] + times
         if len(shape) == 1:
-            return self._action(episode, start[:, None, None] + acted)
+            last = start + length - 1
+            return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
         if len(shape) != 2:
             raise ValueError(
                 f"Actions must have the shape [A], or [N, A] in chunks, for each frame; got {list(shape)}."
             )
-        horizon = acted.shape[2]
         check_chunks(shape[0], horizon, self.compat)
-        return self._action(episode, start[:, None] + times)[:, :, :horizon]
+        return self._action(episode, firsts)[:, :, :horizon]
 
 
-def _widened(mask: np.ndarray, widths: np.ndarray) -> np.ndarray:
-    """`mask[..., None] & widths`, by looking rows up: several times faster where `widths` is short."""
-    return np.take(np.stack([np.zeros_like(widths), widths]), mask.view(np.uint8), axis=0)
+def _masks(reach: np.ndarray, horizon: int, width: int, filled: int) -> np.ndarray:
+    """Which numbers of which actions are real, [..., horizon, width]: `filled` of each of the first `reach`."""
+    return _reaching(horizon, width, filled)[horizon - reach].reshape(*reach.shape, horizon, width)
+
+
+@functools.lru_cache(maxsize=64)
+def _reaching(horizon: int, width: int, filled: int) -> np.ndarray:
+    """All masks there can be, [horizon + 1, horizon * width]: the first has all actions real, the next all but one ...
+
+    They are views of one line, so that a mask is a copy and no comparison of each number.
+    """
+    line = np.zeros((2 * horizon, width), dtype=bool)
+    line[:horizon, :filled] = True
+    return np.lib.stride_tricks.as_strided(line, (horizon + 1, horizon * width), (width, 1), writeable=False)
 
 
 def _there(leaf: np.ndarray) -> np.ndarray:

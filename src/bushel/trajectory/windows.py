@@ -59,23 +59,29 @@ class Windows:
 
         `lengths` and `goals` belong to the rows, which may come from different episodes, or are one number for all.
         """
-        last = np.asarray(lengths, np.int64) - 1
-        if np.any(np.asarray(times) > last):
-            raise ValueError(f"A time is outside its episode: times {times}, lengths {lengths}.")
-        last = last.reshape(-1, 1, 1)
-        goals = last if goals is None else np.asarray(goals, np.int64).reshape(-1, 1, 1)
-        history = self._history(times)[:, :, None]
+        last = np.asarray(lengths, np.int64).reshape(-1, 1, 1) - 1
         ahead = np.arange(self.action_horizon)
-        gathered = np.maximum(history, 0) + ahead
+        real = ahead < self.reach(times, lengths, goals)[:, :, None]
+        return np.minimum(np.maximum(self._history(times), 0)[:, :, None] + ahead, last), real
+
+    def reach(self, times: ArrayLike, lengths: ArrayLike, goals: ArrayLike | None = None) -> np.ndarray:
+        """How many actions of each slot are real, int64[N, W]: the first ones. The arguments are those of `actions`.
+
+        >>> Windows(window_size=2, action_horizon=3).reach([0, 1, 2], lengths=3).tolist()
+        [[0, 3], [3, 2], [2, 1]]
+        """
+        last = np.asarray(lengths, np.int64).reshape(-1, 1) - 1
+        goals = last if goals is None else np.asarray(goals, np.int64).reshape(-1, 1)
+        history = self._history(times)
+        if (history[:, -1:] > last).any():
+            raise ValueError(f"A time is outside its episode: times {times}, lengths {lengths}.")
         if faithful(self.compat):
-            real = history + ahead < goals + 2
-        else:
-            real = gathered <= np.minimum(goals, last)
-            real &= history >= 0
-        return np.minimum(gathered, last, out=gathered), real
+            return np.maximum(np.minimum(goals + 2 - history, self.action_horizon), 0)
+        count = np.minimum(np.minimum(goals, last) + 1 - history, self.action_horizon)
+        return np.maximum(count, 0) * (history >= 0)
 
     def _history(self, times: ArrayLike) -> np.ndarray:
         rows = np.asarray(times, np.int64)
-        if rows.ndim != 1 or np.any(rows < 0):
+        if rows.ndim != 1 or (rows < 0).any():
             raise ValueError(f"Times must be a list of integers that are not negative, got {times}.")
         return rows[:, None] + np.arange(1 - self.window_size, 1)
