@@ -101,7 +101,8 @@ class DatasetOptions:
       filter_raise_threshold_ratio: the same, with a ValueError.
       execution_tracking_mode: STAGE_TIMING times every stage, for `iterator.report()`.
       on_error: "skip" leaves out elements that fail, and counts them in `iterator.skipped` and in its state; a batch
-        made in a MapDataset is left out whole. "raise" raises, and `next` tries again.
+        made in a MapDataset is left out whole, and so is the unreadable rest of a file that is read in order. "raise"
+        raises, and `next` tries again.
       skip_limit: how many may be skipped before the next one raises; None for any number.
       min_shm_size: accepted for Grain's sake; it changes nothing. Arrays below 4 KiB never need shared memory.
 

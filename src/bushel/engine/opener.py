@@ -276,8 +276,10 @@ class _SkippingCursor(Same):
         return self.parent.mark(), self._skips.count
 
     def rewind(self, mark: Any) -> None:
-        parent, self._skips.count = mark
+        parent, count = mark
+        self._skips.count = 0  # going back may read again, and skip again, what was counted before
         self.parent.rewind(parent)
+        self._skips.count = count
 
 
 class _Owner(Same):

@@ -116,8 +116,8 @@ class _Listed(Skips):
         super().__init__(None)
         self._errors: list[str] = []
 
-    def add(self, which: str, error: str) -> None:
-        self._errors.append(error)
+    def add(self, which: str, error: str, number: int = 1) -> None:
+        self._errors.extend([error] * number)
 
     def taken(self) -> list[str]:
         """Those since the last time."""

@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import DamagedFile, RowFailed, in_words, located
 from bushel.graph.node import Node
-from bushel.graph.streams import Cursor, Opener, State, StreamNode, field
+from bushel.graph.streams import Cursor, Opener, Skips, State, StreamNode, counted, field
 from bushel.sources.protocol import SequentialReader, SequentialSource
 
 
@@ -24,7 +24,7 @@ class Records(StreamNode):
         return ()
 
     def open(self, opener: Opener) -> Cursor:
-        return _ReaderCursor(self)
+        return _ReaderCursor(self, opener.skips)
 
     def parameters(self) -> dict[str, Any]:
         return {"kind": type(self.source).__name__, "source": self.source.fingerprint()}
@@ -39,21 +39,36 @@ class Records(StreamNode):
 class _ReaderCursor(Cursor):
     """Opens its reader when the first record is asked for."""
 
-    def __init__(self, node: Records):
+    def __init__(self, node: Records, skips: Skips | None):
         self._node = node
+        self._skips = skips
         self._opened: SequentialReader | None = None
 
     @property
     def _reader(self) -> SequentialReader:
         if self._opened is None:
-            self._opened = self._node.source.open()
+            try:
+                self._opened = self._node.source.open()
+            except _UNREADABLE as error:
+                if self._skips is None:
+                    raise
+                self._opened = _Unopened(error)
         return self._opened
 
     def pull(self, count: int) -> Block:
-        try:
-            return (self._opened or self._reader).read(count)
-        except Exception as error:
-            raise RowFailed(0, located(error, f"bushel: reading {self._node.name} failed.")) from error
+        while True:
+            try:
+                return (self._opened or self._reader).read(count)
+            except Exception as error:
+                self._leave_out(located(error, f"bushel: reading {self._node.name} failed."))
+
+    def _leave_out(self, error: Exception) -> None:
+        """Goes past what cannot be read, where that is wanted and possible."""
+        lost = self._reader.skip() if self._skips is not None and isinstance(error, _UNREADABLE) else 0
+        if self._skips is None or not lost:
+            raise RowFailed(0, error) from error
+        which = f"{'a record' if lost == 1 else f'{lost} records'} of {self._node.name}"
+        self._skips.add(which, in_words(error), lost)
 
     def get_state(self) -> State:
         return (self._opened or self._reader).get_state()
@@ -62,10 +77,46 @@ class _ReaderCursor(Cursor):
         return (self._opened or self._reader).get_state()
 
     def set_state(self, state: State) -> None:
-        for name, value in self._reader.get_state().items():
+        if self._skips is not None and isinstance(state, dict) and _Unopened.KEY in state:
+            self._opened = _Unopened(None) if counted(state, _Unopened.KEY) else None
+            return
+        if self._opened is None or isinstance(self._opened, _Unopened):
+            self._opened = self._node.source.open()  # there is no position in a file that cannot be opened
+        for name, value in self._opened.get_state().items():
             field(state, name, type(value))
-        self._reader.set_state(state)
+        self._opened.set_state(state)
 
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
+
+
+_UNREADABLE = (DamagedFile, OSError)
+"""What may be wrong with a file itself, and no mistake of the program."""
+
+
+class _Unopened(SequentialReader):
+    """Stands for the reader of a file that could not be opened: it fails once, as if the file were one record."""
+
+    KEY = "unopened_left_out"
+
+    def __init__(self, error: Exception | None):
+        self._error = error  # None once it has been told
+
+    def read(self, count: int) -> Block:
+        if self._error is not None:
+            raise self._error
+        return []
+
+    def skip(self) -> int:
+        self._error = None
+        return 1
+
+    def get_state(self) -> State:
+        return {self.KEY: int(self._error is None)}
+
+    def set_state(self, state: State) -> None:
+        """There is one position, before or after the failure; whoever goes there makes a new one of these."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -105,16 +105,17 @@ class Skips:
         self.limit = limit
         self.count = 0
 
-    def add(self, which: str, error: str) -> None:
-        """One more. Tells of the first, the tenth, the hundredth ..."""
-        if self.limit is not None and self.count >= self.limit:
+    def add(self, which: str, error: str, number: int = 1) -> None:
+        """One more, or `number` that failed as one. Tells of the first, the tenth, the hundredth ..."""
+        before, count = self.count, self.count + number
+        if self.limit is not None and count > self.limit:
+            allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
             raise TooManySkipped(
-                f"{which} failed, and {self.count} elements were skipped already, as many as skip_limit allows. "
-                f"It failed with\n{error}"
+                f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
             )
-        self.count += 1
-        if str(self.count).strip("0") == "1":
-            logger.warning("Skipped %s, the %d. of this stream:\n%s", which, self.count, error)
+        self.count = count
+        if not before or len(str(count)) > len(str(before)):
+            logger.warning("Skipped %s, the %d. of this stream:\n%s", which, count, error)
 
 
 class Opener(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from bushel.base.errors import StateMismatch
+from bushel.sources.protocol import SequentialReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,21 +28,24 @@ class IterableStream:
             raise TypeError(f"An iterable or a function that returns one is needed, got {self.iterable!r}.")
 
     def open(self) -> IterableReader | StatefulReader:
-        made = self.iterable() if callable(self.iterable) else self.iterable
+        made = self._made()
         if hasattr(made, "state_dict") and hasattr(made, "load_state_dict"):
             return StatefulReader(made)
-        return IterableReader(made)
+        return IterableReader(made, self._made)
+
+    def _made(self) -> Iterable[Any]:
+        return self.iterable() if callable(self.iterable) else self.iterable
 
     def fingerprint(self) -> Any:
         named = self.iterable if callable(self.iterable) else type(self.iterable)
         return getattr(named, "__qualname__", type(named).__qualname__)
 
 
-class IterableReader:
+class IterableReader(SequentialReader):
     """A position in an iterable: how many elements came before. Going there reads them again."""
 
-    def __init__(self, iterable: Iterable[Any]):
-        self._iterable = iterable
+    def __init__(self, iterable: Iterable[Any], again: Callable[[], Iterable[Any]]):
+        self._iterable, self._again = iterable, again
         self._go(0)
 
     def _go(self, count: int) -> None:
@@ -61,13 +65,14 @@ class IterableReader:
         return {"elements_read": self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        self._iterable = self._again()  # what a function has made may be readable once only
         self._go(state["elements_read"])
 
     def close(self) -> None:
         getattr(self._iterator, "close", lambda: None)()
 
 
-class StatefulReader:
+class StatefulReader(SequentialReader):
     """A position in an iterable with `state_dict` and `load_state_dict`: Hugging Face streams, torchdata's loaders."""
 
     def __init__(self, iterable: Any):

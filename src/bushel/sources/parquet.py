@@ -15,6 +15,7 @@ from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
 from bushel.sources.arrow_rows import values
 from bushel.sources.needs import package
+from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import Options
 from bushel.sources.tables import TableSource
 
@@ -113,7 +114,7 @@ class ParquetStream:
         return [stores.fingerprint([self.path], self.storage_options), columns]
 
 
-class ParquetReader:
+class ParquetReader(SequentialReader):
     """A position in a Parquet file: row group and row in it, as in Grain's state."""
 
     def __init__(self, stream: ParquetStream):
@@ -143,6 +144,11 @@ class ParquetReader:
         if high == low + 1:
             return [{name: column[low] for name, column in self._columns.items()}]
         return [dict(zip(names, values)) for values in zip(*(column[low:high] for column in self._columns.values()))]
+
+    def skip(self) -> int:
+        rest = self._lengths[self._group] - self._row
+        self._row += rest
+        return rest
 
     def get_state(self) -> dict[str, Any]:
         return {"row_group": self._group, "index_within_row_group": self._row}

@@ -63,6 +63,13 @@ class SequentialReader(Protocol):
         """Up to `count` records as a block (a list, or `Columns`); none at all only at the end."""
         ...
 
+    def skip(self) -> int:
+        """Goes past what the last `read` failed at: a record, or all up to where records can be told apart again.
+
+        Returns how many records that were, as far as it is known, at least 1; 0 where it cannot be gone past.
+        """
+        return 0
+
     def get_state(self) -> dict[str, Any]:
         """The position as plain JSON data."""
         ...

@@ -42,6 +42,33 @@ def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
+def length_checksums(lengths: np.ndarray) -> np.ndarray:
+    """The checksums of lengths as the format stores them, without a package: that of 0, and what each byte changes."""
+    crc = np.full(len(lengths), _NO_LENGTH, np.uint32)
+    rest = lengths.astype(np.uint64)
+    for changes in _CHANGES:
+        if not rest.any():
+            break
+        crc ^= changes[(rest & np.uint64(255)).astype(np.intp)]
+        rest >>= np.uint64(8)
+    return (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
+
+
+def _tables() -> tuple[int, list[np.ndarray]]:
+    """CRC32C of eight zero bytes; and for each of them, the first one first, what each of its 256 values changes."""
+    last = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        last = last >> 1 ^ (last & 1) * np.uint32(0x82F63B78)
+    changes, zeros = [last], np.array([0xFFFFFFFF], np.uint32)
+    for _ in range(8):
+        changes.append(last[changes[-1] & 255] ^ changes[-1] >> 8)  # one more byte after it
+        zeros = last[zeros & 255] ^ zeros >> 8
+    return zeros.item() ^ 0xFFFFFFFF, changes[7::-1]
+
+
+_NO_LENGTH, _CHANGES = _tables()
+
+
 def framed(record: bytes, crc32c: Checksum) -> bytes:
     """A record with its length and checksums, as it stands in a file."""
     length = struct.pack("<Q", len(record))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import bisect
 import dataclasses
 import itertools
 import struct
@@ -13,10 +14,12 @@ import numpy as np
 
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
+from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import File, Options
-from bushel.sources.tfrecord import FOOTER, HEADER, Checksum, bad_length, checksum, masked
+from bushel.sources.tfrecord import FOOTER, HEADER, Checksum, bad_length, checksum, length_checksums
 
 _WINDOW = 1 << 20
+_GIVEN_UP = -1  # the position after a damaged length: where the next record begins is not known
 _LENGTH = struct.Struct("<Q")
 
 
@@ -97,7 +100,7 @@ class _Inflated(_Bytes):
         return out
 
 
-class TFRecordReader:
+class TFRecordReader(SequentialReader):
     """A position in a TFRecord file: the offset of the next record, as in Grain's state.
 
     Records are cut from a window of the file together, so that one of them costs little.
@@ -106,12 +109,14 @@ class TFRecordReader:
     def __init__(self, file: File, crc32c: Checksum | None):
         self._name, self._crc32c = file.name, crc32c
         beginning = file.read(0, min(HEADER, file.size))
-        compressed = beginning[:2] == b"\x1f\x8b" or (beginning[:1] == b"\x78" and not _is_length(beginning, crc32c))
+        compressed = _is_packed(beginning) and not _is_length(beginning)  # a length may begin in that way, too
         self._bytes: _Bytes = _Inflated(file) if compressed else _Plain(file)
         self._size = None if compressed else file.size
+        self._bounds, self._first, self._after = [0], 0, _GIVEN_UP
         self._go(0)
 
     def _go(self, offset: int) -> None:
+        self._first = self._number(offset)  # of the record at `offset`
         self._records: list[bytes] = []
         self._bounds = [offset]  # where each of them begins, and where the last one ends
         self._next = 0  # the one to give out next
@@ -129,7 +134,10 @@ class TFRecordReader:
         """Cuts the next window into records; False at the end."""
         if self._failure is not None:
             raise self._failure
-        start = self._bounds[-1]
+        start, self._after = self._bounds[-1], _GIVEN_UP
+        self._go(start)
+        if start == _GIVEN_UP:
+            return False
         data = self._bytes.fill(start, HEADER + FOOTER)
         if not data:
             return False
@@ -140,14 +148,15 @@ class TFRecordReader:
             bounds.append(place)
         if bounds[-1] > len(data):
             bounds.pop()
+        del bounds[self._sound(data, bounds) + 1 :]
         if len(bounds) == 1:
             data = self._whole(start, data)
             bounds = [0, len(data)]
         records = [data[low + HEADER : high - FOOTER] for low, high in itertools.pairwise(bounds)]
-        self._go(start)
         good = self._good(records, data, bounds)
         if good < len(records):
-            self._failure = self._damaged("is damaged: a record does not fit its checksum", start + bounds[good])
+            self._failure = self._damaged("is damaged: a record does not fit its checksum", start + bounds[good], good)
+            self._after = start + bounds[good + 1]
             if not good:
                 raise self._failure
         self._records = records[:good]
@@ -159,16 +168,27 @@ class TFRecordReader:
         if len(data) < HEADER + FOOTER:
             raise self._damaged(f"ends with {len(data)} bytes that are no record: it was cut short", start)
         (length,) = _LENGTH.unpack_from(data)
-        if self._crc32c is not None and not _is_length(data, self._crc32c):
+        if self._crc32c is not None and not _is_length(data):
             if start == 0:
                 raise bad_length(self._name, 0, b"")
-            raise self._damaged("is damaged: a length does not fit its checksum", start)
+            raise self._damaged(
+                "is damaged: a length does not fit its checksum, so that what follows cannot be found", start
+            )
         wanted = HEADER + length + FOOTER
         if self._size is None or start + wanted <= self._size:
             data = self._bytes.fill(start, wanted)[:wanted]
         if len(data) < wanted:
             raise self._damaged(f"ends in the middle of a record of {length} bytes: it was cut short", start)
         return data
+
+    def _sound(self, data: bytes, bounds: list[int]) -> int:
+        """How many lengths from the first on fit their checksums."""
+        if self._crc32c is None:
+            return len(bounds) - 1
+        places = np.array(bounds)
+        stored = np.frombuffer(data, np.uint8)[places[:-1, None] + np.arange(8, HEADER)].view("<u4")[:, 0]
+        wrong = np.flatnonzero(length_checksums(np.diff(places) - HEADER - FOOTER) != stored)
+        return int(wrong[0]) if len(wrong) else len(bounds) - 1
 
     def _good(self, records: list[bytes], data: bytes, bounds: list[int]) -> int:
         """How many records from the first on fit their checksums."""
@@ -181,15 +201,29 @@ class TFRecordReader:
         wrong = np.flatnonzero(found != stored)
         return int(wrong[0]) if len(wrong) else len(records)
 
-    def _damaged(self, what: str, offset: int) -> DamagedFile:
-        return DamagedFile(f"{self._name} {what} (at byte {offset}).")
+    def _damaged(self, what: str, offset: int, after: int = 0) -> DamagedFile:
+        record = "" if self._first is None else f"record {self._first + after}, "
+        return DamagedFile(f"{self._name} {what} ({record}at byte {offset}).")
+
+    def _number(self, offset: int) -> int | None:
+        """Which record begins at a byte; not known where a state was restored, which has the byte alone."""
+        place = bisect.bisect_left(self._bounds, offset)
+        if offset == 0 or self._first is None or self._bounds[place : place + 1] != [offset]:
+            return None if offset else 0
+        return self._first + place
+
+    def skip(self) -> int:
+        number = self._number(self._bounds[-1])
+        self._go(self._after)
+        self._first = None if number is None else number + 1
+        return 1
 
     def get_state(self) -> dict[str, Any]:
         return {"reader_offset": self._bounds[self._next]}
 
     def set_state(self, state: dict[str, Any]) -> None:
         offset = state["reader_offset"]
-        if offset < 0 or (self._size is not None and offset > self._size):
+        if offset < _GIVEN_UP or (self._size is not None and offset > self._size):
             raise StateMismatch(f"Byte {offset} lies outside of {self._name} with its {self._size} bytes.")
         self._go(offset)
 
@@ -197,8 +231,15 @@ class TFRecordReader:
         self._go(self._bounds[self._next])
 
 
-def _is_length(beginning: bytes, crc32c: Checksum | None) -> bool:
-    """Whether a file begins with a length and its checksum."""
-    if crc32c is None or len(beginning) < HEADER:
+def _is_packed(beginning: bytes) -> bool:
+    """Whether bytes begin as gzip or zlib does."""
+    zlib_header = beginning[:1] == b"\x78" and int.from_bytes(beginning[:2], "big") % 31 == 0
+    return beginning[:2] == b"\x1f\x8b" or zlib_header
+
+
+def _is_length(beginning: bytes) -> bool:
+    """Whether bytes begin with a length and its checksum."""
+    if len(beginning) < HEADER:
         return False
-    return masked(crc32c(beginning[:8])) == int.from_bytes(beginning[8:HEADER], "little")
+    length, crc = np.frombuffer(beginning, "<u8", 1), np.frombuffer(beginning, "<u4", 1, offset=8)
+    return bool(length_checksums(length) == crc)

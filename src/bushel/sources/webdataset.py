@@ -8,10 +8,13 @@ from typing import Any
 
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
+from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import File, Options
 
 _BLOCK = 512
 _WINDOW = 1 << 20
+_GIVEN_UP = -1  # the position after a damaged member: where the next one begins is not known
+_LOST = "the header of a member is damaged, so that what follows cannot be found"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +38,14 @@ class _Member:
     after: int  # where the next member begins
 
 
-class WebDatasetReader:
+class WebDatasetReader(SequentialReader):
     """A position in a tar file: where the first member of the next sample begins."""
 
     def __init__(self, file: File):
         self._file = file
         self._base, self._data = 0, b""
         self._place = 0
+        self._after = _GIVEN_UP  # where to go on after the last failure
 
     def read(self, count: int) -> list[dict[str, Any]]:
         samples: list[dict[str, Any]] = []
@@ -59,8 +63,8 @@ class WebDatasetReader:
 
     def _sample(self) -> dict[str, Any] | None:
         sample: dict[str, Any] = {}
-        place = self._place
-        while True:
+        place, self._after = self._place, _GIVEN_UP
+        while place != _GIVEN_UP:
             member = self._member(place)
             if member is None:
                 break
@@ -72,6 +76,7 @@ class WebDatasetReader:
             key = f"{folder}/{stem}" if folder else stem
             if sample and (key != sample["__key__"] or ending.lower() in sample):
                 if key == sample["__key__"]:
+                    self._after = place
                     raise self._damaged(place, f"sample {key!r} has two members .{ending}")
                 break
             sample["__key__"] = key
@@ -97,9 +102,12 @@ class WebDatasetReader:
                 if kind == b"L":  # GNU's way to give a long name
                     long_name = text.rstrip(b"\0").decode("utf-8", "surrogateescape")
                 elif kind == b"x":  # POSIX's way
-                    facts = _pax(text)
+                    try:
+                        facts = _pax(text)
+                        long_size = int(facts["size"]) if "size" in facts else None
+                    except ValueError:
+                        raise self._damaged(start, "an extended header is damaged") from None
                     long_name = facts.get("path", long_name)
-                    long_size = int(facts["size"]) if "size" in facts else None
                 continue
             if kind in b"0\0":
                 return _Member(long_name or name, bytes(self._bytes(start, size)), place)
@@ -114,7 +122,7 @@ class WebDatasetReader:
         except ValueError:
             stated, size = -1, 0
         if stated != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-            raise self._damaged(place, "it is no tar file" if place == 0 else "the header of a member is damaged")
+            raise self._damaged(place, "it is no tar file" if place == 0 else _LOST)
         name = header[:100].rstrip(b"\0").decode("utf-8", "surrogateescape")
         prefix = header[345:500].partition(b"\0")[0].decode("utf-8", "surrogateescape")
         if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":
@@ -134,12 +142,16 @@ class WebDatasetReader:
     def _damaged(self, place: int, why: str) -> DamagedFile:
         return DamagedFile(f"{self._file.name} is damaged at byte {place}: {why}.")
 
+    def skip(self) -> int:
+        self._place = self._after
+        return 1
+
     def get_state(self) -> dict[str, Any]:
         return {"tar_offset": self._place}
 
     def set_state(self, state: dict[str, Any]) -> None:
         place = state["tar_offset"]
-        if not 0 <= place <= self._file.size or place % _BLOCK:
+        if place != _GIVEN_UP and (not 0 <= place <= self._file.size or place % _BLOCK):
             name, size = os.path.basename(self._file.name), self._file.size
             raise StateMismatch(f"No member begins at byte {place} of {name}, a tar file of {size} bytes.")
         self._place = place
@@ -153,6 +165,8 @@ def _pax(text: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     while text:
         length, _, _ = text.partition(b" ")
+        if not len(length) < int(length) <= len(text):
+            raise ValueError(length)
         line, text = text[: int(length)], text[int(length) :]
         key, _, value = line[len(length) + 1 :].rstrip(b"\n").partition(b"=")
         found[key.decode()] = value.decode("utf-8", "surrogateescape")
