@@ -5,12 +5,14 @@ import threading
 
 import grain
 import numpy as np
+import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from formats import table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from watching import run_script
 
 import bushel
 from bushel import MapDataset
@@ -201,6 +203,37 @@ def test_a_changed_byte_is_reported_where_pages_have_checksums(tmp_path):
     assert len([next(it) for _ in range(20)]) == 20
     with pytest.raises(DamagedFile, match="row group 2 cannot be read"):
         next(it)
+
+
+def test_a_changed_offset_of_an_arrow_file_is_refused_and_does_not_end_the_process(tmp_path):
+    texts = [f"text {number}" * 5 for number in range(40)]
+    feather.write_feather(
+        pa.table({"id": range(40), "text": texts}), str(tmp_path / "x.arrow"), compression="uncompressed"
+    )
+    script = """
+        import os
+        import numpy as np
+        from bushel.sources import ArrowDataSource, DamagedFile
+
+        os.chdir(os.path.dirname(__file__))
+        content = open("x.arrow", "rb").read()
+        sizes = [len(f"text {number}" * 5) for number in range(40)]
+        place = content.find(np.cumsum([0, *sizes]).astype("<i4").tobytes())
+        assert place > 0
+        for byte in range(4 * 41):
+            changed = bytearray(content)
+            changed[place + byte] ^= 0x40
+            open("y.arrow", "wb").write(changed)
+            source = ArrowDataSource("y.arrow")
+            try:
+                list(source)
+            except DamagedFile as error:
+                assert "y.arrow: record batch 0 cannot be read" in str(error), error
+            assert ArrowDataSource("y.arrow", ["id"])[7] == {"id": 7}
+        print("alive")
+    """
+    code, said, errors = run_script(tmp_path, script)
+    assert (code, said.strip()) == (0, "alive"), errors
 
 
 def test_a_state_of_other_files_is_refused(files):

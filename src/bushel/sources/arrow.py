@@ -53,6 +53,7 @@ class _ArrowFile:
         self._path, self._columns = path, columns
         self._reader = ipc.open_file(content)
         self._lock = threading.Lock()
+        self._sound: set[int] = set()  # batches that were checked
         names = self._reader.schema.names
         for name in columns or ():
             if name not in names:
@@ -65,9 +66,14 @@ class _ArrowFile:
         try:
             with self._lock:
                 found = self._reader.get_batch(number)
-        except (OSError, ValueError) as error:
+            if self._columns is not None:
+                found = found.select(self._columns)
+            if number not in self._sound:  # to follow a wrong offset would end the process
+                found.validate(full=True)
+                self._sound.add(number)
+        except (OSError, ValueError, MemoryError, NotImplementedError) as error:
             raise DamagedFile(f"{self._path}: record batch {number} cannot be read: {error}") from error
-        return found if self._columns is None else found.select(self._columns)
+        return found
 
 
 def _opened(path: str, options: Options | None, columns: Sequence[str] | None) -> _ArrowFile:
@@ -78,5 +84,5 @@ def _opened(path: str, options: Options | None, columns: Sequence[str] | None) -
         return _ArrowFile(path, content, columns)
     except KeyError as error:
         raise ValueError(error.args[0]) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, MemoryError, NotImplementedError) as error:
         raise DamagedFile(f"{path} is no complete Arrow file: {error}") from error
