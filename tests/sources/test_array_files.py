@@ -77,6 +77,49 @@ def test_pipelines_read_arrays_of_files(kind, tmp_path):
         assert same(pickle.loads(sent)[7], source[7])
 
 
+SLICES = [slice(None), slice(None, None, 2), slice(None, None, -3), slice(5, 900), slice(990, 10, -1)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.sampled_from(SLICES),
+    columns=st.sampled_from(SLICES),
+    fortran=st.booleans(),
+    turned=st.booleans(),
+    dtype=st.sampled_from(["<f4", "i1", [("a", "i1"), ("b", "<f4")]]),
+)
+def test_any_part_of_a_mapped_array_is_sent_by_name(rows, columns, fortran, turned, dtype, tmp_path_factory):
+    path = tmp_path_factory.mktemp("mapped") / "x.npy"
+    array = np.arange(1000 * 40).reshape(1000, 40).astype(np.dtype(dtype))
+    np.save(path, np.asfortranarray(array) if fortran else array)
+    part = load_arrays(path)[rows, columns]
+    part = part.T if turned else part
+    for source in (ArrayDataSource(part), MapDataset.source(part)):
+        sent = pickle.dumps(source)
+        assert len(sent) < 2_000
+        again = pickle.loads(sent)
+        assert len(again) == len(part)
+        assert all(np.array_equal(again[index], part[index]) for index in range(len(part)))
+        twice = pickle.dumps(again)
+        assert len(twice) < 2_000
+        assert all(np.array_equal(one, other) for one, other in zip(pickle.loads(twice), part, strict=True))
+
+
+def test_what_is_not_in_the_file_is_sent_itself(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(1000))
+    changed = np.load(tmp_path / "x.npy", mmap_mode="c")
+    changed[3] = -1
+    assert pickle.loads(pickle.dumps(ArrayDataSource(changed)))[3] == -1
+    assert len(pickle.loads(pickle.dumps(ArrayDataSource(load_arrays(tmp_path / "x.npy")[:0])))) == 0
+
+
+def test_a_mapped_array_as_a_source_is_read_by_workers(tmp_path):
+    np.save(tmp_path / "x.npy", CONTENT["x"])
+    ds = MapDataset.source(np.load(tmp_path / "x.npy", mmap_mode="r")).shuffle(seed=1).batch(64).to_iter_dataset()
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as workers:
+        assert same(list(workers), list(ds))
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "npy"])
 def test_files_cut_short_are_refused(kind, tmp_path):
     if kind == "npy":

@@ -16,6 +16,7 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
 from bushel.graph.node import Epochs, MapNode, Origin, Plan
 from bushel.index import words
+from bushel.sources.memory import received, sent
 from bushel.sources.ragged import RaggedDataSource
 
 
@@ -35,6 +36,12 @@ class Source(MapNode):
     """Records of anything with a length and `source[i]`, read many at a time where the source can."""
 
     source: Any
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "source": sent(self.source) if isinstance(self.source, np.ndarray) else self.source}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, source=received(state["source"]))
 
     @property
     def parents(self) -> tuple[MapNode, ...]:

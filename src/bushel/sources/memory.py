@@ -75,8 +75,10 @@ class InFile:
 
     name: str
     offset: int
+    """Of its first entry; others may lie before it."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    strides: tuple[int, ...]
 
 
 def sent(leaf: np.ndarray) -> np.ndarray | InFile:
@@ -86,17 +88,20 @@ def sent(leaf: np.ndarray) -> np.ndarray | InFile:
     while isinstance(owner, np.ndarray):
         mapped = owner if isinstance(owner, np.memmap) else mapped  # the last one knows its offset in the file
         owner = owner.base
-    if mapped is None or not mapped.filename or not leaf.flags.c_contiguous or leaf.dtype.hasobject:
-        return leaf
+    if mapped is None or not mapped.filename or mapped.mode == "c" or leaf.dtype.hasobject or not leaf.size:
+        return leaf  # in memory, or with changes that are not in the file
     first, start = (array.__array_interface__["data"][0] for array in (leaf, mapped))
-    return InFile(str(mapped.filename), mapped.offset + first - start, leaf.shape, leaf.dtype)
+    return InFile(str(mapped.filename), mapped.offset + first - start, leaf.shape, leaf.dtype, leaf.strides)
 
 
 def received(leaf: np.ndarray | InFile) -> np.ndarray:
     """What `sent` gave, as an array again."""
-    if isinstance(leaf, InFile):
-        return np.memmap(leaf.name, dtype=leaf.dtype, mode="r", offset=leaf.offset, shape=leaf.shape)
-    return leaf
+    if not isinstance(leaf, InFile):
+        return leaf
+    reach = [stride * (size - 1) for stride, size in zip(leaf.strides, leaf.shape)]
+    before, after = -sum(min(0, far) for far in reach), sum(max(0, far) for far in reach) + leaf.dtype.itemsize
+    part = np.memmap(leaf.name, dtype=np.uint8, mode="r", offset=leaf.offset - before, shape=(before + after,))
+    return np.ndarray(leaf.shape, leaf.dtype, buffer=part, offset=before, strides=leaf.strides)
 
 
 def _from_leaves(tree: Any) -> ArrayDataSource:
