@@ -217,6 +217,28 @@ def test_damaged_images_are_refused(kind):
             decode_image(bad)
 
 
+DEEP = np.array([[0, 1, 255, 256], [1000, 30_000, 65_000, 65_535]])
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("png", "uint16"), ("tiff", "uint16"), ("tiff", "int32"), ("tiff", "float32")]
+)
+def test_images_of_more_than_eight_bits_come_whole_or_not_at_all(kind, dtype):
+    data = encoded(DEEP.astype(dtype), kind)
+    found = decode_image(data, None)
+    assert found.dtype == dtype and found.tolist() == DEEP[:, :, None].tolist()
+    for mode in ("RGB", "L", "RGBA"):
+        with pytest.raises(ValueError, match=f"do not fit into '{mode}'.*Pass mode=None"):
+            decode_image(data, mode)
+    assert decode_image(data, "F").tolist() == DEEP[:, :, None].tolist()
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "png"])
+def test_a_mode_that_is_none_is_told(kind):
+    with pytest.raises(ValueError, match=r"mode must be one of '1', .*'RGBX', 'YCbCr', or None, got 'rgb'"):
+        decode_image(encoded(PIXELS, kind), "rgb")
+
+
 @pytest.mark.parametrize("kind", ["WAV", "FLAC"])
 def test_sounds_come_back(kind):
     samples = np.random.default_rng(0).integers(-(2**15), 2**15, (1000, 2), np.int16)

@@ -11,14 +11,17 @@ from bushel.sources.needs import package
 
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = {"RGB": "RGB", "L": "GRAY"}
+_DEEP = ("I", "F")  # how Pillow calls modes of more than 8 bits: "I;16", "I", "F"
 
 
 def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
     """An image as uint8 of height x width x channels: JPEG by simplejpeg where it is installed, the rest by Pillow.
 
+    Images of 16 bits, 32 bits or floats (depth, height maps) do not fit into uint8 and are given with `mode=None` only.
+
     Args:
       data: the content of an image file of any format that Pillow knows.
-      mode: "RGB", "L" (one channel), "RGBA", or None for what the file has.
+      mode: "RGB", "L" (one channel), "RGBA", another mode of Pillow's, or None for what the file has, with its dtype.
     """
     if data[:3] == _JPEG and mode in _COLOURS:
         try:
@@ -31,11 +34,20 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
             except ValueError as error:
                 raise ValueError(f"These {len(data)} bytes are no complete JPEG image: {error}") from error
     images = package("PIL.Image", "image", "Images")
+    if mode is not None and mode not in images.MODES:
+        raise ValueError(f"mode must be one of {', '.join(map(repr, images.MODES))}, or None, got {mode!r}.")
     try:
         with images.open(io.BytesIO(data)) as image:
-            found = np.array(image if mode is None else image.convert(mode))
+            has = image.mode
+            fits = mode is None or mode.startswith(_DEEP) or not has.startswith(_DEEP)
+            found = np.array(image if mode is None else image.convert(mode)) if fits else None
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"These {len(data)} bytes are no complete image: {error}") from error
+    if found is None:
+        raise ValueError(
+            f"This image is of Pillow's mode {has!r}, whose values do not fit into {mode!r}: they would be cut off. "
+            "Pass mode=None to get them as they are."
+        )
     return found[:, :, None] if found.ndim == 2 else found
 
 
