@@ -121,6 +121,18 @@ def test_byte_strings_are_found_without_being_read(content):
     assert record.endswith(entries) and all(low == end for (low, _), (_, end) in zip(spans[1:], spans))
 
 
+def test_a_sequence_example_is_refused_and_not_taken_for_an_empty_one():
+    lists = b"\x0a\x05\x0a\x01x\x12\x00"  # feature_list {key: "x", value {}}
+    context = encode_example({"y": 1})
+    for record in (b"\x12" + bytes([len(lists)]) + lists, context + b"\x12" + bytes([len(lists)]) + lists):
+        with pytest.raises(
+            ValueError, match=r"is no tf\.train\.Example \(there is a field 2, as a tf\.train\.SequenceExample"
+        ):
+            decode_example(record)
+    with pytest.raises(ValueError, match="there is a field 7, which it does not have"):
+        decode_example(context + b"\x38\x01")
+
+
 def test_what_no_feature_can_hold_is_refused():
     with pytest.raises(TypeError, match="Feature 'x' must be numbers, bytes or strings"):
         encode_example({"x": None})

@@ -58,13 +58,15 @@ def locate_example(record: bytes) -> dict[str, Located]:
     found: dict[str, Located] = {}
     try:
         for number, low, high in _fields(record, 0, len(record)):
-            if number == 1:
-                place = low
-                for kind, begin, end in _fields(record, low, high):
-                    if kind == 1:
-                        name, feature = _entry(record, place, begin, end)
-                        found[name] = feature
-                    place = end
+            if number != 1:
+                what = "as a tf.train.SequenceExample has it" if number == 2 else "which it does not have"
+                raise ValueError(f"there is a field {number}, {what}")
+            place = low
+            for kind, begin, end in _fields(record, low, high):
+                if kind == 1:
+                    name, feature = _entry(record, place, begin, end)
+                    found[name] = feature
+                place = end
     except (IndexError, ValueError, TypeError, struct.error) as error:
         raise ValueError(f"This record of {len(record)} bytes is no tf.train.Example ({error}).") from error
     return found
