@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from bushel.base.errors import DamagedFile
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.needs import package
 from bushel.sources.stores import Options, Path
+
+_OF_LANCE = ("_rowid", "_rowaddr")  # columns that every data set has
 
 
 class LanceDataSource:
@@ -39,6 +41,10 @@ class LanceDataSource:
         self._options, self._version = dict(storage_options or {}), version
         self._forget()
         data = self._opened()
+        known = list(_names(data.schema))
+        for name in self._columns or ():
+            if name not in known and name not in _OF_LANCE:
+                raise ValueError(f"{self._path} has no column {name!r}; its columns are {', '.join(map(repr, known))}.")
         self._version = data.version
         self._length = data.count_rows()
 
@@ -53,6 +59,9 @@ class LanceDataSource:
                 try:
                     self._data = lance.dataset(self._path, version=self._version, storage_options=self._options or None)
                 except (OSError, ValueError) as error:
+                    if "was not found" in str(error):
+                        which = "" if self._version is None else f" with a version {self._version}"
+                        raise FileNotFoundError(f"{self._path} is no Lance data set{which}: {error}") from error
                     raise DamagedFile(f"{self._path} is no complete Lance data set: {error}") from error
             return self._data
 
@@ -75,7 +84,9 @@ class LanceDataSource:
     def _rows(self, places: list[int]) -> ArrowRows:
         try:
             return ArrowRows(self._opened().take(places, columns=self._columns), chosen=True)
-        except (OSError, ValueError) as error:
+        except BaseException as error:
+            if not isinstance(error, (OSError, ValueError)) and type(error).__name__ != "PanicException":
+                raise  # a panic of the package's is no Exception: it would end workers
             raise DamagedFile(f"{self._path}: rows {places[:8]} cannot be read: {error}") from error
 
     def fingerprint(self) -> Any:
@@ -90,3 +101,11 @@ class LanceDataSource:
 
     def __repr__(self) -> str:
         return f"LanceDataSource({os.path.basename(self._path)}: {self._length} records)"
+
+
+def _names(fields: Any, before: str = "") -> Iterator[str]:
+    """The names of columns; those inside of others have theirs before a dot."""
+    for field in fields:
+        yield f"{before}{field.name}"
+        if hasattr(field.type, "fields"):
+            yield from _names(field.type.fields, f"{before}{field.name}.")
