@@ -19,7 +19,7 @@ import bushel
 from bushel import MapDataset
 from bushel.base import blocks
 from bushel.experimental import IterableIterDataset, WebDatasetIterDataset
-from bushel.sources import LanceDataSource
+from bushel.sources import DamagedFile, LanceDataSource
 from bushel.testing import check_resumes_anywhere, same
 
 WORKERS = bushel.MultiprocessingOptions(num_workers=2)
@@ -53,6 +53,28 @@ def test_hugging_face_streams():
     ds = IterableIterDataset(stream)
     assert [row["x"] for row in ds] == list(range(40))
     check_resumes_anywhere(ds.map(lambda row: row["x"]).batch(8))
+
+
+def test_hugging_face_streams_that_would_lose_records_are_refused():
+    def rows():
+        for number in range(300):
+            yield {"x": number}
+
+    stream = datasets.IterableDataset.from_generator(rows)
+    shuffled = stream.shuffle(seed=1, buffer_size=50)
+    pairs = datasets.interleave_datasets([stream, shuffled])
+    for made in (shuffled, shuffled.map(lambda row: row).filter(lambda row: True), pairs):
+        with pytest.raises(ValueError, match=r"shuffles in a buffer.*window_shuffle"):
+            IterableIterDataset(made)
+        with pytest.raises(ValueError, match=r"shuffles in a buffer.*window_shuffle"):
+            next(iter(IterableIterDataset(lambda made=made: made)))
+    shards_only = stream.shuffle(seed=1, buffer_size=1)
+    for ds in (IterableIterDataset(shards_only), IterableIterDataset(stream).window_shuffle(50, seed=1)):
+        it = iter(ds)
+        before = [next(it)["x"] for _ in range(100)]
+        later = iter(ds)
+        later.set_state(it.get_state())
+        assert sorted(before + [row["x"] for row in later]) == list(range(300))
 
 
 def test_torch_datasets():
@@ -109,6 +131,30 @@ def test_what_lance_gives_does_not_depend_on_what_is_read_beside_it(tmp_path):
     assert same(alone[1], {"id": None, "flag": None, "score": np.float64("nan")})
     for places in ([0, 1, 2], [0, 2], [2, 1]):
         assert same(blocks.rows_of(source.__getitems__(places)), [alone[place] for place in places])
+
+
+def test_what_lance_does_not_have(tmp_path):
+    path = str(tmp_path / "data.lance")
+    lance.write_dataset(pa.table({"x": range(3), "s": [{"a": n, "b": {"c": n}} for n in range(3)]}), path)
+    for name in ("y", "s.y", "s.b.y"):
+        message = rf"data\.lance has no column '{name}'; its columns are 'x', 's', 's\.a', 's\.b', 's\.b\.c'\."
+        with pytest.raises(ValueError, match=message):
+            LanceDataSource(path, [name])
+    assert LanceDataSource(path, ["s.b.c", "x"])[2] == {"s": {"b": {"c": 2}}, "x": 2}
+    assert LanceDataSource(path, ["_rowid"])[2] == {"_rowid": 2}
+    with pytest.raises(FileNotFoundError, match=r"nothing\.lance is no Lance data set: "):
+        LanceDataSource(tmp_path / "nothing.lance")
+    with pytest.raises(FileNotFoundError, match=r"data\.lance is no Lance data set with a version 9: "):
+        LanceDataSource(path, version=9)
+
+
+def test_a_panic_of_lance_is_an_error_like_others(tmp_path):
+    path = str(tmp_path / "data.lance")
+    lance.write_dataset(pa.table({"x": range(3)}), path)
+    source = LanceDataSource(path)
+    source._columns = ["gone"]  # the package panics over it
+    with pytest.raises(DamagedFile, match=r"data\.lance: rows \[1\] cannot be read"):
+        source[1]
 
 
 # TFDS: what it has written, read by it and by us.

@@ -26,10 +26,13 @@ class IterableStream:
             )
         if not callable(self.iterable) and not hasattr(self.iterable, "__iter__"):
             raise TypeError(f"An iterable or a function that returns one is needed, got {self.iterable!r}.")
+        if not callable(self.iterable):
+            _check_resumes(self.iterable)
 
     def open(self) -> IterableReader | StatefulReader:
         made = self._made()
         if hasattr(made, "state_dict") and hasattr(made, "load_state_dict"):
+            _check_resumes(made)
             return StatefulReader(made)
         return IterableReader(made, self._made)
 
@@ -39,6 +42,21 @@ class IterableStream:
     def fingerprint(self) -> Any:
         named = self.iterable if callable(self.iterable) else type(self.iterable)
         return getattr(named, "__qualname__", type(named).__qualname__)
+
+
+def _check_resumes(stream: Any) -> None:
+    """Refuses a Hugging Face stream that shuffles in a buffer: its state has the stream's position, but no buffer."""
+    left = [getattr(stream, "_ex_iterable", None)]
+    while left:
+        part = left.pop()
+        if type(part).__name__ == "BufferShuffledExamplesIterable" and part.buffer_size > 1:
+            raise ValueError(
+                f"This stream shuffles in a buffer of {part.buffer_size} records, which its state does not hold: after "
+                "a restore these records would be missing. Shuffle here instead: "
+                f"IterableIterDataset(stream).window_shuffle({part.buffer_size}, seed=0). "
+                "stream.shuffle(buffer_size=1) shuffles shards alone and may stay."
+            )
+        left += filter(None, [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())])
 
 
 class IterableReader(SequentialReader):
