@@ -7,6 +7,7 @@ A prepared TFDS folder is checked by `test_tfds.py` without them.
 import io
 import itertools
 import pickle
+import shutil
 
 import datasets
 import lance
@@ -146,6 +147,23 @@ def test_what_lance_does_not_have(tmp_path):
         LanceDataSource(tmp_path / "nothing.lance")
     with pytest.raises(FileNotFoundError, match=r"data\.lance is no Lance data set with a version 9: "):
         LanceDataSource(path, version=9)
+
+
+def test_a_checkpoint_knows_a_lance_data_set(tmp_path):
+    def state_of(path, state=None):
+        it = iter(MapDataset.source(LanceDataSource(path)).to_iter_dataset())
+        if state is not None:
+            it.set_state(state)
+        return it.get_state()
+
+    path = str(tmp_path / "data.lance")
+    lance.write_dataset(pa.table({"x": range(3)}), path)
+    state = state_of(path)
+    assert state_of(path, state) == state
+    shutil.rmtree(path)
+    lance.write_dataset(pa.table({"x": [5, 6, 7]}), path)  # again a version 1 with three rows
+    with pytest.raises(bushel.StateMismatch):
+        state_of(path, state)
 
 
 def test_a_panic_of_lance_is_an_error_like_others(tmp_path):
