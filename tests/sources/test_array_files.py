@@ -134,6 +134,24 @@ def test_files_cut_short_are_refused(kind, tmp_path):
             load_arrays(path)
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "npy"])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_is_harmless_or_told_with_the_file(kind, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("flip")
+    small = {"x": np.arange(60, dtype=np.float32).reshape(20, 3), "y": np.arange(20)}
+    path = folder / "arrays.npy" if kind == "npy" else saved(folder, kind, small)
+    if kind == "npy":
+        np.save(path, small["x"])
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    try:
+        load_arrays(path)
+    except DamagedFile as error:
+        assert f"arrays.{path.suffix[1:]} is no complete" in str(error)
+
+
 def test_some_arrays_of_a_file(tmp_path):
     path = saved(tmp_path, "safetensors", CONTENT)
     assert list(load_arrays(path, ["y"])) == ["y"]

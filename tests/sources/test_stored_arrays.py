@@ -128,6 +128,53 @@ def test_arrays_of_several_lengths_are_refused(tmp_path):
     assert len(HDF5DataSource(tmp_path / "x.h5", ["b"])) == 4
 
 
+def test_arrays_of_hdf5_files_behind_any_of_their_names(tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as file:
+        file["far"] = np.arange(3) + 10
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["group/y"] = np.arange(3), np.arange(3) + 3
+        file["alias"] = file["x"]
+        file["soft"] = h5py.SoftLink("/group/y")
+        file["other"] = h5py.ExternalLink("other.h5", "/far")
+        file["broken"] = h5py.SoftLink("/nowhere")
+    names = ["x", "alias", "/x", "group/y", "soft", "other"]
+    source = HDF5DataSource(tmp_path / "x.h5", names)
+    assert source[1] == {"x": 1, "alias": 1, "/x": 1, "group/y": 4, "soft": 4, "other": 11}
+    assert pickle.loads(pickle.dumps(source))[1] == source[1]
+    assert len(HDF5DataSource(tmp_path / "x.h5")[0]) == 2  # each array once
+    for name in ("broken", "group", "z"):
+        with pytest.raises(ValueError, match=f"has no array '{name}'; it has '(x|alias)', 'group/y'|it has 'group/y'"):
+            HDF5DataSource(tmp_path / "x.h5", ["x", name])
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_damaged_zarr_stores_are_read_or_refused_by_name(data, tmp_path_factory):
+    path = write_zarr(tmp_path_factory.mktemp("zarr") / "data.zarr")
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    damaged = data.draw(st.sampled_from([file for file in files if file.name == "zarr.json"] + files[:3]))
+    content = bytearray(damaged.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    damaged.write_bytes(content)
+    try:
+        source = ZarrDataSource(path)
+        assert len(list(source)) == len(source)
+    except (ValueError, FileNotFoundError) as error:
+        assert "data.zarr" in str(error)
+
+
+def test_a_checkpoint_knows_the_arrays_of_a_zarr_store(tmp_path):
+    path = write_zarr(tmp_path / "data.zarr")
+    ds = MapDataset.source(ZarrDataSource(path)).to_iter_dataset()
+    state = iter(ds).get_state()
+    iter(MapDataset.source(ZarrDataSource(path)).to_iter_dataset()).set_state(state)
+    zarr.open_group(path, mode="a").create_array("x", data=CONTENT["x"] + 1, chunks=(10, 3, 5), overwrite=True)
+    with pytest.raises(bushel.StateMismatch):
+        iter(MapDataset.source(ZarrDataSource(path)).to_iter_dataset()).set_state(state)
+    zarr.save_array(str(tmp_path / "one.zarr"), CONTENT["x"], zarr_format=2)
+    ZarrDataSource(tmp_path / "one.zarr").fingerprint()
+
+
 def test_damaged_hdf5_files(tmp_path):
     path = write_hdf5(tmp_path / "data.hdf5")
     content = bytearray(path.read_bytes())

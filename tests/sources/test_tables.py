@@ -205,6 +205,40 @@ def test_a_changed_byte_is_reported_where_pages_have_checksums(tmp_path):
         next(it)
 
 
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_a_changed_byte_of_a_parquet_file_is_harmless_or_told_with_the_file(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("flip") / "x.parquet"
+    pq.write_table(table(), path, row_group_size=10, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+
+    def in_order():
+        return list(ParquetIterDataset(path))
+
+    def anywhere():
+        source = ParquetDataSource(path)
+        return [source[index] for index in range(len(source))]
+
+    for read in (in_order, anywhere):
+        try:
+            read()
+        except DamagedFile as error:
+            assert "x.parquet" in str(error)
+
+
+def test_a_text_of_a_parquet_file_that_is_none(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"text": [f"row {n}" for n in range(20)]}), path, compression="none", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[content.find(b"row 13") + 1] ^= 0x80
+    path.write_bytes(content)
+    for read in (ParquetDataSource(path).__getitem__, lambda _: list(ParquetIterDataset(path))):
+        with pytest.raises(DamagedFile, match=r"x\.parquet: row group 0 cannot be read: .*UTF8"):
+            read(13)
+
+
 def test_a_changed_offset_of_an_arrow_file_is_refused_and_does_not_end_the_process(tmp_path):
     texts = [f"text {number}" * 5 for number in range(40)]
     feather.write_feather(

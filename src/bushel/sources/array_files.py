@@ -61,9 +61,9 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     content = io.BytesIO(file.read(0, file.size)) if stores.is_url(text) else None
     try:
         found = _READERS[kind](text, content)
-    except (ValueError, EOFError, KeyError, OSError, zipfile.BadZipFile, struct.error) as error:
-        if isinstance(error, DamagedFile):
-            raise
+    except ImportError:
+        raise
+    except Exception as error:  # whatever the readers of headers, archives and compressed data stumble over
         raise DamagedFile(f"{text} is no complete .{kind} file: {error}") from error
     if names is None or kind == "npy":
         return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,8 @@ class _ArrayStore(abc.ABC):
         self._length = int(next(iter(arrays.values())).shape[0])
 
     @abc.abstractmethod
-    def _open(self) -> dict[str, Any]:
-        """All arrays by name."""
+    def _open(self, names: list[str] | None) -> dict[str, Any]:
+        """Arrays by name: all of them, or those of `names` that there are."""
 
     @abc.abstractmethod
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
@@ -51,12 +51,12 @@ class _ArrayStore(abc.ABC):
     def _opened(self) -> dict[str, Any]:
         with self._lock:
             if self._arrays is None:
-                found = self._open()
+                found = self._open(self._names)
                 for name in self._names or ():
                     if name not in found:
-                        known = ", ".join(map(repr, found))
+                        known = ", ".join(map(repr, self._open(None)))
                         raise ValueError(f"{self._path} has no array {name!r}; it has {known}.")
-                self._arrays = found if self._names is None else {name: found[name] for name in self._names}
+                self._arrays = found
             return self._arrays
 
     def __len__(self) -> int:
@@ -75,7 +75,9 @@ class _ArrayStore(abc.ABC):
         for name, array in self._opened().items():
             try:
                 found[name] = self._read(array, positions)
-            except (OSError, RuntimeError, ValueError) as error:
+            except ImportError:
+                raise
+            except Exception as error:  # the libraries raise whatever their decoders do
                 raise DamagedFile(f"{self._path}: the array {name!r} cannot be read: {error}") from error
         return Columns(found, len(positions))
 
@@ -99,24 +101,27 @@ class HDF5DataSource(_ArrayStore):
 
     Args:
       path: a file or URL.
-      names: only these datasets, such as "train/images"; all by default.
+      names: only these datasets, such as "train/images", by any name that leads to them; all by default, each once.
       storage_options: of the store where the file lies.
     """
 
     def __init__(self, path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None):
         super().__init__(path, names, storage_options)
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self, names: list[str] | None) -> dict[str, Any]:
         h5py = package("h5py", "hdf5", "HDF5 files")
         place = stores.open_stream(self._path, self._options) if stores.is_url(self._path) else self._path
         stores.open_file(self._path, self._options)  # for the words where it cannot be read
+        found: dict[str, Any] = {}
         try:
             file = h5py.File(place, "r")
-        except OSError as error:
+            if names is None:
+                file.visititems(found.__setitem__)
+            else:
+                found = {name: file.get(name) for name in names}  # links too, which a visit leaves out
+        except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise DamagedFile(f"{self._path} is no complete HDF5 file: {error}") from error
-        found: dict[str, Any] = {}
-        file.visititems(lambda name, item: found.__setitem__(name, item) if isinstance(item, h5py.Dataset) else None)
-        return found
+        return {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
 
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
         if not len(positions):
@@ -143,7 +148,7 @@ class ZarrDataSource(_ArrayStore):
     def __init__(self, path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None):
         super().__init__(path, names, storage_options)
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self, names: list[str] | None) -> dict[str, Any]:
         zarr = package("zarr", "zarr", "Zarr stores")
         place: Any = self._path
         if stores.is_url(self._path):
@@ -151,19 +156,28 @@ class ZarrDataSource(_ArrayStore):
 
             place = remote.zarr_store(self._path, self._options)
         try:
-            found = zarr.open(place, mode="r")
+            store = zarr.open(place, mode="r")
+            found = _members(store) if isinstance(store, zarr.Group) else {"array": store}
         except FileNotFoundError:
             raise FileNotFoundError(f"{self._path} is no Zarr store: there is no metadata of one.") from None
-        if not isinstance(found, zarr.Group):
-            return {"array": found}
-        return {name: array for name, array in _members(found).items()}
+        except (ImportError, PermissionError):
+            raise
+        except Exception as error:  # whatever damaged metadata lead to
+            raise DamagedFile(f"{self._path} is no complete Zarr store: {error}") from error
+        return found if names is None else {name: found[name] for name in names if name in found}
 
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
         return array.oindex[positions] if len(positions) else array[:0]
 
     def fingerprint(self) -> Any:
-        facts: Mapping[str, Any] = {name: [list(a.shape), str(a.dtype)] for name, a in self._opened().items()}
-        return [os.path.basename(self._path), dict(facts)]
+        arrays = self._opened()
+        metadata = [
+            "/".join(
+                filter(None, (self._path, array.path, "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"))
+            )
+            for array in arrays.values()
+        ]
+        return [os.path.basename(self._path), list(arrays), stores.fingerprint(metadata, self._options)]
 
 
 def _members(group: Any, prefix: str = "") -> dict[str, Any]:

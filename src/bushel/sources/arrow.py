@@ -10,7 +10,7 @@ from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.needs import package
 from bushel.sources.stores import Options
-from bushel.sources.tables import TableSource
+from bushel.sources.tables import UNREADABLE, TableSource
 
 _KEPT_BYTES = 256 << 20
 
@@ -71,7 +71,7 @@ class _ArrowFile:
             if number not in self._sound:  # to follow a wrong offset would end the process
                 found.validate(full=True)
                 self._sound.add(number)
-        except (OSError, ValueError, MemoryError, NotImplementedError) as error:
+        except UNREADABLE as error:
             raise DamagedFile(f"{self._path}: record batch {number} cannot be read: {error}") from error
         return found
 
@@ -84,5 +84,5 @@ def _opened(path: str, options: Options | None, columns: Sequence[str] | None) -
         return _ArrowFile(path, content, columns)
     except KeyError as error:
         raise ValueError(error.args[0]) from None
-    except (OSError, ValueError, MemoryError, NotImplementedError) as error:
+    except UNREADABLE as error:
         raise DamagedFile(f"{path} is no complete Arrow file: {error}") from error

@@ -17,7 +17,7 @@ from bushel.sources.arrow_rows import values
 from bushel.sources.needs import package
 from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import Options
-from bushel.sources.tables import TableSource
+from bushel.sources.tables import UNREADABLE, TableSource
 
 _FILES_PER_THREAD = 8
 
@@ -34,16 +34,21 @@ def opened(path: str, options: Options | None, settings: dict[str, Any]) -> Any:
         raise FileNotFoundError(f"{path} does not exist.") from None
     except PermissionError:
         raise
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise DamagedFile(f"{path} is no complete Parquet file: {error}") from error
 
 
 def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
-    """A row group as a table."""
+    """A row group as a table, with texts that are texts."""
     try:
-        return file.read_row_group(number, columns=columns)
-    except (OSError, ValueError) as error:
+        found = file.read_row_group(number, columns=columns)
+        found.validate(full=True)
+    except UNREADABLE as error:
         raise DamagedFile(f"{path}: row group {number} cannot be read: {error}") from error
+    stated = file.metadata.row_group(number).num_rows
+    if found.num_rows != stated:
+        raise DamagedFile(f"{path}: row group {number} has {found.num_rows} rows, and {stated} by the file's metadata.")
+    return found
 
 
 def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:

@@ -18,6 +18,9 @@ from bushel.sources import stores
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.stores import Options
 
+UNREADABLE = (OSError, ValueError, NotImplementedError, MemoryError)
+"""What pyarrow raises over damaged files."""
+
 
 class TableSource(abc.ABC):
     """Rows of table files as dicts. A pickle holds paths; files are opened where they are read."""
