@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,9 @@ class Cursor(abc.ABC):
     """A position in a stream."""
 
     parents: tuple[Cursor, ...] = ()
+
+    ready: Iterable[Any] = ()
+    """Elements that come next and are at hand: taking one from here is a pull of one that cannot fail."""
 
     @abc.abstractmethod
     def pull(self, count: int) -> Block:

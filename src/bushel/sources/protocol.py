@@ -59,6 +59,9 @@ def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
 class SequentialReader(Protocol):
     """A position in records that can only be read in order."""
 
+    ready: Iterable[Any] = ()
+    """Records that come next and are at hand, where there are such: taking one from here is a read of one."""
+
     def read(self, count: int) -> Any:
         """Up to `count` records as a block (a list, or `Columns`); none at all only at the end."""
         ...
