@@ -133,7 +133,7 @@ class PipelineIterator(DatasetIterator[T]):
             if self._closed:
                 self._assert_not_closed()
             cursor = self._cursor
-            for row in cursor.ready:
+            for row in cursor.at_hand:
                 return row
             before = cursor.mark()
             try:

@@ -55,7 +55,7 @@ class _ReaderCursor(Cursor):
             block = reader.read(count)
         except Exception as error:
             raise RowFailed(0, located(error, f"bushel: reading {self._node.name} failed.")) from error
-        self.ready = reader.ready
+        self.at_hand = reader.at_hand
         return block
 
     def get_state(self) -> State:
@@ -68,9 +68,9 @@ class _ReaderCursor(Cursor):
         for name, value in self._reader.get_state().items():
             field(state, name, type(value))
         self._reader.set_state(state)
-        self.ready = self._reader.ready
+        self.at_hand = self._reader.at_hand
 
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
-            self.ready = ()
+            self.at_hand = iter(())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,8 +30,8 @@ class Cursor(abc.ABC):
 
     parents: tuple[Cursor, ...] = ()
 
-    ready: Iterable[Any] = ()
-    """Elements that come next and are at hand: taking one from here is a pull of one that cannot fail."""
+    at_hand: Iterator[Any] = iter(())
+    """The elements that come next, as far as they are there already: taking one is a pull of one that cannot fail."""
 
     @abc.abstractmethod
     def pull(self, count: int) -> Block:

@@ -114,18 +114,18 @@ class TFRecordReader(SequentialReader):
         self._hold([], [0])
 
     def _hold(self, records: list[bytes], bounds: list[int], failure: DamagedFile | None = None) -> None:
-        self.ready = iter(records)
+        self.at_hand = iter(records)
         self._bounds = bounds  # where each of them begins, and where the last one ends
         self._failure = failure  # of the record after them
 
     def _offset(self) -> int:
         """Where the next record begins: the iterator itself knows how many it has left."""
-        return self._bounds[-1 - operator.length_hint(self.ready)]
+        return self._bounds[-1 - operator.length_hint(self.at_hand)]
 
     def read(self, count: int) -> list[bytes]:
-        rows = list(itertools.islice(self.ready, count))
+        rows = list(itertools.islice(self.at_hand, count))
         if not rows and self._cut():
-            rows = list(itertools.islice(self.ready, count))
+            rows = list(itertools.islice(self.at_hand, count))
         return rows
 
     def _cut(self) -> bool:
