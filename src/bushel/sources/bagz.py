@@ -75,8 +75,7 @@ class _BagFile(RecordReader):
         self._mapping = Mapping(file) if isinstance(file, LocalFile) else None
 
     def read(self, position: int) -> bytes:
-        start, length = self._spans[position].tolist()
-        data = self._file.read(start, length)
+        data = self._file.read(self._spans.item(position, 0), self._spans.item(position, 1))
         if not self._compressed or not data:
             return data
         try:
