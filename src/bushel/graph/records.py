@@ -51,9 +51,12 @@ class _ReaderCursor(Cursor):
 
     def pull(self, count: int) -> Block:
         try:
-            return (self._opened or self._reader).read(count)
+            reader = self._opened or self._reader
+            block = reader.read(count)
         except Exception as error:
             raise RowFailed(0, located(error, f"bushel: reading {self._node.name} failed.")) from error
+        self.at_hand = reader.at_hand
+        return block
 
     def get_state(self) -> State:
         return (self._opened or self._reader).get_state()
@@ -65,7 +68,9 @@ class _ReaderCursor(Cursor):
         for name, value in self._reader.get_state().items():
             field(state, name, type(value))
         self._reader.set_state(state)
+        self.at_hand = self._reader.at_hand
 
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
+            self.at_hand = iter(())

@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from bushel.base.errors import StateMismatch
+from bushel.sources.protocol import SequentialReader
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class IterableStream:
         return getattr(named, "__qualname__", type(named).__qualname__)
 
 
-class IterableReader:
+class IterableReader(SequentialReader):
     """A position in an iterable: how many elements came before. Going there reads them again."""
 
     def __init__(self, iterable: Iterable[Any]):
@@ -67,7 +68,7 @@ class IterableReader:
         getattr(self._iterator, "close", lambda: None)()
 
 
-class StatefulReader:
+class StatefulReader(SequentialReader):
     """A position in an iterable with `state_dict` and `load_state_dict`: Hugging Face streams, torchdata's loaders."""
 
     def __init__(self, iterable: Any):

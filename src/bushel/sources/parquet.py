@@ -15,6 +15,7 @@ from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
 from bushel.sources.arrow_rows import values
 from bushel.sources.needs import package
+from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import Options
 from bushel.sources.tables import TableSource
 
@@ -113,7 +114,7 @@ class ParquetStream:
         return [stores.fingerprint([self.path], self.storage_options), columns]
 
 
-class ParquetReader:
+class ParquetReader(SequentialReader):
     """A position in a Parquet file: row group and row in it, as in Grain's state."""
 
     def __init__(self, stream: ParquetStream):

@@ -8,6 +8,7 @@ from typing import Any
 
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
+from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import File, Options
 
 _BLOCK = 512
@@ -35,7 +36,7 @@ class _Member:
     after: int  # where the next member begins
 
 
-class WebDatasetReader:
+class WebDatasetReader(SequentialReader):
     """A position in a tar file: where the first member of the next sample begins."""
 
     def __init__(self, file: File):
