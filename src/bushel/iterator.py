@@ -130,21 +130,26 @@ class PipelineIterator(DatasetIterator[T]):
 
     def __next__(self) -> T:
         with self._lock:
-            self._assert_not_closed()
-            before = self._cursor.mark()
+            if self._closed:
+                self._assert_not_closed()
+            cursor = self._cursor
+            for row in cursor.at_hand:
+                return row
+            before = cursor.mark()
             try:
-                block = self._cursor.pull(1)
+                block = cursor.pull(1)
             except RowFailed as failed:
                 error = failed.error
             except Exception:
                 self._assert_not_closed()  # by another thread, meanwhile
-                self._cursor.rewind(before)
+                cursor.rewind(before)
                 raise
             else:
-                if not len(block):
-                    raise StopIteration
-                return blocks.rows_of(block)[0]
-            self._cursor.rewind(before)
+                rows = block if type(block) is list else blocks.rows_of(block)
+                if rows:
+                    return rows[0]
+                raise StopIteration
+            cursor.rewind(before)
             raise error
 
     def get_state(self) -> State:

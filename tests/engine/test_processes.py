@@ -226,6 +226,23 @@ def test_the_environment_of_the_consumer_holds_in_workers(monkeypatch, tmp_path)
     assert seen()[0] is None
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_nothing_of_it(monkeypatch):
+    def look(x: int) -> Any:
+        begun_with = Path("/proc/self/environ").read_bytes().decode()
+        return begun_with.replace("\0", ":"), os.environ.get("GLIBC_TUNABLES")  # the C library splits it in place
+
+    first = zygote()
+    if first is not None:
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not alive([first]))
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
+    with iter(numbers(3).map(look).mp_prefetch(options())) as it:
+        begun_with, now = next(it)
+    assert ":GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0x100000:glibc.malloc.check=0:" in begun_with
+    assert now == "glibc.malloc.check=0"
+
+
 def test_modules_beside_the_consumer_can_be_imported(monkeypatch, tmp_path):
     (tmp_path / "beside_the_consumer.py").write_text("def seven(x): return 7 + x\n")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -4,6 +4,7 @@ import gzip
 import io
 import random
 import tarfile
+import threading
 import zlib
 
 import grain
@@ -55,6 +56,70 @@ def test_a_stream_is_grains_element_by_element_and_state_by_state(plain):
     assert {"reader_offset": ours.get_state()["reader_offset"]} == theirs.get_state()
     with pytest.raises(StopIteration):
         next(ours)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.integers(-3, 20), max_size=12))
+def test_states_hold_however_an_iterator_goes_back_and_forth(plain, steps):
+    ours, theirs = iter(TFRecordIterDataset(plain)), iter(grains(plain))
+    saved = [ours.get_state()]
+    for step in steps:
+        if step <= 0:  # back to a state that was saved
+            back = saved[step % len(saved)]
+            ours.set_state(back)
+            theirs.set_state({"reader_offset": back["reader_offset"]})
+        for _ in range(step):
+            assert next(ours, None) == next(theirs, None)
+        assert ours.get_state()["reader_offset"] == theirs.get_state()["reader_offset"]
+        saved.append(ours.get_state())
+
+
+def test_damage_is_reported_at_its_record_and_resumed_there(plain, tmp_path):
+    content = bytearray(plain.read_bytes())
+    content[content.find(RECORDS[37])] ^= 1
+    path = tmp_path / "damaged.tfrecord"
+    path.write_bytes(content)
+    it, theirs = iter(TFRecordIterDataset(path)), iter(grains(plain))
+    for record in RECORDS[:37]:
+        assert next(it) == next(theirs) == record
+    offset = theirs.get_state()["reader_offset"]
+    for _ in range(2):
+        with pytest.raises(DamagedFile, match=rf"does not fit its checksum \(record 37, at byte {offset}\)"):
+            next(it)
+        assert it.get_state()["reader_offset"] == offset
+    theirs.set_state({"reader_offset": offset})
+    next(theirs)
+    it.set_state(theirs.get_state())  # who knows what he does goes past it
+    assert list(it) == RECORDS[38:]
+
+
+def test_a_failing_function_leaves_a_stream_before_its_record(plain):
+    fails = [True]
+
+    def length(record):
+        if len(record) == len(RECORDS[31]) and fails:
+            raise ValueError(fails.pop())
+        return len(record)
+
+    it = iter(TFRecordIterDataset(plain).map(length))
+    found = [next(it) for _ in range(31)]
+    with pytest.raises(ValueError, match="True"):
+        next(it)
+    assert found + list(it) == [len(record) for record in RECORDS]
+
+
+def test_threads_share_a_stream(plain):
+    it, found = iter(TFRecordIterDataset(plain)), []
+
+    def take():
+        found.extend(iter(lambda: next(it, None), None))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == sorted(RECORDS)
 
 
 @pytest.mark.parametrize("at", [0, 1, 31, 60])

@@ -245,7 +245,11 @@ def _stack_arrays(rows: list[np.ndarray], empty: Allocate) -> np.ndarray:
         return np.stack(rows)
     if not shape:
         return np.array(rows) if all([row.dtype == dtype for row in rows]) else np.stack(rows)
-    if not all([row.ndim for row in rows]) or set(map(len, rows)) != {shape[0]}:
+    try:
+        lengths = set(map(len, rows))
+    except TypeError:  # one has no axis at all
+        lengths = set()
+    if len(lengths) != 1:
         raise ValueError("first axes of different lengths")
     out = empty((len(rows), *shape), dtype)
     try:

@@ -13,7 +13,7 @@ from bushel.base import blocks, checks, transforms, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.rng import RngPool
-from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Plan, each, merged, one_each, told
+from bushel.graph.node import Epochs, InTwoSteps, MadeOf, MapNode, Node, Plan, Reckoned, each, merged, one_each, told
 from bushel.index import words
 
 
@@ -140,7 +140,10 @@ class Map(_PerElement):
     vectorized: bool = False
 
     def plan(self, indices: np.ndarray) -> Plan:
-        return _Mapped(self, self.function, indices, self.parent.plan(indices))
+        parent, function = self.parent.plan(indices), self.function
+        if self.vectorized and isinstance(parent, Reckoned) and isinstance(function, InTwoSteps):
+            parent, function = Reckoned(function.ahead(parent.values)), function.after
+        return _Mapped(self, function, indices, parent)
 
     @functools.cached_property
     def function(self) -> Callable[[Any], Any]:

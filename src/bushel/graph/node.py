@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import trees
 from bushel.base.blocks import Block, Columns, rows_of
 from bushel.base.errors import RowFailed, located
 from bushel.index import seeds, words
@@ -43,10 +44,28 @@ class Plan(abc.ABC):
 class Reckoned(Plan):
     """Elements that are numbers and follow from their indices by arithmetic: known when they are planned."""
 
-    values: np.ndarray
+    values: Any
+    """An array, or a tree of them."""
 
     def take(self, low: int, high: int) -> Block:
-        return Columns(self.values[low:high].copy(), high - low)
+        return Columns(trees.map_leaves(lambda column: column[low:high].copy(), self.values), high - low)
+
+
+class InTwoSteps(abc.ABC):
+    """A vectorized function that reckons first and reads then. Reckoning is done when elements are planned, for many
+    of them at once, where what it is given is known by then.
+    """
+
+    @abc.abstractmethod
+    def ahead(self, values: Any) -> Any:
+        """What `after` needs to know of each element: a tree of arrays, made by arithmetic alone."""
+
+    @abc.abstractmethod
+    def after(self, known: Any) -> Any:
+        """The elements themselves."""
+
+    def __call__(self, values: Any) -> Any:
+        return self.after(self.ahead(values))
 
 
 @dataclasses.dataclass(frozen=True)

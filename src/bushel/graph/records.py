@@ -58,7 +58,10 @@ class _ReaderCursor(Cursor):
     def pull(self, count: int) -> Block:
         while True:
             try:
-                return (self._opened or self._reader).read(count)
+                reader = self._opened or self._reader
+                block = reader.read(count)
+                self.at_hand = reader.at_hand
+                return block
             except Exception as error:
                 self._leave_out(located(error, f"bushel: reading {self._node.name} failed."))
 
@@ -79,16 +82,19 @@ class _ReaderCursor(Cursor):
     def set_state(self, state: State) -> None:
         if self._skips is not None and isinstance(state, dict) and _Unopened.KEY in state:
             self._opened = _Unopened(None) if counted(state, _Unopened.KEY) else None
+            self.at_hand = iter(())
             return
         if self._opened is None or isinstance(self._opened, _Unopened):
             self._opened = self._node.source.open()  # there is no position in a file that cannot be opened
         for name, value in self._opened.get_state().items():
             field(state, name, type(value))
         self._opened.set_state(state)
+        self.at_hand = self._opened.at_hand
 
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
+            self.at_hand = iter(())
 
 
 _UNREADABLE = (DamagedFile, OSError)

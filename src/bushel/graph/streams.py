@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,6 +29,9 @@ class Cursor(abc.ABC):
     """A position in a stream."""
 
     parents: tuple[Cursor, ...] = ()
+
+    at_hand: Iterator[Any] = iter(())
+    """The elements that come next, as far as they are there already: taking one is a pull of one that cannot fail."""
 
     @abc.abstractmethod
     def pull(self, count: int) -> Block:

@@ -287,12 +287,16 @@ def _host_table(length: int, seed: int) -> np.ndarray:
     landed = jumps[:length].copy()
     jumps[:length] = np.arange(length)  # who is below the length stays there
     longest = SMALL // length * (1 + length.bit_length())
-    for _ in range((longest // 48).bit_length()):  # each time all jumps reach twice as far
+    for _ in range((longest // 600).bit_length()):  # each time all jumps reach twice as far
         jumps[length:] = jumps.take(jumps[length:])
     outside = np.flatnonzero(landed >= length)
+    at = landed[outside]
     while outside.size:
-        landed[outside] = jumps.take(landed[outside])
-        outside = outside[landed[outside] >= length]
+        for _ in range(8):  # several jumps cost less than to look who has arrived
+            at = jumps.take(at)
+        landed[outside] = at
+        left = np.flatnonzero(at >= length)
+        outside, at = outside[left], at[left]
     landed.setflags(write=False)
     return landed
 

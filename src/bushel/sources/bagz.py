@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 
 from bushel.base.errors import DamagedFile
 from bushel.sources import codecs, stores
+from bushel.sources.mapping import Mapping
 from bushel.sources.records import RecordReader, RecordSource, copied_into
-from bushel.sources.stores import File, Options
+from bushel.sources.stores import File, LocalFile, Options
 
+_WORTH_MAPPING = 8  # records at once
 _SHARDED = re.compile(r"(.*)@(\d+)(\.[^./]*)?")
 
 
@@ -66,12 +69,13 @@ class _BagFile(RecordReader):
         self._file, self._compressed = file, compressed
         ends = _limits(file, limits)
         self.count = len(ends)
-        self._ends = ends
-        self._starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
+        lengths = np.diff(ends, prepend=0)
+        self._spans = np.stack((ends - lengths, lengths), axis=1)  # start and length of each record
+        self._hollow = compressed and not lengths.all()  # an empty record is stored as nothing at all
+        self._mapping = Mapping(file) if isinstance(file, LocalFile) else None
 
     def read(self, position: int) -> bytes:
-        start = self._starts.item(position)
-        data = self._file.read(start, self._ends.item(position) - start)
+        data = self._file.read(self._spans.item(position, 0), self._spans.item(position, 1))
         if not self._compressed or not data:
             return data
         try:
@@ -82,14 +86,40 @@ class _BagFile(RecordReader):
             raise self._damaged(position, error) from error
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        starts = self._starts[positions]
-        begins, lengths = starts.tolist(), (self._ends[positions] - starts).tolist()
+        spans = self._spans.take(positions, axis=0)
+        count = len(positions)
+        # Side by side they are read in one go, and the system reads ahead.
+        if self._mapping and count >= _WORTH_MAPPING and positions.item(-1) - positions.item(0) != count - 1:
+            found = self._mapping.copied(self._copied, spans)
+            if found is not None:
+                return found
+        return self._read(positions, spans)
+
+    def _copied(self, memory: mmap.mmap, spans: np.ndarray) -> list[bytes] | None:
+        """Records from memory; None where one is damaged: reading tells which."""
+        if not self._compressed:
+            starts = spans[:, 0]
+            return [memory[low:high] for low, high in zip(starts.tolist(), (starts + spans[:, 1]).tolist())]
+        try:
+            if not self._hollow:
+                return codecs.unzstd_each(memory, spans)
+            full = spans[:, 1] > 0
+            found = iter(codecs.unzstd_each(memory, spans[full]))
+            return [next(found) if there else b"" for there in full.tolist()]
+        except ImportError:
+            raise
+        except Exception:
+            return None
+
+    def _read(self, positions: np.ndarray, spans: np.ndarray) -> list[bytes]:
+        """Records from the file."""
+        begins, lengths = spans[:, 0].tolist(), spans[:, 1].tolist()
         if not self._compressed:
             return self._file.read_many(begins, lengths)
         decode, found = codecs.zstd_decoder(), []
         try:
             for part in stores.read_each(self._file, begins, lengths):
-                found.append(decode(part, 0) if part else b"")  # an empty record is stored as nothing at all
+                found.append(decode(part, 0) if part else b"")
         except (ImportError, OSError, DamagedFile):
             raise
         except Exception as error:
@@ -97,10 +127,10 @@ class _BagFile(RecordReader):
         return found
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
-        starts, ends = self._starts[positions], self._ends[positions]
-        if self._compressed or (ends - starts != size).any():
+        spans = self._spans[positions]
+        if self._compressed or (spans[:, 1] != size).any():
             return copied_into(self.read_many(positions), rows, size, self._file.name)
-        for place, start in enumerate(starts.tolist()):
+        for place, start in enumerate(spans[:, 0].tolist()):
             self._file.read_into(start, [rows[place * size : (place + 1) * size]])
 
     def _damaged(self, position: int, error: Exception) -> DamagedFile:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import mmap
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
 
 from bushel.sources.needs import package
 
@@ -16,20 +21,45 @@ def unzstd(data: bytes | memoryview, size: int) -> bytes:
     return zstd_decoder()(data, size)
 
 
-def zstd_decoder() -> Callable[[bytes | memoryview, int], bytes]:
-    """What `unzstd` does, without looking for this thread's decompressor in every call."""
+def zstd_decoder() -> Callable[..., bytes]:
+    """What `unzstd` does, without looking for this thread's decompressor in every call. The size may be left out."""
     decompress = getattr(_local, "zstd", None)
     if decompress is None:
         decompress = _local.zstd = _zstd()  # one per thread: a shared one gives wrong data
     return decompress
 
 
-def _zstd() -> Callable[[bytes | memoryview, int], bytes]:
+def _zstd() -> Callable[..., bytes]:
     if sys.version_info >= (3, 14):
         from compression import zstd
 
-        return lambda data, size: zstd.decompress(data)
-    return package("zstandard", "zstd", "Files compressed with zstd").ZstdDecompressor().decompress
+        return lambda data, size=0: zstd.decompress(data)
+    return _zstandard().ZstdDecompressor().decompress
+
+
+@functools.cache
+def _segments() -> Any:
+    if sys.version_info >= (3, 14) or "buffer_types" not in _zstandard().backend_features:
+        return None
+    return _zstandard().BufferWithSegments
+
+
+def _zstandard() -> Any:
+    return package("zstandard", "zstd", "Files compressed with zstd")
+
+
+def unzstd_each(memory: mmap.mmap, spans: np.ndarray) -> list[bytes]:
+    """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length)."""
+    return list(map(zstd_decoder(), _frames(memory, spans)))
+
+
+def _frames(memory: mmap.mmap, spans: np.ndarray) -> Iterable[Any]:
+    """Parts of `memory` without a copy. Those of `zstandard` are made in half the time of a memoryview."""
+    segments = _segments()
+    if segments is not None:
+        return segments(memory, spans)
+    view = memoryview(memory)
+    return [view[start : start + length] for start, length in spans.tolist()]
 
 
 def unbrotli(data: bytes | memoryview, size: int) -> bytes:

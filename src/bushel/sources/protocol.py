@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -58,6 +58,9 @@ def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
 
 class SequentialReader(Protocol):
     """A position in records that can only be read in order."""
+
+    at_hand: Iterator[Any] = iter(())
+    """The records that come next, as far as they are there already: taking one is a read of one that cannot fail."""
 
     def read(self, count: int) -> Any:
         """Up to `count` records as a block (a list, or `Columns`); none at all only at the end."""

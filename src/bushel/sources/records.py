@@ -150,7 +150,8 @@ class RecordSource(abc.ABC):
         """The records at `indices` (each in [0, len)), read together."""
         places = np.asarray(indices, np.int64)
         if len(self._ends) == 1:
-            return (self._readers[0] or self._opened(0)).read_many(places + self._starts[0])
+            first = self._starts.item(0)
+            return (self._readers[0] or self._opened(0)).read_many(places + first if first else places)
         found: list[Any] = [None] * len(places)
         numbers, positions, rows = zip(*self._by_file(places)) if len(places) else ((), (), ())
         # Where a read costs a round trip, all files are read at once.

@@ -9,6 +9,7 @@ import abc
 import collections
 import glob
 import io
+import mmap
 import operator
 import os
 import re
@@ -170,6 +171,8 @@ def fingerprint(paths: Iterable[str], options: Options | None = None) -> list[An
 class _Descriptor:
     """An open file descriptor, closed when the last one who reads from it lets go."""
 
+    memory: mmap.mmap | None = None  # the file mapped
+
     def __init__(self, path: str):
         self.number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
@@ -247,6 +250,25 @@ class LocalFile(File):
             parts.append(part)
             got += len(part)
         return b"".join(parts)
+
+    def mapped(self) -> mmap.mmap | None:
+        """The file as memory, to be read at once and not kept; None where it cannot be mapped, or not any more.
+
+        To touch memory behind the end of a file ends the process. So the size is asked for in every call, and a file
+        that has become shorter is left to `read`, which tells. Against one that is cut short after this call and before
+        its memory is read there is no help.
+        """
+        descriptor = self._descriptor or self._opened()
+        memory = descriptor.memory
+        if memory is None:
+            try:
+                memory = mmap.mmap(descriptor.number, self.size, access=mmap.ACCESS_READ)
+            except (OSError, ValueError):  # a file system that cannot, an empty file
+                return None
+            memory.madvise(mmap.MADV_RANDOM)  # or each page that is missing may fetch megabytes
+            descriptor.memory = memory
+            self._remember()  # once more: the map holds a descriptor of its own
+        return memory if memory.size() >= self.size else None
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
         if len(buffers) > _BUFFERS_AT_ONCE:

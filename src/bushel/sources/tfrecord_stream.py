@@ -6,6 +6,7 @@ import abc
 import bisect
 import dataclasses
 import itertools
+import operator
 import struct
 import zlib
 from typing import Any
@@ -113,21 +114,22 @@ class TFRecordReader(SequentialReader):
         self._bytes: _Bytes = _Inflated(file) if compressed else _Plain(file)
         self._size = None if compressed else file.size
         self._bounds, self._first, self._after = [0], 0, _GIVEN_UP
-        self._go(0)
+        self._hold([], [0])
 
-    def _go(self, offset: int) -> None:
-        self._first = self._number(offset)  # of the record at `offset`
-        self._records: list[bytes] = []
-        self._bounds = [offset]  # where each of them begins, and where the last one ends
-        self._next = 0  # the one to give out next
-        self._failure: DamagedFile | None = None  # of the record after them
+    def _hold(self, records: list[bytes], bounds: list[int], failure: DamagedFile | None = None) -> None:
+        self._first = self._number(bounds[0])  # of the first record
+        self.at_hand = iter(records)
+        self._bounds = bounds  # where each of them begins, and where the last one ends
+        self._failure = failure  # of the record after them
+
+    def _offset(self) -> int:
+        """Where the next record begins: the iterator itself knows how many it has left."""
+        return self._bounds[-1 - operator.length_hint(self.at_hand)]
 
     def read(self, count: int) -> list[bytes]:
-        if self._next == len(self._records) and not self._cut():
-            return []
-        low = self._next
-        rows = self._records[low : low + count]
-        self._next = low + len(rows)
+        rows = list(itertools.islice(self.at_hand, count))
+        if not rows and self._cut():
+            rows = list(itertools.islice(self.at_hand, count))
         return rows
 
     def _cut(self) -> bool:
@@ -135,16 +137,16 @@ class TFRecordReader(SequentialReader):
         if self._failure is not None:
             raise self._failure
         start, self._after = self._bounds[-1], _GIVEN_UP
-        self._go(start)
+        self._hold([], [start])
         if start == _GIVEN_UP:
             return False
         data = self._bytes.fill(start, HEADER + FOOTER)
         if not data:
             return False
-        bounds, place, last = [0], 0, len(data) - HEADER - FOOTER
-        unpack = _LENGTH.unpack_from
+        around, unpack = HEADER + FOOTER, _LENGTH.unpack_from
+        bounds, place, last = [0], 0, len(data) - around
         while place <= last:
-            place += unpack(data, place)[0] + HEADER + FOOTER
+            place += unpack(data, place)[0] + around
             bounds.append(place)
         if bounds[-1] > len(data):
             bounds.pop()
@@ -153,14 +155,13 @@ class TFRecordReader(SequentialReader):
             data = self._whole(start, data)
             bounds = [0, len(data)]
         records = [data[low + HEADER : high - FOOTER] for low, high in itertools.pairwise(bounds)]
-        good = self._good(records, data, bounds)
+        good, failure = self._good(records, data, bounds), None
         if good < len(records):
-            self._failure = self._damaged("is damaged: a record does not fit its checksum", start + bounds[good], good)
+            failure = self._damaged("is damaged: a record does not fit its checksum", start + bounds[good], good)
             self._after = start + bounds[good + 1]
             if not good:
-                raise self._failure
-        self._records = records[:good]
-        self._bounds = [start + bound for bound in bounds[: good + 1]]
+                raise failure
+        self._hold(records[:good], [start + bound for bound in bounds[: good + 1]], failure)
         return True
 
     def _whole(self, start: int, data: bytes) -> bytes:
@@ -214,21 +215,21 @@ class TFRecordReader(SequentialReader):
 
     def skip(self) -> int:
         number = self._number(self._bounds[-1])
-        self._go(self._after)
+        self._hold([], [self._after])
         self._first = None if number is None else number + 1
         return 1
 
     def get_state(self) -> dict[str, Any]:
-        return {"reader_offset": self._bounds[self._next]}
+        return {"reader_offset": self._offset()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         offset = state["reader_offset"]
         if offset < _GIVEN_UP or (self._size is not None and offset > self._size):
             raise StateMismatch(f"Byte {offset} lies outside of {self._name} with its {self._size} bytes.")
-        self._go(offset)
+        self._hold([], [offset])
 
     def close(self) -> None:
-        self._go(self._bounds[self._next])
+        self._hold([], [self._offset()])
 
 
 def _is_packed(beginning: bytes) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import trees
-from bushel.graph.node import Origin
+from bushel.graph.node import InTwoSteps, Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
 from bushel.trajectory.columns import object_array, taken
 from bushel.trajectory.compat import faithful
@@ -79,7 +79,7 @@ class Transforms:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Samples:
+class Samples(InTwoSteps):
     """Rows of a table, as trajectory transforms make them.
 
     Args:
@@ -141,12 +141,36 @@ class Samples:
         same = np.zeros_like(times)
         return self.rows(same + self.chosen[place], times, Draws(self.seed, (index << 32) + times, same + int(index)))
 
-    def __call__(self, tickets: np.ndarray) -> Tree:
-        """Samples by tickets: a sample's number, plus `len` for each epoch before. Draws belong to tickets."""
-        epochs, numbers = np.divmod(tickets, len(self))
+    def ahead(self, values: np.ndarray) -> Tree:
+        """Where samples are, by tickets: a sample's number, plus `len` for each epoch before. Draws belong to these."""
+        epochs, numbers = np.divmod(values, len(self))
         episode, time = self.space.located(numbers, epochs)
-        rows = self.rows(episode, time, Draws(self.seed, tickets, epochs * len(self.episodes) + episode))
+        return {**self._places(episode, time), "sample": values, "trajectory": epochs * len(self.episodes) + episode}
+
+    def after(self, known: Tree) -> Tree:
+        """The samples at these places."""
+        rows = self._rows(known, Draws(self.seed, known["sample"], known["trajectory"]))
         return read_images(rows) if self._has_images else rows
+
+    def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
+        """The rows (episode, time), as the transforms make them. Encoded images are not read yet."""
+        return self._rows(self._places(episode, time), chance)
+
+    def _places(self, episode: np.ndarray, time: np.ndarray) -> Tree:
+        """Which frames the rows (episode, time) are made of, as far as that is no matter of chance."""
+        start, length = self.episodes.starts[episode], self.episodes.lengths[episode]
+        known = {"episode": episode, "time": time, "start": start, "last": start + length - 1}
+        if self.transforms is not None:
+            known["seen"], known["real"] = self.transforms.windows.observations(time)
+            if not self._has_goals:
+                known["reach"] = self.transforms.windows.reach(time, length)
+        return known
+
+    @functools.cached_property
+    def _has_goals(self) -> bool:
+        """Whether a task may be done before its episode ends."""
+        assert self.transforms is not None
+        return self.transforms.relabel_goals or "timestep" in self.episodes.columns.get("task", {})
 
     @functools.cached_property
     def _has_images(self) -> bool:
@@ -159,22 +183,21 @@ class Samples:
         of = f" of {name.take(np.array([0]))[0].decode()}" if name is not None else ""
         return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (int(time),))
 
-    def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
-        """The rows (episode, time), as the transforms make them. Encoded images are not read yet."""
-        start, length = self.episodes.starts[episode], self.episodes.lengths[episode]
+    def _rows(self, at: Tree, chance: Draws) -> Tree:
+        episode, frames = at["episode"], at["start"] + at["time"]
         columns = self.episodes.columns
         rows: Tree = {
-            name: taken(column, start + time)
+            name: taken(column, frames)
             for name, column in columns.items()
             if name not in ("observation", "task", "action")
         }
-        rows["task"] = self._task(start + time, chance)
+        rows["task"] = self._task(frames, chance)
         if self.transforms is None:
-            rows["observation"] = self._observation(episode, start, time)
+            rows["observation"] = self._observation(episode, at["start"], at["time"])
             if "action" in columns:
-                rows["action"] = self._action(episode, start + time)
+                rows["action"] = self._action(episode, frames)
         else:
-            rows = self._transformed(rows, episode, time, start, length, chance)
+            rows = self._transformed(rows, at, chance)
         for function in self.row_functions:
             rows = function(rows)
         return rows
@@ -228,11 +251,11 @@ class Samples:
         none = np.zeros(len(self.episodes), dtype=bool)
         return np.logical_or.reduce([none, *(self.episodes.any_of(column) for column in pictures)])
 
-    def _transformed(
-        self, rows: Tree, episode: np.ndarray, time: np.ndarray, start: np.ndarray, length: np.ndarray, chance: Draws
-    ) -> Tree:
+    def _transformed(self, rows: Tree, at: Tree, chance: Draws) -> Tree:
         transforms = self.transforms
         assert transforms is not None
+        episode, time, start, last = at["episode"], at["time"], at["start"], at["last"]
+        length = last - start + 1
         task = {**rows["task"], "pad_mask_dict": {name: _there(leaf) for name, leaf in rows["task"].items()}}
         if transforms.relabel_goals:
             draws_of_goals = chance.per_sample(_GOAL)
@@ -254,13 +277,12 @@ class Samples:
                 task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=pictured
             )
         windows = transforms.windows
-        times, real = windows.observations(time)
-        observation = self._masked_observation(episode, start[:, None], times)
-        reach = windows.reach(time, length, task["timestep"] if "timestep" in task else length - 1)
+        observation = self._masked_observation(episode, start[:, None], at["seen"])
+        reach = windows.reach(time, length, task["timestep"]) if self._has_goals else at["reach"]
         late = np.arange(windows.action_horizon) >= reach[:, :, None]
-        rows |= {"observation": observation | {"timestep_pad_mask": real, "task_completed": late}, "task": task}
+        rows |= {"observation": observation | {"timestep_pad_mask": at["real"], "task_completed": late}, "task": task}
         if "action" in self.episodes.columns:
-            action = self._chunks(episode, start, length, times)
+            action = self._chunks(episode, start[:, None] + at["seen"], last)
             width = action.shape[-1]
             if transforms.max_action_dim is not None:
                 action = self._padded(action, {})["action"]
@@ -292,14 +314,12 @@ class Samples:
             compat=self.compat,
         )
 
-    def _chunks(self, episode: np.ndarray, start: np.ndarray, length: np.ndarray, times: np.ndarray) -> np.ndarray:
-        """Chunks of actions, [N, W, H, A]: of single actions, or cut from those that the data set holds."""
+    def _chunks(self, episode: np.ndarray, firsts: np.ndarray, last: np.ndarray) -> np.ndarray:
+        """Chunks of actions, [N, W, H, A], from the frames `firsts` on: single actions, or cut from the data's own."""
         assert self.transforms is not None
         horizon = self.transforms.windows.action_horizon
         shape = self.episodes.columns["action"].entry_shape
-        firsts = start[:, None] + times
         if len(shape) == 1:
-            last = start + length - 1
             return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
         if len(shape) != 2:
             raise ValueError(
