@@ -150,12 +150,14 @@ class TFRecordReader(SequentialReader):
             bounds.append(place)
         if bounds[-1] > len(data):
             bounds.pop()
-        del bounds[self._sound(data, bounds) + 1 :]
+        places = np.array(bounds)
+        del bounds[self._sound(data, places) + 1 :]
         if len(bounds) == 1:
             data = self._whole(start, data)
             bounds = [0, len(data)]
+            places = np.array(bounds)
         records = [data[low + HEADER : high - FOOTER] for low, high in itertools.pairwise(bounds)]
-        good, failure = self._good(records, data, bounds), None
+        good, failure = self._good(records, data, places[1 : len(bounds)] - FOOTER), None
         if good < len(records):
             failure = self._damaged("is damaged: a record does not fit its checksum", start + bounds[good], good)
             self._after = start + bounds[good + 1]
@@ -182,25 +184,19 @@ class TFRecordReader(SequentialReader):
             raise self._damaged(f"ends in the middle of a record of {length} bytes: it was cut short", start)
         return data
 
-    def _sound(self, data: bytes, bounds: list[int]) -> int:
+    def _sound(self, data: bytes, bounds: np.ndarray) -> int:
         """How many lengths from the first on fit their checksums."""
         if self._crc32c is None:
             return len(bounds) - 1
-        places = np.array(bounds)
-        stored = np.frombuffer(data, np.uint8)[places[:-1, None] + np.arange(8, HEADER)].view("<u4")[:, 0]
-        wrong = np.flatnonzero(length_checksums(np.diff(places) - HEADER - FOOTER) != stored)
-        return int(wrong[0]) if len(wrong) else len(bounds) - 1
+        return _alike(length_checksums(np.diff(bounds) - HEADER - FOOTER), data, bounds[:-1] + 8)
 
-    def _good(self, records: list[bytes], data: bytes, bounds: list[int]) -> int:
-        """How many records from the first on fit their checksums."""
+    def _good(self, records: list[bytes], data: bytes, places: np.ndarray) -> int:
+        """How many records from the first on fit their checksums, which are at `places`."""
         if self._crc32c is None:
             return len(records)
         found = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
         found = (found >> 15 | found << 17) + np.uint32(0xA282EAD8)
-        places = np.array(bounds[1:])[:, None] + np.arange(-FOOTER, 0)
-        stored = np.frombuffer(data, np.uint8)[places].view("<u4")[:, 0]
-        wrong = np.flatnonzero(found != stored)
-        return int(wrong[0]) if len(wrong) else len(records)
+        return _alike(found, data, places)
 
     def _damaged(self, what: str, offset: int, after: int = 0) -> DamagedFile:
         record = "" if self._first is None else f"record {self._first + after}, "
@@ -230,6 +226,15 @@ class TFRecordReader(SequentialReader):
 
     def close(self) -> None:
         self._hold([], [self._offset()])
+
+
+def _alike(checksums: np.ndarray, data: bytes, places: np.ndarray) -> int:
+    """How many checksums from the first on are those at `places` of the data."""
+    if not len(places):
+        return 0
+    words = np.ndarray(len(data) - 3, "<u4", data, strides=(1,))  # one at every byte
+    wrong = np.flatnonzero(checksums != words[places])
+    return int(wrong[0]) if len(wrong) else len(places)
 
 
 def _is_packed(beginning: bytes) -> bool:
