@@ -343,6 +343,17 @@ ARGUMENTS = {
         TypeError,
         "A source needs `__len__` and `__getitem__`, got set.",
     ),
+    "source of a text": (
+        lambda g: g.MapDataset.source("train-*.array_record"),
+        TypeError,
+        "A source holds records, and 'train-*.array_record' is a text. If it names files, open them with the source of "
+        "their format, such as bushel.sources.ArrayRecordDataSource",
+    ),
+    "source of splits": (
+        lambda g: g.MapDataset.source({"train": [1, 2], "test": [3]}),
+        TypeError,
+        "A source is read by positions from 0 on, and this dict has the keys 'train', 'test'. Pass one of its entries",
+    ),
     "ds[1.5]": (
         lambda g: g.MapDataset.range(10)[1.5],
         TypeError,
@@ -483,6 +494,8 @@ TAKEN_BY_GRAIN = {
     "source of a number",
     "source of a generator",
     "source of a set",
+    "source of a text",
+    "source of splits",
     "ds[1.5]",
     "ds[True]",
     "ReadOptions, half a thread",

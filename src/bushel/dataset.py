@@ -95,6 +95,18 @@ class _MapDatasetMeta(abc.ABCMeta):
                 f"A source needs `__len__` and `__getitem__`, got {type(source).__name__}. "
                 "For data that can only be read in order, write an IterDataset."
             )
+        if isinstance(source, str):
+            raise TypeError(
+                f"A source holds records, and {source!r} is a text. If it names files, open them with the source of "
+                "their format, such as bushel.sources.ArrayRecordDataSource; if its letters are the "
+                "records, pass list(text)."
+            )
+        if isinstance(source, Mapping) and source and 0 not in source:
+            names = ", ".join(map(repr, list(source)[:8]))
+            raise TypeError(
+                f"A source is read by positions from 0 on, and this {type(source).__name__} has the keys {names}. "
+                "Pass one of its entries; for columns of arrays, bushel.sources.ArrayDataSource."
+            )
         return _MapPipeline(leaves.Source(source))
 
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
