@@ -75,7 +75,8 @@ class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
     """Samples of WebDataset shards (tar files), in order: dicts of bytes by ending, such as "jpg", and `__key__`.
 
     Args:
-      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
+      path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time. Braces are
+        written out: "train-{000..009}.tar" is ten files, "{a,b}.tar" two.
       storage_options: of the store where the files lie.
     """
 
@@ -85,11 +86,12 @@ class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
         *,
         storage_options: Mapping[str, Any] | None = None,
     ):
-        from bushel.sources.webdataset import WebDatasetStream
+        from bushel.sources.webdataset import WebDatasetStream, shards
 
-        super().__init__(
-            _node(path, storage_options, "WebDatasetIterDataset", lambda p: WebDatasetStream(p, storage_options))
-        )
+        def source(name: str) -> SequentialSource:
+            return WebDatasetStream(name, storage_options)
+
+        super().__init__(_node(shards(path), storage_options, "WebDatasetIterDataset", source))
 
 
 class IterableIterDataset(_IterPipeline[Any]):

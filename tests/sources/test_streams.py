@@ -7,6 +7,7 @@ import tarfile
 import threading
 import zlib
 
+import braceexpand
 import grain
 import pytest
 from formats import written
@@ -17,6 +18,7 @@ import bushel
 from bushel import MapDataset
 from bushel.experimental import IterableIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import DamagedFile, TFRecordDataSource
+from bushel.sources.webdataset import shards
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
 
 RECORDS = [random.Random(number).randbytes(number * 3_001 % 90_000) for number in range(60)]
@@ -259,6 +261,30 @@ def test_samples_of_many_tar_files(tmp_path):
     ds = WebDatasetIterDataset(str(tmp_path / "*.tar"))
     assert list(ds) == [WHOLE[20 * file + place] for place in range(20) for file in range(3)]
     check_resumes_anywhere(ds.map(lambda sample: sample["json"]).batch(16, batch_fn=list))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    parts=st.lists(
+        st.sampled_from(["a", "/x-", "{0..3}", "{08..11}", "{000..002}", "{9..11}", "{3..1}", "{p,q}", "{,s}", "{z}"]),
+        max_size=4,
+    )
+)
+def test_braces_are_written_out_as_webdataset_does(parts):
+    text = "".join(parts) + ".tar"
+    assert shards(text) == list(braceexpand.braceexpand(text))
+    assert shards([text, "b.tar"]) == [*braceexpand.braceexpand(text), "b.tar"]
+
+
+def test_shards_named_with_braces(tmp_path):
+    for number in range(3):
+        shard(tmp_path / f"x-{number:03d}.tar", SAMPLES[20 * number : 20 * number + 20])
+    ds = WebDatasetIterDataset(str(tmp_path / "x-{000..002}.tar"))
+    assert sorted(sample["json"] for sample in ds) == sorted(parts["json"] for _, parts in SAMPLES)
+    shard(tmp_path / "{1,2}.tar", SAMPLES[:5])  # a name with braces of its own
+    assert len(list(WebDatasetIterDataset(tmp_path / "{1,2}.tar"))) == 5
+    with pytest.raises(FileNotFoundError, match=r"x-003\.tar"):
+        list(WebDatasetIterDataset(str(tmp_path / "x-{000..003}.tar")))
 
 
 @settings(max_examples=60, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,15 @@ from bushel.sources.records import RecordReader, RecordSource, copied_into
 from bushel.sources.stores import File, LocalFile, Options
 
 _WORTH_MAPPING = 8  # records at once
-_SHARDED = re.compile(r"(.*)@(\d+)(\.[^./]*)?")
+_SHARDED = re.compile(r"(.*)@(\d+|\*)(\.[^./]*)?")
+_SHARD = re.compile(r".*-\d{5}-of-(\d{5})(\.[^./]*)?")
 
 
 class BagzDataSource(RecordSource):
     """Records of Bagz files as bytes: `.bagz` files are compressed record by record with zstd, `.bag` files are not.
 
     Args:
-      paths: one or many files, patterns, URLs, or "name@3.bagz" for the three shards of a set.
+      paths: one or many files, patterns, URLs, or "name@3.bagz" for the three shards of a set, "name@*.bagz" for all.
       compressed: whether records are compressed; by default as the file's name says.
       separate_limits: the offsets are in a file of their own, "limits." before the name.
       storage_options: of the store where the files lie.
@@ -44,7 +46,7 @@ class BagzDataSource(RecordSource):
         storage_options: Options | None = None,
     ):
         self._compressed, self._separate = compressed, bool(separate_limits)
-        super().__init__(_all_shards(paths), storage_options)
+        super().__init__(_all_shards(paths, storage_options), storage_options)
 
     def _reader(self, file: File) -> RecordReader:
         compressed = file.name.endswith(".bagz") if self._compressed is None else self._compressed
@@ -55,13 +57,32 @@ class BagzDataSource(RecordSource):
         return _BagFile(file, stores.open_file(limits, self._options), compressed)
 
 
-def _all_shards(paths: Any) -> Any:
+def _all_shards(paths: Any, options: Options | None) -> Any:
     if isinstance(paths, (str, os.PathLike)):
-        found = _SHARDED.fullmatch(os.fspath(paths))
-        if found:
-            stem, count, ending = found.group(1), int(found.group(2)), found.group(3) or ""
-            return [f"{stem}-{number:05d}-of-{count:05d}{ending}" for number in range(count)]
-    return paths
+        paths = [paths]
+    if not isinstance(paths, Iterable):
+        return paths  # told where all paths are looked at
+    found: list[Any] = []
+    for path in paths:
+        sharded = _SHARDED.fullmatch(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else None
+        if sharded is None:
+            found.append(path)
+            continue
+        stem, count, ending = sharded.group(1), sharded.group(2), sharded.group(3) or ""
+        count = _stated(os.fspath(path), f"{stem}-?????-of-?????{ending}", options) if count == "*" else int(count)
+        found += [f"{stem}-{number:05d}-of-{count:05d}{ending}" for number in range(count)]
+    return found
+
+
+def _stated(path: str, pattern: str, options: Options | None) -> int:
+    """How many shards a set has, as the names of those that are there say: one that is missing is then told."""
+    shards = [_SHARD.fullmatch(name) for name in stores.find(pattern, options)]
+    counts = sorted({int(shard.group(1)) for shard in shards if shard})
+    if len(counts) != 1:
+        raise ValueError(
+            f"{path}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Name the number."
+        )
+    return counts[0]
 
 
 class _BagFile(RecordReader):
@@ -129,7 +150,7 @@ class _BagFile(RecordReader):
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         spans = self._spans[positions]
         if self._compressed or (spans[:, 1] != size).any():
-            return copied_into(self.read_many(positions), rows, size, self._file.name)
+            return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
         for place, start in enumerate(spans[:, 0].tolist()):
             self._file.read_into(start, [rows[place * size : (place + 1) * size]])
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from bushel.base.errors import DamagedFile, StateMismatch
@@ -15,6 +17,33 @@ _BLOCK = 512
 _WINDOW = 1 << 20
 _GIVEN_UP = -1  # the position after a damaged member: where the next one begins is not known
 _LOST = "the header of a member is damaged, so that what follows cannot be found"
+
+
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
+
+
+def shards(paths: Any) -> Any:
+    """Paths with braces written out, as webdataset does: "train-{000..009}.tar" is ten of them."""
+    if isinstance(paths, (str, os.PathLike)):
+        return _written_out(os.fspath(paths))
+    if not isinstance(paths, Iterable):
+        return paths  # told where paths are looked at
+    return [one for path in paths for one in (shards(path) if isinstance(path, (str, os.PathLike)) else [path])]
+
+
+def _written_out(text: str) -> list[str]:
+    found = _BRACES.search(text)
+    if found is None or os.path.exists(text):
+        return [text]
+    low, high, names = found.groups()
+    if names is not None:
+        choices = names.split(",")
+    else:
+        width = max(len(low), len(high)) if "0" in (low[:-1][:1], high[:-1][:1]) else 0  # some begin with a zero
+        step = 1 if int(low) <= int(high) else -1
+        choices = [f"{number:0{width}d}" for number in range(int(low), int(high) + step, step)]
+    before, after = text[: found.start()], text[found.end() :]
+    return [f"{before}{choice}{rest}" for choice in choices for rest in _written_out(after)]
 
 
 @dataclasses.dataclass(frozen=True)
