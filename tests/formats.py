@@ -1,14 +1,18 @@
 """Record files of every format, each written by the format's own library, and the source that reads it."""
 
 import struct
+import threading
 from pathlib import Path
 
 import bagz
 import crc32c
+import numpy as np
 import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from bushel.base import blocks
 from bushel.sources import ArrayRecordDataSource, BagzDataSource, TFRecordDataSource
+from bushel.testing import same
 
 
 def array_record(options):
@@ -70,6 +74,30 @@ def written(folder: Path, name: str, records: list[bytes], stem: str = "records"
 def opened(name: str, paths, **options):
     """The source for format `name`."""
     return FORMATS[name][2](paths, **options)
+
+
+def read_by_eight_threads(source, expected, reads=20):
+    """Eight threads read at once, one record and several; every one is compared."""
+    wrong = []
+
+    def read(seed):
+        try:
+            for indices in np.random.default_rng(seed).integers(0, len(expected), (reads, 4)).tolist():
+                found = [source[indices[0]]]
+                if hasattr(source, "__getitems__"):
+                    found += blocks.rows_of(source.__getitems__(indices))
+                    indices = [indices[0], *indices]
+                wrong.extend(i for i, record in zip(indices, found) if not same(record, expected[i]))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not wrong
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def table(count=53, shift=0):

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import safetensors.numpy
+from formats import read_by_eight_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -75,6 +76,17 @@ def test_pipelines_read_arrays_of_files(kind, tmp_path):
         sent = pickle.dumps(source)
         assert len(sent) < 2_000
         assert same(pickle.loads(sent)[7], source[7])
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "npy"])
+def test_eight_threads_read_the_right_records(kind, tmp_path):
+    if kind == "npy":
+        np.save(tmp_path / "x.npy", CONTENT["x"])
+        source, expected = ArrayDataSource(load_arrays(tmp_path / "x.npy")), CONTENT["x"]
+    else:
+        source = ArrayDataSource(load_arrays(saved(tmp_path, kind, CONTENT)))
+        expected = [{"x": x, "y": y} for x, y in zip(CONTENT["x"], CONTENT["y"])]
+    read_by_eight_threads(source, expected)
 
 
 SLICES = [slice(None), slice(None, None, 2), slice(None, None, -3), slice(5, 900), slice(990, 10, -1)]

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import webdataset
+from formats import read_by_eight_threads
 
 import bushel
 from bushel import MapDataset
@@ -132,6 +133,16 @@ def test_what_lance_gives_does_not_depend_on_what_is_read_beside_it(tmp_path):
     assert same(alone[1], {"id": None, "flag": None, "score": np.float64("nan")})
     for places in ([0, 1, 2], [0, 2], [2, 1]):
         assert same(blocks.rows_of(source.__getitems__(places)), [alone[place] for place in places])
+
+
+def test_eight_threads_read_the_right_rows_of_other_libraries(tmp_path):
+    rows = {"x": list(range(200)), "text": [f"row {n}" for n in range(200)]}
+    expected = [{"x": n, "text": f"row {n}"} for n in range(200)]
+    lance.write_dataset(pa.table(rows), str(tmp_path / "data.lance"), max_rows_per_file=25)
+    lances = [{"x": np.int64(n), "text": f"row {n}"} for n in range(200)]
+    read_by_eight_threads(LanceDataSource(str(tmp_path / "data.lance")), lances)
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    read_by_eight_threads(datasets.load_from_disk(str(tmp_path / "saved")), expected)
 
 
 def test_what_lance_does_not_have(tmp_path):

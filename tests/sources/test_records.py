@@ -3,12 +3,12 @@
 import os
 import pickle
 import random
-import threading
 
+import bagz
 import grain
 import numpy as np
 import pytest
-from formats import FORMATS, array_record, opened, written
+from formats import FORMATS, array_record, opened, read_by_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -124,26 +124,7 @@ def test_a_pickle_holds_paths_and_no_records(stored):
 
 def test_eight_threads_read_the_right_records(stored):
     name, path = stored
-    source, wrong = opened(name, [path, path]), []
-    both = RECORDS * 2
-
-    def read(seed):
-        rng = np.random.default_rng(seed)
-        for _ in range(20):
-            indices = rng.integers(0, len(both), 8)
-            if source.__getitems__(indices) != [both[index] for index in indices]:
-                wrong.append(indices)
-            index = int(indices[0])
-            if source[index] != both[index]:
-                wrong.append(index)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
+    read_by_eight_threads(opened(name, [path, path]), RECORDS * 2)
 
 
 def test_a_source_closes_and_opens_again(stored):
@@ -222,14 +203,37 @@ def test_a_record_of_another_size_is_refused(name, tmp_path):
     path = written(tmp_path, name, [b"12345678", b"123"])
     source = FixedRecords(opened(name, path), np.int64)
     assert source[0].tobytes() == b"12345678"
-    with pytest.raises(ValueError, match="a record of 3 bytes cannot fill a row of 8 bytes"):
+    with pytest.raises(ValueError, match=r"records\.\w+: record 1 has 3 bytes and cannot fill a row of 8 bytes"):
         source[1]
+    with pytest.raises(ValueError, match=r"record 1 has 3 bytes"):
+        source.__getitems__([0, 0, 1])
 
 
 def test_very_large_records_are_read_into_place(tmp_path):
     record = random.Random(1).randbytes(60_000_000)  # more block headers than one system call takes buffers
     path = written(tmp_path, "array_record plain", [record])
     assert FixedRecords(ArrayRecordDataSource(path), np.uint8, (60_000_000,))[0].tobytes() == record
+
+
+@pytest.mark.parametrize("ending", ["bag", "bagz"])
+def test_sets_of_bagz_shards_are_those_of_its_package(ending, tmp_path):
+    for number in range(3):
+        written(tmp_path, ending, [b"%d-%d" % (number, place) for place in range(4)], f"n-{number:05d}-of-00003")
+    everything = list(bagz.Reader(str(tmp_path / f"n@*.{ending}")))
+    assert list(bagz.Reader(str(tmp_path / f"n@3.{ending}"))) == everything
+    for name in (f"n@*.{ending}", f"n@3.{ending}"):
+        path = tmp_path / name
+        assert list(BagzDataSource(path)) == list(BagzDataSource(str(path))) == everything
+        assert list(BagzDataSource([path, tmp_path / f"n-00001-of-00003.{ending}"])) == everything + everything[4:8]
+    with pytest.raises(FileNotFoundError, match="No file matches"):
+        BagzDataSource(tmp_path / f"m@*.{ending}")
+    (tmp_path / f"n-00001-of-00003.{ending}").unlink()
+    for name in (f"n@*.{ending}", f"n@3.{ending}"):
+        with pytest.raises(FileNotFoundError, match="n-00001-of-00003"):
+            BagzDataSource(tmp_path / name)
+    written(tmp_path, ending, [b"x"], "n-00000-of-00001")
+    with pytest.raises(ValueError, match=r"there are sets of 1 and of 3 shards\. Name the number"):
+        BagzDataSource(tmp_path / f"n@*.{ending}")
 
 
 # Words for what is wrong.

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import threading
 
 import h5py
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import simplejpeg
 import soundfile
 import zarr
+from formats import read_by_eight_threads
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -86,20 +86,7 @@ def test_pipelines_workers_and_pickles(source):
 
 
 def test_eight_threads_read_the_right_records(source):
-    wrong = []
-
-    def read(seed):
-        for index in np.random.default_rng(seed).integers(0, COUNT, 15).tolist():
-            if not same(source[index], EXPECTED[index]):
-                wrong.append(index)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
+    read_by_eight_threads(source, EXPECTED)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,6 +225,14 @@ def test_images_in_folders(tmp_path):
     assert same(list(ds), [("cat", PIXELS), ("dog", PIXELS[::-1])])
     with pytest.raises(IndexError):
         source[2]
+
+
+def test_eight_threads_read_the_right_files(tmp_path):
+    for number in range(20):
+        (tmp_path / f"{number:02d}.bin").write_bytes(bytes([number]) * (number * 999))
+    source = FileDataSource(str(tmp_path / "*.bin"))
+    expected = [{"path": path, "content": bytes([n]) * (n * 999)} for n, path in enumerate(source.paths)]
+    read_by_eight_threads(source, expected)
 
 
 @pytest.mark.parametrize("kind", ["png", "bmp", "tiff", "webp"])

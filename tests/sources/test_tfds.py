@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from formats import written
+from formats import read_by_eight_threads, written
 
 from bushel import MapDataset
 from bushel.sources import ArrayRecordDataSource, TFDSDataSource, decode_example
@@ -84,6 +84,11 @@ def test_pipelines_and_pickles(folder):
     check_resumes_anywhere(ds.batch(8).to_iter_dataset())
     assert len(pickle.dumps(source)) < 5_000
     assert same(pickle.loads(pickle.dumps(source))[3], source[3])
+
+
+def test_eight_threads_read_the_right_examples(folder):
+    source = TFDSDataSource(folder, "train")
+    read_by_eight_threads(source, [source[index] for index in range(len(source))])
 
 
 def test_stored_features_as_they_are(folder):

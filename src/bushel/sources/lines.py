@@ -50,7 +50,7 @@ class _LineFile(RecordReader):
         return [_bare(line) for line in lines]
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
-        copied_into(self.read_many(positions), rows, size, self._file.name)
+        copied_into(self.read_many(positions), rows, size, self._file.name, positions)
 
 
 def _bare(line: bytes) -> bytes:

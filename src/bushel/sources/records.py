@@ -42,11 +42,13 @@ class RecordReader(abc.ABC):
         """Fills `rows`, `size` bytes each, with records of just that size."""
 
 
-def copied_into(records: Sequence[bytes], rows: memoryview, size: int, name: str) -> None:
+def copied_into(records: Sequence[bytes], rows: memoryview, size: int, name: str, positions: np.ndarray) -> None:
     """Records into rows, for formats that cannot read straight into place."""
     for place, record in enumerate(records):
         if len(record) != size:
-            raise ValueError(f"{name}: a record of {len(record)} bytes cannot fill a row of {size} bytes.")
+            raise ValueError(
+                f"{name}: record {positions[place]} has {len(record)} bytes and cannot fill a row of {size} bytes."
+            )
         rows[place * size : (place + 1) * size] = record
 
 
@@ -175,7 +177,7 @@ class RecordSource(abc.ABC):
         rows = memoryview(rows)
         size = out.nbytes // len(out)
         if self._remote:
-            return copied_into(self.__getitems__(places), rows, size, os.path.basename(self._paths[0]))
+            return copied_into(self.__getitems__(places), rows, size, repr(self), places)
         for number, positions, where in self._by_file(places):
             reader = self._opened(number)
             if len(where) == len(places):

@@ -143,7 +143,7 @@ class _TFRecordFile(RecordReader):
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         if (self._sizes[positions] != size + HEADER + FOOTER).any():
-            return copied_into(self.read_many(positions), rows, size, self._file.name)
+            return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
         head, foot = bytearray(HEADER), bytearray(FOOTER)
         for place, position in enumerate(positions.tolist()):
             row = rows[place * size : (place + 1) * size]
