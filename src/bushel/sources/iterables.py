@@ -46,7 +46,7 @@ class IterableStream:
 
 def _check_resumes(stream: Any) -> None:
     """Refuses a Hugging Face stream that shuffles in a buffer: its state has the stream's position, but no buffer."""
-    left = [getattr(stream, "_ex_iterable", None)]
+    left: list[Any] = [getattr(stream, "_ex_iterable", None)]
     while left:
         part = left.pop()
         if type(part).__name__ == "BufferShuffledExamplesIterable" and part.buffer_size > 1:
