@@ -1,8 +1,12 @@
 """Files wherever they lie: local, on S3 and GCS servers, behind HTTP, in any fsspec store; and bad servers."""
 
+import concurrent.futures
 import glob
 import os
+import pickle
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -13,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from servers import BUCKET, Web, gcs, s3
 
+from bushel import MapDataset, MultiprocessingOptions
 from bushel.sources import BagzDataSource, DamagedFile, FixedRecords, stores
 
 CONTENT = random.Random(0).randbytes(1_000_000)
@@ -96,10 +101,88 @@ def test_a_copy_on_disk_within_its_limit(put, tmp_path):
     assert first.read(10, 20) == CONTENT[10:30]  # who holds an evicted copy still reads it
     assert stores.open_file(url("s3", "cached/large"), limit).size == 2_000_000
     assert sum(copies()) <= limit["cache_bytes"]
-    with pytest.raises(ValueError, match="cache_bytes must be positive, got 0"):
+    with pytest.raises(ValueError, match="cache_bytes must be positive, but got 0"):
         stores.open_file(url("s3", "cached/one"), limit | {"cache_bytes": 0})
     with pytest.raises(ValueError, match="cache_bytes=5 needs a cache_dir"):
         stores.open_file(url("s3", "cached/one"), {"cache_bytes": 5})
+
+
+def endings(folder):
+    return sorted(os.path.splitext(path)[1] for path in glob.glob(f"{folder}/*"))
+
+
+def small_bags(put, folder, count):
+    """Files of one record each, as a pattern and the records."""
+    records = [f"record {number:03d}".encode() for number in range(count)]
+    for number, record in enumerate(records):
+        put(f"{folder.name}/{number:03d}.bag", written(folder, "bag", [record]).read_bytes())
+    return url("s3", f"{folder.name}/*.bag"), records
+
+
+def test_a_cache_smaller_than_the_data(put, tmp_path, monkeypatch):
+    """Copies and descriptors go all the time; nobody who reads sees it."""
+    monkeypatch.setattr(stores, "_OPEN_AT_ONCE", 4)
+    pattern, records = small_bags(put, tmp_path, 40)
+    limit = 3 * written(tmp_path, "bag", records[:1]).stat().st_size
+    options = {"cache_dir": str(tmp_path / "copies"), "cache_bytes": limit}
+
+    def fits():
+        return 0 < sum(path.stat().st_size for path in tmp_path.glob("copies/*")) <= limit
+
+    source = BagzDataSource(pattern, storage_options=options)
+    assert fits()
+    assert list(source) == source.__getitems__(range(40)) == records
+    rows = np.empty((40, 10), np.uint8)
+    source.read_into(range(40), rows)
+    assert [row.tobytes() for row in rows] == records
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(source.__getitem__, list(range(40)) * 4)) == records * 4
+    source.close()
+    assert list(source) == list(pickle.loads(pickle.dumps(source))) == records
+    workers = MapDataset.source(source).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2))
+    with iter(workers) as iterator:
+        assert list(iterator) == records
+    assert fits()
+
+
+@pytest.mark.parametrize("room", [None, 3])
+def test_a_copy_is_fetched_once_however_many_ask(room, tmp_path):
+    with Web(CONTENT, latency_s=0.1) as web:
+        options = {"cache_dir": str(tmp_path)} | ({"cache_bytes": room * len(CONTENT)} if room else {})
+        names = [f"{web.url}/{number}" for number in range(4)] * 4
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            files = list(pool.map(lambda name: stores.open_file(name, options), names))
+        assert [file.read(7, 9) for file in files] == [CONTENT[7:16]] * 16
+        assert endings(tmp_path) == [".copy"] * (room or 4)
+        assert room or web.requests == 4
+        requests = web.requests
+        stores.fingerprint(names, options)
+        assert web.requests == requests  # what a file is can be told without a copy
+
+
+def test_what_a_killed_process_has_begun_to_copy_is_no_copy(tmp_path):
+    program = "import sys; from bushel.sources import stores; stores.open_file(sys.argv[1], {'cache_dir': sys.argv[2]})"
+    with Web(CONTENT, lambda number: "hang" if number == 0 else "ok") as web:
+        child = subprocess.Popen([sys.executable, "-c", program, f"{web.url}/x", str(tmp_path)])
+        while not web.requests:
+            time.sleep(0.01)
+        assert endings(tmp_path) == [".part"]
+        child.kill()
+        child.wait()
+        options = {"cache_dir": str(tmp_path), "cache_bytes": len(CONTENT)}
+        assert stores.open_file(f"{web.url}/x", options).read(0, 9) == CONTENT[:9]
+        assert endings(tmp_path) == [".copy"]
+
+
+def test_a_copy_that_was_cut_is_named_after_its_file(put, tmp_path):
+    put("plain/cut.bag", written(tmp_path, "bag", RECORDS).read_bytes())
+    source = BagzDataSource(url("s3", "plain/cut.bag"), storage_options={"cache_dir": str(tmp_path)})
+    (copy,) = tmp_path.glob("*.copy")
+    os.truncate(copy, 10)
+    with pytest.raises(DamagedFile, match=rf"s3://bushels/plain/cut\.bag \(its copy {copy}\) ended early"):
+        source[5]
+    source.close()
+    assert source[5] == RECORDS[5]  # opened again: the copy is made anew
 
 
 # Patterns: those of a store mean what they mean on disk.

@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.sources import cache
 from bushel.sources.needs import package
-from bushel.sources.stores import File, Options
+from bushel.sources.stores import File, Options, local
 
 _OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https"}
 _OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
@@ -36,12 +37,12 @@ def open_url(url: str, options: Options | None) -> File:
     """An object, read from its store, or from a copy on disk where the options name a `cache_dir`."""
     settings = dict(options or {})
     folder, limit = settings.get("cache_dir"), settings.get("cache_bytes")
-    file = _opened(url, settings)
-    if folder is None:
-        if limit is not None:
+    if limit is not None:
+        checks.positive(limit, "cache_bytes")
+        if folder is None:
             raise ValueError(f"cache_bytes={limit} needs a cache_dir to keep the copies in.")
-        return file
-    return cache.kept(file, folder, limit)
+    file = _opened(url, settings)
+    return file if folder is None else cache.kept(file, local(folder), limit)
 
 
 def _opened(url: str, settings: dict[str, Any]) -> File:

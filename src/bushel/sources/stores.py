@@ -164,6 +164,7 @@ def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iter
 
 def fingerprint(paths: Iterable[str], options: Options | None = None) -> list[Any]:
     """What tells these files from others, without reading them."""
+    options = {key: value for key, value in (options or {}).items() if not key.startswith("cache_")}  # no copies
     return [open_file(path, options).version() for path in paths]
 
 
@@ -181,15 +182,16 @@ class _Descriptor:
 class LocalFile(File):
     """A file of this machine, read by position, so that threads do not meet.
 
-    Descriptors are few: beyond 256 of them the oldest is given back, and opened again when it is needed.
+    Descriptors are few: beyond 256 of them the oldest is given back, and opened again when it is needed. `name` is what
+    messages call it, its path by default.
     """
 
     together = False
     _open: ClassVar[collections.deque[weakref.ref[LocalFile]]] = collections.deque()
     _lock = threading.Lock()
 
-    def __init__(self, path: str):
-        self.name = path
+    def __init__(self, path: str, name: str | None = None):
+        self.name, self._path = name or path, path
         kind = os.stat(path).st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.")
@@ -212,7 +214,7 @@ class LocalFile(File):
     def _opened(self) -> _Descriptor:
         descriptor = self._descriptor
         if descriptor is None:
-            descriptor = _Descriptor(self.name)
+            descriptor = _Descriptor(self._path)
             facts = os.fstat(descriptor.number)
             if (facts.st_size, facts.st_mtime_ns) != (self.size, self._time):
                 raise DamagedFile(f"{self.name} was changed while it was being read. Open the source again.")
