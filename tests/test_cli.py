@@ -31,7 +31,7 @@ def parquet(path, records):
 
 
 WRITERS = {
-    "array_record": array_record("group_size:1"),
+    "array_record": array_record("group_size:1,uncompressed"),
     "tfrecord": tfrecord,
     "bag": bag,
     "bagz": bag,
@@ -98,18 +98,32 @@ def test_what_is_there_stays_unless_told(tmp_path):
     assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
 
 
-def test_a_damaged_source_makes_no_file(tmp_path):
-    tfrecord(tmp_path / "in.tfrecord", RECORDS)
-    content = bytearray((tmp_path / "in.tfrecord").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "in.tfrecord").write_bytes(content)
-    with pytest.raises(DamagedFile, match=r"in\.tfrecord"):
-        convert(tmp_path / "in.tfrecord", tmp_path / "out.bag")
-    assert [path.name for path in tmp_path.iterdir()] == ["in.tfrecord"]
-    done = bushel("convert", tmp_path / "in.tfrecord", tmp_path / "out.bag", "--workers", 2)
+@pytest.mark.parametrize("of", ["tfrecord", "array_record"])
+def test_a_damaged_source_makes_no_file(of, tmp_path):
+    """A flipped bit of a record, in a format that has checksums: it must not get a new checksum that fits."""
+    name = f"in.{of}"
+    WRITERS[of](tmp_path / name, [b"record %d " % number * 20 for number in range(250)])
+    content = bytearray((tmp_path / name).read_bytes())
+    content[content.find(b"record 120 ")] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DamagedFile, match=rf"in\.{of}: record 120 is damaged"):
+        convert(tmp_path / name, tmp_path / "out.bag")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    done = bushel("convert", tmp_path / name, tmp_path / "out.bag", "--workers", 2)
     assert done.returncode == 1
-    assert "in.tfrecord" in done.stderr and "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["in.tfrecord"]
+    assert name in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_targets_are_local(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    bag(tmp_path / "in.bag", RECORDS)
+    assert convert("in.bag", f"file://{tmp_path}/one.bag") == [f"{tmp_path}/one.bag"]
+    assert convert("in.bag", "~/two.bag") == [f"{tmp_path}/home/two.bag"]
+    with pytest.raises(ValueError, match=r"s3://bucket/x\.bag cannot be written: convert makes local files"):
+        convert("in.bag", "s3://bucket/x.bag")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "in.bag", "one.bag"]
 
 
 def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from bushel.sources.tfrecord import TFRecordDataSource
 
 _BLOCK = 64
 _READERS: dict[str, Callable[..., Any]] = {
-    "array_record": lambda paths: ArrayRecordDataSource(paths),
+    "array_record": lambda paths: ArrayRecordDataSource(paths, verify=True),
     "tfrecord": lambda paths: TFRecordDataSource(paths),
     "bag": lambda paths: BagzDataSource(paths, compressed=False),
     "bagz": lambda paths: BagzDataSource(paths, compressed=True),
@@ -94,7 +94,7 @@ def convert(
 
     Args:
       sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files.
-      target: the file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
+      target: the local file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
       shards: how many files; as many as there are workers by default.
       workers: processes that write at the same time. More than one need a main module that can be imported.
       verify: reads back what was written and compares it.
@@ -105,7 +105,9 @@ def convert(
     kinds = {_kind(path, _READERS, "read") for path in found}
     if len(kinds) != 1:
         raise ValueError(f"The sources are of several formats ({', '.join(sorted(kinds))}): convert them one by one.")
-    text = os.fspath(target)
+    text = stores.local(target)
+    if stores.is_url(text):
+        raise ValueError(f"{text} cannot be written: convert makes local files. Make one, then copy it to the store.")
     kind = _kind(text, _WRITERS, "written")
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
