@@ -59,13 +59,13 @@ class RecordSource(abc.ABC):
 
     def __init__(self, paths: Any, storage_options: Options | None = None):
         self._options = dict(storage_options or {})
-        self._shards = _shards(paths, self._options)
+        self._shards = shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._remote = any(map(stores.is_url, self._paths)) and "cache_dir" not in self._options
         self._forget()
         counts = self._counted()
-        bounds = [_bounds(shard, count) for shard, count in zip(self._shards, counts)]
+        bounds = [part_of(shard, count) for shard, count in zip(self._shards, counts)]
         self._totals = counts  # what each file held when the source was made
         self._starts = np.array([start for start, _ in bounds], np.int64)
         self._ends = np.cumsum([stop - start for start, stop in bounds])
@@ -241,7 +241,7 @@ def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
 Shard = tuple[str, int, int | None]
 
 
-def _shards(paths: Any, options: Options) -> list[Shard]:
+def shards(paths: Any, options: Options | None) -> list[Shard]:
     """Paths, patterns, "file[3:7]" and TFDS's file instructions as (path, start, stop)."""
     if isinstance(paths, (str, os.PathLike)) or _instruction(paths):
         paths = [paths]
@@ -264,7 +264,8 @@ def _instruction(path: Any) -> bool:
     return all(hasattr(path, name) for name in ("filename", "skip", "take"))
 
 
-def _bounds(shard: Shard, count: int) -> tuple[int, int]:
+def part_of(shard: Shard, count: int) -> tuple[int, int]:
+    """The records that are meant, of a file with `count`."""
     path, start, stop = shard
     stop = count if stop is None else stop
     if not 0 <= start <= stop <= count:
