@@ -252,9 +252,12 @@ def test_what_is_there_stays_unless_told(tmp_path):
     assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
 
 
-@pytest.mark.parametrize("of", ["tfrecord", "array_record"])
-def test_a_damaged_source_makes_no_file(of, tmp_path):
+@pytest.mark.parametrize("of", ["tfrecord", "array_record", "array_record without its package"])
+def test_a_damaged_source_makes_no_file(of, tmp_path, monkeypatch):
     """A flipped bit of a record, in a format that has checksums: it must not get a new checksum that fits."""
+    of, without, _ = of.partition(" without")
+    if without:
+        monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
     name = f"in.{of}"
     WRITERS[of](tmp_path / name, [b"record %d " % number * 20 for number in range(250)])
     content = bytearray((tmp_path / name).read_bytes())
