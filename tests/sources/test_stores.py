@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -220,6 +221,54 @@ def test_records_behind_http(tmp_path):
         assert source.__getitems__([3, 40, 7]) == [RECORDS[3], RECORDS[40], RECORDS[7]]
         with pytest.raises(ValueError, match="a web server cannot list its files"):
             BagzDataSource(f"{web.url}/*.bag")
+
+
+ADDRESSES = {
+    "/a%20b.bag": "/a%20b.bag",
+    "/a b.bag": "/a%20b.bag",
+    "/a+b~c.bag": "/a+b~c.bag",
+    "/%C3%BC/x.bag": "/%C3%BC/x.bag",
+    "/x[1].bag": "/x[1].bag",
+    "/x.bag#part": "/x.bag",
+    "/x.bag?sig=a/b%2Fc+d&e=*": "/x.bag?sig=a/b%2Fc+d&e=*",
+    "/a%2Fb//x.bag": "/a%2Fb//x.bag",
+}
+
+
+@pytest.mark.parametrize(("given", "sent"), ADDRESSES.items())
+def test_web_addresses_are_sent_as_they_are(given, sent, tmp_path):
+    with Web(written(tmp_path, "bag", RECORDS).read_bytes()) as web:
+        source = BagzDataSource(f"{web.url}{given}")
+        assert (source[3], web.addresses) == (RECORDS[3], {sent})
+        assert source.versions[0][0][0] == urllib.parse.unquote(sent.partition("?")[0]).rpartition("/")[2]
+
+
+@pytest.mark.parametrize("status", [403, 405, 501])
+def test_a_web_server_that_only_sends_files(status):
+    """Signed addresses are often for GET alone."""
+    with Web(CONTENT, head=status) as web:
+        file = stores.open_file(f"{web.url}/content?signature=1", QUICK)
+        assert (file.size, file.read(5, 20)) == (len(CONTENT), CONTENT[5:25])
+    with Web(CONTENT, lambda number: "missing", head=status) as web, pytest.raises(FileNotFoundError):
+        stores.open_file(f"{web.url}/content", QUICK)
+
+
+@pytest.mark.parametrize("name", ["we#ird", "we ird", "we%20ird", "q?u=1", "\u00fc+x"])
+def test_objects_may_have_any_sign_in_their_names(put, name, tmp_path):
+    put(f"signs/{name}.bag", written(tmp_path, "bag", [name.encode()]).read_bytes())
+    assert list(BagzDataSource(url("s3", f"signs/{name}.bag"))) == [name.encode()]
+    assert name.encode() in list(BagzDataSource(url("s3", "signs/*.bag")))
+
+
+def test_an_object_with_an_empty_part_in_its_name(put, tmp_path):
+    """obstore knows no such names: what lies beside it is found, and the rest is a sentence."""
+    content = written(tmp_path, "bag", [b"x"]).read_bytes()
+    for key in ("empty/1.bag", "empty/2.bag", "empty/folder//3.bag"):
+        put(key, content)
+    assert stores.find(url("s3", "empty/*.bag")) == [url("s3", "empty/1.bag"), url("s3", "empty/2.bag")]
+    for bad in ("empty/**/*.bag", "empty/folder//3.bag"):
+        with pytest.raises(ValueError, match=r"Objects with an empty part \(//\) in their names cannot be read"):
+            BagzDataSource(url("s3", bad))
 
 
 def test_near_ranges_are_one_request():

@@ -88,7 +88,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
         text = local(path)
-        if not _WILD.search(text) or (not is_url(text) and os.path.exists(text)):
+        if _wild(text) < 0 or (not is_url(text) and os.path.exists(text)):
             found.append(text)
             continue
         matches = sorted(_matches(text, options))
@@ -105,10 +105,18 @@ def _matches(pattern: str, options: Options | None) -> list[str]:
         return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     from bushel.sources import remote
 
-    wild = _WILD.search(pattern)
-    assert wild is not None
+    begin = _wild(pattern)
     fits = re.compile(translated(pattern))
-    return [url for url in remote.listed(pattern[: wild.start()], options) if fits.fullmatch(url)]
+    deep = "/" in pattern[begin:] or pattern.endswith("**")
+    return [url for url in remote.listed(pattern[:begin], options, deep=deep) if fits.fullmatch(url)]
+
+
+def _wild(path: str) -> int:
+    """Where a path becomes a pattern; -1 if it is none. In web addresses `?` begins a query, and `[` is a bracket."""
+    if path.startswith(("http://", "https://")):
+        return path.partition("?")[0].find("*")
+    found = _WILD.search(path)
+    return found.start() if found else -1
 
 
 def translated(pattern: str) -> str:
