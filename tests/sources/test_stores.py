@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from servers import BUCKET, Web, gcs, s3
 
 from bushel import MapDataset, MultiprocessingOptions
-from bushel.sources import BagzDataSource, DamagedFile, FixedRecords, stores
+from bushel.sources import BagzDataSource, DamagedFile, FileDataSource, FixedRecords, stores
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
@@ -332,6 +332,15 @@ def test_many_files_are_asked_together(name, tmp_path):
         rows = FixedRecords(source, np.uint8, (100_000,)).__getitems__(indices)
         assert time.monotonic() - begun < 1.2
         assert [row.tobytes() for row in rows.tree] == wanted
+
+
+def test_whole_files_are_asked_together():
+    with Web(CONTENT, latency_s=0.1) as web:
+        ds = MapDataset.source(FileDataSource([f"{web.url}/{number}" for number in range(32)]))
+        begun = time.monotonic()
+        batch = ds.batch(32, batch_fn=list)[0]
+        assert time.monotonic() - begun < 0.1 * 32 / 4
+        assert batch == [{"path": f"{web.url}/{number}", "content": CONTENT} for number in range(32)]
 
 
 def test_one_of_many_requests_that_fails_is_an_error():
