@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bushel: interrupted.", file=sys.stderr)
         return 130
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:
         print(f"bushel: {error}", file=sys.stderr)
         return 1
 

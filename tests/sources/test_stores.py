@@ -374,6 +374,32 @@ def test_options_are_plain():
         stores.open_file("s3://bucket/key", {"thing": object()})
 
 
+BAD_OPTIONS = {
+    "timeout_s": [("x", "timeout_s must be a number of seconds, got 'x' of type str"), (True, "got True of type bool")]
+    + [(bad, f"timeout_s must be a number of seconds between 0 and 1,000,000, got {bad}") for bad in (0, -1, np.nan)],
+    "retries": [
+        (-1, "retries must be greater than or equal to 0, got -1"),
+        ("3", "retries must be an integer, got '3'"),
+    ],
+    "cache_dir": [
+        (123, "cache_dir must be a local folder, got 123"),
+        ("s3://b/c", "must be a local folder, got 's3://b"),
+    ],
+    "cache_bytes": [
+        ("1GB", "cache_bytes must be an integer, got '1GB'"),
+        (0, "cache_bytes must be positive, but got 0"),
+    ],
+    "nonsense": [(1, "nonsense")],
+}
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), [(n, v, s) for n, bad in BAD_OPTIONS.items() for v, s in bad])
+def test_bad_options_get_a_sentence(put, name, value, sentence, tmp_path):
+    for place in (url("s3", "plain/content.bin"), url("s3", "plain/*"), "http://127.0.0.1:9/x"):
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            BagzDataSource(place, storage_options={"cache_dir": tmp_path, name: value})
+
+
 # Other stores.
 
 

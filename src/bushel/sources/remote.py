@@ -22,7 +22,7 @@ from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.sources import cache
 from bushel.sources.needs import package
-from bushel.sources.stores import File, Options, local
+from bushel.sources.stores import File, Options, is_url, local
 
 _WEB = ("http", "https")
 _OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", *_WEB}
@@ -31,6 +31,7 @@ _WHOLE = re.compile(r"\?|//|%2f", re.IGNORECASE)
 _HEADLESS = re.compile(r"status code: (403|405|501)")
 """How web servers answer that tell nothing about a file without sending it; signed addresses are for GET alone."""
 _OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
+_LONGEST_S = 1_000_000
 _MERGE_BYTES = 64 * 1024
 """Ranges nearer than this are one request: a gap costs less than a round trip."""
 _AT_A_TIME = 10
@@ -41,14 +42,28 @@ _CALLS = 8
 
 def open_url(url: str, options: Options | None) -> File:
     """An object, read from its store, or from a copy on disk where the options name a `cache_dir`."""
+    settings = _checked(options)
+    file = _opened(url, settings)
+    folder = settings.get("cache_dir")
+    return file if folder is None else cache.kept(file, local(folder), settings.get("cache_bytes"))
+
+
+def _checked(options: Options | None) -> dict[str, Any]:
+    """Options, those that are ours with good values."""
     settings = dict(options or {})
-    folder, limit = settings.get("cache_dir"), settings.get("cache_bytes")
+    checks.not_negative(settings.get("retries", 0), "retries")
+    timeout, folder, limit = (settings.get(name) for name in ("timeout_s", "cache_dir", "cache_bytes"))
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise TypeError(f"timeout_s must be a number of seconds, got {timeout!r} of type {type(timeout).__name__}.")
+    if timeout is not None and not 0 < timeout < _LONGEST_S:
+        raise ValueError(f"timeout_s must be a number of seconds between 0 and {_LONGEST_S:,}, got {timeout}.")
+    if folder is not None and (not isinstance(folder, (str, os.PathLike)) or is_url(folder)):
+        raise ValueError(f"cache_dir must be a local folder, got {folder!r}.")
     if limit is not None:
         checks.positive(limit, "cache_bytes")
         if folder is None:
             raise ValueError(f"cache_bytes={limit} needs a cache_dir to keep the copies in.")
-    file = _opened(url, settings)
-    return file if folder is None else cache.kept(file, local(folder), limit)
+    return settings
 
 
 def _opened(url: str, settings: dict[str, Any]) -> File:
@@ -58,7 +73,7 @@ def _opened(url: str, settings: dict[str, Any]) -> File:
 
 def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     """The URLs of objects whose names begin with a prefix; those in folders below its own only if `deep`."""
-    settings = dict(options or {})
+    settings = _checked(options)
     scheme, _, rest = prefix.partition("://")
     if scheme not in _OBJECT_STORES:
         system = _fsspec(prefix, settings)
@@ -139,8 +154,13 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
     # Whoever names an endpoint with http:// means it; without one, all addresses are https.
     client = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
     if root.startswith(_WEB):
+        if settings:
+            raise ValueError(f"{root}: a web server takes no options of its own, got {', '.join(settings)}.")
         return obstore.HTTPStore.from_url(root, client_options=client, retry_config=retry)
-    return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
+    try:
+        return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
+    except Exception as error:
+        raise ValueError(f"{root} cannot be opened with these options: {_first_line(error)}") from None
 
 
 @functools.cache
@@ -337,7 +357,7 @@ def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
 def zarr_store(url: str, options: Options | None) -> Any:
     """Everything below a URL as a store of the `zarr` package."""
     storage = package("zarr", "zarr", "Zarr stores").storage
-    settings = dict(options or {})
+    settings = _checked(options)
     if url.partition("://")[0] in _OBJECT_STORES:
         return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
     _fsspec(url, settings)  # for the words where there is no driver
