@@ -64,15 +64,15 @@ class _AnyPosition(Records):
 
     def __init__(self, source: records.RecordSource):
         self._source = source
-        self._read = _hashed(source) if isinstance(source, ArrayRecordDataSource) else _reads(source)
 
     def count(self) -> int:
         return len(self._source)
 
     def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        read = _hashed(self._source) if isinstance(self._source, ArrayRecordDataSource) else _reads(self._source)
         size = 16
         while low < high:
-            block = self._read(low, min(low + size, high))
+            block = read(low, min(low + size, high))
             yield block
             low += len(block)
             size = min(_AT_ONCE, 1 + _AT_ONCE_BYTES * len(block) // (1 + sum(map(len, block))))
@@ -88,13 +88,13 @@ def _reads(source: records.RecordSource) -> Read:
 def _hashed(source: ArrayRecordDataSource) -> Read:
     """Reads that check hashes: by the `array_record` package where it can, since NumPy takes 80 ms for a megabyte."""
     own, (path,) = _reads(source), source.paths
-    try:
-        module = importlib.import_module("array_record.python.array_record_module")
-    except ImportError:
-        return own
     if stores.is_url(path):
         return own
-    reader = module.ArrayRecordReader(path, "readahead_buffer_size:0")
+    try:
+        module = importlib.import_module("array_record.python.array_record_module")
+        reader = module.ArrayRecordReader(path, "readahead_buffer_size:0")
+    except (ImportError, RuntimeError):
+        return own
 
     def read(low: int, high: int) -> list[bytes]:
         try:
