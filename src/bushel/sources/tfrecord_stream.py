@@ -185,6 +185,11 @@ class TFRecordReader(SequentialReader):
     def _damaged(self, what: str, offset: int) -> DamagedFile:
         return DamagedFile(f"{self._name} {what} (at byte {offset}).")
 
+    @property
+    def compressed(self) -> bool:
+        """Whether the file is compressed, so that it can only be read in order."""
+        return self._size is None
+
     def get_state(self) -> dict[str, Any]:
         return {"reader_offset": self._offset()}
 
