@@ -163,11 +163,13 @@ class Web:
     """A web server for some bytes, with ranges, that can be told to fail.
 
     `behave` is called with the number of the request (HEAD requests not counted) and returns "ok", "error" (500),
-    "half" (announces all, sends half), "hang" (answers nothing) or "missing" (404).
+    "half" (announces all, sends half), "hang" (answers nothing) or "missing" (404). HEAD requests are answered with the
+    status `head`. `addresses` are those that were asked for.
     """
 
-    def __init__(self, content, behave=lambda number: "ok", latency_s=0.0):
-        self.content, self.behave, self.latency_s = content, behave, latency_s
+    def __init__(self, content, behave=lambda number: "ok", latency_s=0.0, head=200):
+        self.content, self.behave, self.latency_s, self.head = content, behave, latency_s, head
+        self.addresses = set()
         self.requests = 0
         self.ranges = []
         self._lock = threading.Lock()
@@ -182,9 +184,11 @@ class Web:
                 pass
 
             def do_HEAD(self):
-                self._headers(200, len(web.content))
+                web.addresses.add(self.path)
+                self._headers(web.head, len(web.content))
 
             def do_GET(self):
+                web.addresses.add(self.path)
                 low, high = 0, len(web.content)
                 asked = self.headers.get("Range")
                 if asked:

@@ -1,16 +1,25 @@
 """The command `bushel convert`: between every two formats, in parallel, verified, and whole or not at all."""
 
+import datetime
+import decimal
+import gzip
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import zlib
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from formats import array_record, bag, tfrecord
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from servers import Web
 
 from bushel import cli
 from bushel.sources import (
@@ -31,7 +40,7 @@ def parquet(path, records):
 
 
 WRITERS = {
-    "array_record": array_record("group_size:1"),
+    "array_record": array_record("group_size:1,uncompressed"),
     "tfrecord": tfrecord,
     "bag": bag,
     "bagz": bag,
@@ -73,12 +82,157 @@ def test_the_command_with_two_workers(tmp_path):
     assert list(ArrayRecordDataSource(str(tmp_path / "out-*.array_record"))) == RECORDS
 
 
-def test_rows_of_a_table_become_examples(tmp_path):
-    pq.write_table(pa.table({"x": [1, 2], "text": ["a", "b"], "none": pa.array([None, 1.5])}), tmp_path / "in.parquet")
-    convert(tmp_path / "in.parquet", tmp_path / "out.bag")
-    first, second = map(decode_example, BagzDataSource(tmp_path / "out.bag"))
-    assert (first["x"].tolist(), first["text"]) == ([1], [b"a"])
-    assert (second["x"].tolist(), second["none"].tolist()) == ([2], [1.5])
+COLUMNS = {
+    "id": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "small": (pa.uint8(), st.integers(0, 255)),
+    "large": (pa.uint64(), st.integers(0, 2**63 - 1)),
+    "flag": (pa.bool_(), st.booleans()),
+    "score": (pa.float32(), st.floats(width=32, allow_nan=False)),
+    "wide": (pa.float64(), st.floats(width=32, allow_nan=False)),
+    "text": (pa.string(), st.text(max_size=3)),
+    "raw": (pa.large_binary(), st.binary(max_size=3)),
+    "word": (pa.dictionary(pa.int32(), pa.string()), st.sampled_from(["a", "bc"])),
+    "list": (pa.list_(pa.int16()), st.lists(st.integers(-9, 9), max_size=3)),
+    "texts": (pa.list_(pa.string()), st.lists(st.text(max_size=2), max_size=2)),
+    "pair": (pa.list_(pa.float64(), 2), st.lists(st.floats(width=32, allow_nan=False), min_size=2, max_size=2)),
+}
+DTYPES = {
+    "score": "float32",
+    "wide": "float32",
+    "pair": "float32",
+    "text": None,
+    "raw": None,
+    "word": None,
+    "texts": None,
+}
+tables = st.integers(1, 12).flatmap(
+    lambda count: st.fixed_dictionaries(
+        {name: st.lists(st.none() | values, min_size=count, max_size=count) for name, (_, values) in COLUMNS.items()}
+    )
+)
+
+
+@settings(max_examples=30)
+@given(columns=tables, group=st.integers(1, 12))
+def test_rows_of_a_table_become_examples_and_lose_nothing(columns, group, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    table = pa.table({name: pa.array(values, COLUMNS[name][0]) for name, values in columns.items()})
+    pq.write_table(table, folder / "in.parquet", row_group_size=group)
+    convert(folder / "in.parquet", folder / "out.bag")
+    for row, record in zip(table.to_pylist(), BagzDataSource(folder / "out.bag"), strict=True):
+        example = decode_example(record)
+        assert set(example) == {name for name, value in row.items() if value is not None}
+        for name, found in example.items():
+            value = row[name] if isinstance(row[name], list) else [row[name]]
+            dtype = DTYPES.get(name, "int64")
+            assert (dtype is None) == isinstance(found, list)
+            if dtype is None:
+                assert found == [item.encode() if isinstance(item, str) else item for item in value]
+            else:
+                assert (found.dtype, found.tolist()) == (dtype, value)
+
+
+def test_floats_are_rounded_when_told(tmp_path):
+    pq.write_table(pa.table({"x": [[0.5, 0.1], [float("nan")], None, [1e300]]}), tmp_path / "in.parquet")
+    with pytest.raises(
+        ValueError, match=r"'x' holds float64 numbers such as 0\.1, and a .*To round them pass round_fl"
+    ):
+        convert(tmp_path / "in.parquet", tmp_path / "out.bag")
+    assert bushel("convert", tmp_path / "in.parquet", tmp_path / "out.bag", "--round-floats").returncode == 0
+    found = [decode_example(record) for record in BagzDataSource(str(tmp_path / "out-*.bag"))]
+    assert [example["x"].tolist() for example in found if example][::2] == [[0.5, np.float32(0.1)], [np.inf]]
+    assert np.isnan(found[1]["x"]) and found[2] == {}
+
+
+REFUSED = {
+    "date": ([datetime.date(2020, 1, 1)], "is of type date32[day], and a tf.train.Example holds numbers, bytes, text"),
+    "time": ([datetime.datetime(2020, 1, 1)], "is of type timestamp[us]"),
+    "struct": ([{"a": 1}], "is of type struct<a: int64>"),
+    "lists of lists": ([[[1]]], "is of type list<element: list<element: int64>>"),
+    "decimal": ([decimal.Decimal("1.5")], "is of type decimal128(2, 1)"),
+    "nulls in lists": ([[1, 2], [1, None]], "has nulls inside of lists"),
+    "large numbers": (pa.array([2**63, None], pa.uint64()), f"holds {2**63}, and a tf.train.Example has int64"),
+}
+
+
+@pytest.mark.parametrize(("values", "sentence"), REFUSED.values(), ids=REFUSED)
+def test_columns_that_no_example_can_hold(values, sentence, tmp_path, capsys):
+    pq.write_table(pa.table({"good": list(range(len(values))), "bad": values}), tmp_path / "in.parquet")
+    assert cli.main(["convert", f"{tmp_path}/in.parquet", f"{tmp_path}/out.bag", "--workers", "1"]) == 1
+    assert f"bushel: {tmp_path}/in.parquet: column 'bad' {sentence}" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.parquet"]
+
+
+def test_a_column_of_records_alone(tmp_path, capsys):
+    pq.write_table(pa.table({"record": ["text", "\u00fc"]}), tmp_path / "text.parquet")
+    convert(tmp_path / "text.parquet", tmp_path / "text.bag")
+    assert list(BagzDataSource(tmp_path / "text.bag")) == [b"text", "\u00fc".encode()]
+    pq.write_table(pa.table({"record": [7]}), tmp_path / "number.parquet")
+    convert(tmp_path / "number.parquet", tmp_path / "number.bag")
+    assert decode_example(BagzDataSource(tmp_path / "number.bag")[0])["record"].tolist() == [7]
+    pq.write_table(pa.table({"record": [b"1", b"2", None]}), tmp_path / "null.parquet", row_group_size=2)
+    with pytest.raises(ValueError, match=r"null\.parquet: column 'record' is null in row 2"):
+        convert(tmp_path / "null.parquet", tmp_path / "null.bag")
+
+
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.tfrecord.gz", "x.tfrec", "x.tfrecords", "x.tfrecord-00000-of-00001"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zlib.compress])
+def test_tfrecord_files_by_any_name_and_compressed(pack, name, tmp_path):
+    tfrecord(tmp_path / "plain", RECORDS)
+    (tmp_path / name).write_bytes(pack((tmp_path / "plain").read_bytes()))
+    made = convert(tmp_path / name, tmp_path / "out.bag", shards=3)
+    assert [record for path in made for record in BagzDataSource(path)] == RECORDS
+
+
+def test_a_format_that_the_name_does_not_say(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tfrecord(tmp_path / "data", RECORDS)
+    assert cli.main(["convert", "data", "out.bag", "--workers", "1"]) == 1
+    assert "data cannot be read: its name should end in one of .array_record" in capsys.readouterr().err
+    assert cli.main(["convert", "data", "out.bag", "--workers", "1", "--from", "tfrecord"]) == 0
+    assert list(BagzDataSource("out.bag")) == RECORDS
+    assert cli.main(["convert", "data", "out.bag", "--from", "zip"]) == 1
+    assert "source_format must be one of array_record, tfrecord, bag" in capsys.readouterr().err
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(b"1"))
+    assert cli.main(["convert", "x.jsonl.gz", "out.bag"]) == 1
+    assert "x.jsonl.gz cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of", [*WRITERS, "tfrecord.gz"])
+def test_a_part_of_a_file(of, tmp_path):
+    WRITERS[of.removesuffix(".gz")](tmp_path / f"in.{of}", RECORDS)
+    if of.endswith(".gz"):
+        (tmp_path / f"in.{of}").write_bytes(gzip.compress((tmp_path / f"in.{of}").read_bytes()))
+    sources = [f"{tmp_path}/in.{of}[30:130]", f"{tmp_path}/in.{of}", f"{tmp_path}/in.{of}[7:7]"]
+    made = convert(sources, tmp_path / "out.bag", shards=3)
+    assert [record for path in made for record in BagzDataSource(path)] == RECORDS[30:130] + RECORDS
+    with pytest.raises(ValueError, match=rf"in\.{of} has 250 records; there is no part \[5:251\] of it"):
+        convert(f"{tmp_path}/in.{of}[5:251]", tmp_path / "out.bag")
+
+
+def test_a_worker_that_was_killed_is_an_error(tmp_path):
+    bag(tmp_path / "in.bag", [bytes(50_000)] * 2_000)
+
+    def kill(done, total):
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    with pytest.raises(ChildProcessError, match="One of 2 worker processes ended by itself"):
+        convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, report=kill)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]
+
+
+def test_sources_behind_urls_with_options(tmp_path, capsys):
+    bag(tmp_path / "in.bag", RECORDS)
+    with Web((tmp_path / "in.bag").read_bytes()) as web:
+        words = ["convert", f"{web.url}/in.bag", f"{tmp_path}/out.bag", "--workers", "1", "--overwrite"]
+        assert cli.main([*words, "--option", f"cache_dir={tmp_path}/copies", "--option", "timeout_s=5"]) == 0
+        assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
+        assert len(list(tmp_path.glob("copies/*.copy"))) == 1
+        assert cli.main([*words, "--option", "cache_bytes=0"]) == 1
+        assert "cache_bytes must be positive" in capsys.readouterr().err
+        assert cli.main([*words, "--option", "retries"]) == 1
+        assert "--option takes NAME=VALUE" in capsys.readouterr().err
 
 
 def test_lines_of_text_become_records(tmp_path):
@@ -98,18 +252,35 @@ def test_what_is_there_stays_unless_told(tmp_path):
     assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
 
 
-def test_a_damaged_source_makes_no_file(tmp_path):
-    tfrecord(tmp_path / "in.tfrecord", RECORDS)
-    content = bytearray((tmp_path / "in.tfrecord").read_bytes())
-    content[len(content) // 2] ^= 1
-    (tmp_path / "in.tfrecord").write_bytes(content)
-    with pytest.raises(DamagedFile, match=r"in\.tfrecord"):
-        convert(tmp_path / "in.tfrecord", tmp_path / "out.bag")
-    assert [path.name for path in tmp_path.iterdir()] == ["in.tfrecord"]
-    done = bushel("convert", tmp_path / "in.tfrecord", tmp_path / "out.bag", "--workers", 2)
+@pytest.mark.parametrize("of", ["tfrecord", "array_record", "array_record without its package"])
+def test_a_damaged_source_makes_no_file(of, tmp_path, monkeypatch):
+    """A flipped bit of a record, in a format that has checksums: it must not get a new checksum that fits."""
+    of, without, _ = of.partition(" without")
+    if without:
+        monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    name = f"in.{of}"
+    WRITERS[of](tmp_path / name, [b"record %d " % number * 20 for number in range(250)])
+    content = bytearray((tmp_path / name).read_bytes())
+    content[content.find(b"record 120 ")] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DamagedFile, match=rf"in\.{of}: record 120 is damaged"):
+        convert(tmp_path / name, tmp_path / "out.bag")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    done = bushel("convert", tmp_path / name, tmp_path / "out.bag", "--workers", 2)
     assert done.returncode == 1
-    assert "in.tfrecord" in done.stderr and "Traceback" not in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["in.tfrecord"]
+    assert name in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_targets_are_local(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    bag(tmp_path / "in.bag", RECORDS)
+    assert convert("in.bag", f"file://{tmp_path}/one.bag") == [f"{tmp_path}/one.bag"]
+    assert convert("in.bag", "~/two.bag") == [f"{tmp_path}/home/two.bag"]
+    with pytest.raises(ValueError, match=r"s3://bucket/x\.bag cannot be written: convert makes local files"):
+        convert("in.bag", "s3://bucket/x.bag")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "in.bag", "one.bag"]
 
 
 def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):

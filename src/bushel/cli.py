@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import time
 import traceback
 import types
 from collections.abc import Sequence
+from typing import Any
 
 from bushel.base import alias
 
@@ -25,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bushel: interrupted.", file=sys.stderr)
         return 130
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:
         print(f"bushel: {error}", file=sys.stderr)
         return 1
 
@@ -39,10 +41,15 @@ def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("source", nargs="+", help="files, patterns or URLs")
     parser.add_argument("target", help="the file to make, for example train.array_record")
+    parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="of sources whose names do not say it")
     parser.add_argument("--shards", type=int, help="how many files to make (default: one per worker)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--no-verify", action="store_true", help="do not read back what was written")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--round-floats", action="store_true", help="float64 columns of Parquet files become float32")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the store where the sources lie"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_convert)
 
@@ -54,16 +61,30 @@ def _convert(options: argparse.Namespace) -> int:
     made = convert(
         options.source,
         options.target,
+        source_format=options.source_format,
         shards=options.shards,
         workers=options.workers,
         verify=not options.no_verify,
         overwrite=options.overwrite,
+        round_floats=options.round_floats,
+        storage_options=dict(map(_setting, options.option)),
         report=progress,
     )
     progress.end()
     size = sum(os.path.getsize(path) for path in made)
     print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE; a value that is JSON (a number, true) counts as that, any other as text."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--option takes NAME=VALUE, for example --option region=us-east-1, got {text!r}.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 class Progress:

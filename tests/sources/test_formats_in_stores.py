@@ -55,7 +55,7 @@ class Format:
     """How its own library writes it, how we open what lies in a folder, and what we must then read."""
 
     write: Callable[[Path], Any]
-    open: Callable[[str], Any]
+    open: Callable[..., Any]
     expected: Callable[[str], list[Any]]
 
 
@@ -66,7 +66,11 @@ def records(name: str) -> Format:
         for part in range(2):
             written(folder, name, RECORDS[part::2], f"part-{part}")
 
-    return Format(write, lambda base: opened(name, f"{base}/part-*.{ending}"), lambda _: RECORDS[0::2] + RECORDS[1::2])
+    return Format(
+        write,
+        lambda base, **options: opened(name, f"{base}/part-*.{ending}", **options),
+        lambda _: RECORDS[0::2] + RECORDS[1::2],
+    )
 
 
 def stream(folder: Path) -> None:
@@ -125,36 +129,40 @@ def table_rows(_: str) -> list[Any]:
 
 
 CASES = {name: records(name) for name in FORMATS} | {
-    "tfrecord in order": Format(stream, lambda base: TFRecordIterDataset(f"{base}/x.tfrecord"), lambda _: RECORDS),
-    "tfrecord gzip": Format(stream, lambda base: TFRecordIterDataset(f"{base}/x.tfrecord.gz"), lambda _: RECORDS),
+    "tfrecord in order": Format(
+        stream, lambda base, **options: TFRecordIterDataset(f"{base}/x.tfrecord", **options), lambda _: RECORDS
+    ),
+    "tfrecord gzip": Format(
+        stream, lambda base, **options: TFRecordIterDataset(f"{base}/x.tfrecord.gz", **options), lambda _: RECORDS
+    ),
     "parquet": Format(
         lambda folder: pq.write_table(table(), folder / "x.parquet", row_group_size=10),
-        lambda base: ParquetDataSource(f"{base}/x.parquet"),
+        lambda base, **options: ParquetDataSource(f"{base}/x.parquet", **options),
         table_rows,
     ),
     "parquet in order": Format(
         lambda folder: pq.write_table(table(), folder / "x.parquet", row_group_size=10),
-        lambda base: ParquetIterDataset(f"{base}/x.parquet"),
+        lambda base, **options: ParquetIterDataset(f"{base}/x.parquet", **options),
         table_rows,
     ),
-    "arrow": Format(arrow, lambda base: ArrowDataSource(f"{base}/*.arrow"), table_rows),
+    "arrow": Format(arrow, lambda base, **options: ArrowDataSource(f"{base}/*.arrow", **options), table_rows),
     "npy": Format(
         lambda folder: np.save(folder / "x.npy", ARRAYS["x"]),
-        lambda base: ArrayDataSource(load_arrays(f"{base}/x.npy")),
+        lambda base, **options: ArrayDataSource(load_arrays(f"{base}/x.npy", **options)),
         lambda _: list(ARRAYS["x"]),
     ),
     "npz": Format(
         lambda folder: np.savez(folder / "x.npz", **ARRAYS),
-        lambda base: ArrayDataSource(load_arrays(f"{base}/x.npz")),
+        lambda base, **options: ArrayDataSource(load_arrays(f"{base}/x.npz", **options)),
         lambda _: ROWS,
     ),
     "safetensors": Format(
         lambda folder: safetensors.numpy.save_file(ARRAYS, folder / "x.safetensors"),
-        lambda base: ArrayDataSource(load_arrays(f"{base}/x.safetensors")),
+        lambda base, **options: ArrayDataSource(load_arrays(f"{base}/x.safetensors", **options)),
         lambda _: ROWS,
     ),
-    "hdf5": Format(hdf5, lambda base: HDF5DataSource(f"{base}/x.hdf5"), lambda _: ROWS),
-    "zarr": Format(zarr_group, lambda base: ZarrDataSource(f"{base}/x.zarr"), lambda _: ROWS),
+    "hdf5": Format(hdf5, lambda base, **options: HDF5DataSource(f"{base}/x.hdf5", **options), lambda _: ROWS),
+    "zarr": Format(zarr_group, lambda base, **options: ZarrDataSource(f"{base}/x.zarr", **options), lambda _: ROWS),
     "lance": Format(
         lambda folder: lance.write_dataset(table(), str(folder / "x.lance")),
         lambda base: LanceDataSource(f"{base}/x.lance", storage_options={"allow_http": "true"}),
@@ -162,20 +170,20 @@ CASES = {name: records(name) for name in FORMATS} | {
     ),
     "webdataset": Format(
         tar,
-        lambda base: WebDatasetIterDataset(f"{base}/x.tar"),
+        lambda base, **options: WebDatasetIterDataset(f"{base}/x.tar", **options),
         lambda _: [{"__key__": f"{number:04d}", "bin": record} for number, record in enumerate(RECORDS)],
     ),
     "tfds": Format(
         tfds,
-        lambda base: TFDSDataSource(base, "train"),
+        lambda base, **options: TFDSDataSource(base, "train", **options),
         tfds_rows,
     ),
     "lines": Format(
         lambda folder: (folder / "x.txt").write_text("".join(f"line {number}\n" for number in range(40))),
-        lambda base: LineDataSource(f"{base}/x.txt"),
+        lambda base, **options: LineDataSource(f"{base}/x.txt", **options),
         lambda _: [f"line {number}".encode() for number in range(40)],
     ),
-    "files": Format(files, lambda base: FileDataSource(f"{base}/*.bin"), file_rows),
+    "files": Format(files, lambda base, **options: FileDataSource(f"{base}/*.bin", **options), file_rows),
 }
 
 
@@ -228,6 +236,24 @@ def test_every_format_is_read_from_every_store(stores, scheme, name):
     again = pickle.loads(pickle.dumps(source))
     places = [7, 3, 3, len(expected) - 1]
     assert same([again[place] for place in places], [expected[place] for place in places])
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gcs"])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ("lance", "zarr")])
+def test_every_format_is_read_from_a_copy(stores, scheme, name, tmp_path):
+    """The first time copies are made, the second time they are there; the state is that of the remote files."""
+    case, base = CASES[name], base_of(scheme, name)
+    expected = case.expected(base)
+    for _ in range(2):
+        source = case.open(base, storage_options={"cache_dir": str(tmp_path / "copies")})
+        assert same(list(dataset(source)), expected)
+        assert list(tmp_path.glob("copies/*.copy"))
+    if not isinstance(source, ArrayDataSource):  # which knows its arrays, not their files
+        iterator = iter(dataset(source))
+        next(iterator)
+        remote = iter(dataset(case.open(base)))
+        remote.set_state(iterator.get_state())
+        assert same(list(remote), expected[1:])
 
 
 @schemes

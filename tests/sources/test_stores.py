@@ -1,10 +1,15 @@
 """Files wherever they lie: local, on S3 and GCS servers, behind HTTP, in any fsspec store; and bad servers."""
 
+import concurrent.futures
 import glob
 import os
+import pickle
 import random
+import subprocess
+import sys
 import threading
 import time
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -13,7 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from servers import BUCKET, Web, gcs, s3
 
-from bushel.sources import BagzDataSource, DamagedFile, FixedRecords, stores
+from bushel import MapDataset, MultiprocessingOptions
+from bushel.sources import BagzDataSource, DamagedFile, FileDataSource, FixedRecords, stores
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
@@ -96,10 +102,88 @@ def test_a_copy_on_disk_within_its_limit(put, tmp_path):
     assert first.read(10, 20) == CONTENT[10:30]  # who holds an evicted copy still reads it
     assert stores.open_file(url("s3", "cached/large"), limit).size == 2_000_000
     assert sum(copies()) <= limit["cache_bytes"]
-    with pytest.raises(ValueError, match="cache_bytes must be positive, got 0"):
+    with pytest.raises(ValueError, match="cache_bytes must be positive, but got 0"):
         stores.open_file(url("s3", "cached/one"), limit | {"cache_bytes": 0})
     with pytest.raises(ValueError, match="cache_bytes=5 needs a cache_dir"):
         stores.open_file(url("s3", "cached/one"), {"cache_bytes": 5})
+
+
+def endings(folder):
+    return sorted(os.path.splitext(path)[1] for path in glob.glob(f"{folder}/*"))
+
+
+def small_bags(put, folder, count):
+    """Files of one record each, as a pattern and the records."""
+    records = [f"record {number:03d}".encode() for number in range(count)]
+    for number, record in enumerate(records):
+        put(f"{folder.name}/{number:03d}.bag", written(folder, "bag", [record]).read_bytes())
+    return url("s3", f"{folder.name}/*.bag"), records
+
+
+def test_a_cache_smaller_than_the_data(put, tmp_path, monkeypatch):
+    """Copies and descriptors go all the time; nobody who reads sees it."""
+    monkeypatch.setattr(stores, "_OPEN_AT_ONCE", 4)
+    pattern, records = small_bags(put, tmp_path, 40)
+    limit = 3 * written(tmp_path, "bag", records[:1]).stat().st_size
+    options = {"cache_dir": str(tmp_path / "copies"), "cache_bytes": limit}
+
+    def fits():
+        return 0 < sum(path.stat().st_size for path in tmp_path.glob("copies/*")) <= limit
+
+    source = BagzDataSource(pattern, storage_options=options)
+    assert fits()
+    assert list(source) == source.__getitems__(range(40)) == records
+    rows = np.empty((40, 10), np.uint8)
+    source.read_into(range(40), rows)
+    assert [row.tobytes() for row in rows] == records
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(source.__getitem__, list(range(40)) * 4)) == records * 4
+    source.close()
+    assert list(source) == list(pickle.loads(pickle.dumps(source))) == records
+    workers = MapDataset.source(source).to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=2))
+    with iter(workers) as iterator:
+        assert list(iterator) == records
+    assert fits()
+
+
+@pytest.mark.parametrize("room", [None, 3])
+def test_a_copy_is_fetched_once_however_many_ask(room, tmp_path):
+    with Web(CONTENT, latency_s=0.1) as web:
+        options = {"cache_dir": str(tmp_path)} | ({"cache_bytes": room * len(CONTENT)} if room else {})
+        names = [f"{web.url}/{number}" for number in range(4)] * 4
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            files = list(pool.map(lambda name: stores.open_file(name, options), names))
+        assert [file.read(7, 9) for file in files] == [CONTENT[7:16]] * 16
+        assert endings(tmp_path) == [".copy"] * (room or 4)
+        assert room or web.requests == 4
+        requests = web.requests
+        stores.fingerprint(names, options)
+        assert web.requests == requests  # what a file is can be told without a copy
+
+
+def test_what_a_killed_process_has_begun_to_copy_is_no_copy(tmp_path):
+    program = "import sys; from bushel.sources import stores; stores.open_file(sys.argv[1], {'cache_dir': sys.argv[2]})"
+    with Web(CONTENT, lambda number: "hang" if number == 0 else "ok") as web:
+        child = subprocess.Popen([sys.executable, "-c", program, f"{web.url}/x", str(tmp_path)])
+        while not web.requests:
+            time.sleep(0.01)
+        assert endings(tmp_path) == [".part"]
+        child.kill()
+        child.wait()
+        options = {"cache_dir": str(tmp_path), "cache_bytes": len(CONTENT)}
+        assert stores.open_file(f"{web.url}/x", options).read(0, 9) == CONTENT[:9]
+        assert endings(tmp_path) == [".copy"]
+
+
+def test_a_copy_that_was_cut_is_named_after_its_file(put, tmp_path):
+    put("plain/cut.bag", written(tmp_path, "bag", RECORDS).read_bytes())
+    source = BagzDataSource(url("s3", "plain/cut.bag"), storage_options={"cache_dir": str(tmp_path)})
+    (copy,) = tmp_path.glob("*.copy")
+    os.truncate(copy, 10)
+    with pytest.raises(DamagedFile, match=rf"s3://bushels/plain/cut\.bag \(its copy {copy}\) ended early"):
+        source[5]
+    source.close()
+    assert source[5] == RECORDS[5]  # opened again: the copy is made anew
 
 
 # Patterns: those of a store mean what they mean on disk.
@@ -137,6 +221,54 @@ def test_records_behind_http(tmp_path):
         assert source.__getitems__([3, 40, 7]) == [RECORDS[3], RECORDS[40], RECORDS[7]]
         with pytest.raises(ValueError, match="a web server cannot list its files"):
             BagzDataSource(f"{web.url}/*.bag")
+
+
+ADDRESSES = {
+    "/a%20b.bag": "/a%20b.bag",
+    "/a b.bag": "/a%20b.bag",
+    "/a+b~c.bag": "/a+b~c.bag",
+    "/%C3%BC/x.bag": "/%C3%BC/x.bag",
+    "/x[1].bag": "/x[1].bag",
+    "/x.bag#part": "/x.bag",
+    "/x.bag?sig=a/b%2Fc+d&e=*": "/x.bag?sig=a/b%2Fc+d&e=*",
+    "/a%2Fb//x.bag": "/a%2Fb//x.bag",
+}
+
+
+@pytest.mark.parametrize(("given", "sent"), ADDRESSES.items())
+def test_web_addresses_are_sent_as_they_are(given, sent, tmp_path):
+    with Web(written(tmp_path, "bag", RECORDS).read_bytes()) as web:
+        source = BagzDataSource(f"{web.url}{given}")
+        assert (source[3], web.addresses) == (RECORDS[3], {sent})
+        assert source.versions[0][0][0] == urllib.parse.unquote(sent.partition("?")[0]).rpartition("/")[2]
+
+
+@pytest.mark.parametrize("status", [403, 405, 501])
+def test_a_web_server_that_only_sends_files(status):
+    """Signed addresses are often for GET alone."""
+    with Web(CONTENT, head=status) as web:
+        file = stores.open_file(f"{web.url}/content?signature=1", QUICK)
+        assert (file.size, file.read(5, 20)) == (len(CONTENT), CONTENT[5:25])
+    with Web(CONTENT, lambda number: "missing", head=status) as web, pytest.raises(FileNotFoundError):
+        stores.open_file(f"{web.url}/content", QUICK)
+
+
+@pytest.mark.parametrize("name", ["we#ird", "we ird", "we%20ird", "q?u=1", "\u00fc+x"])
+def test_objects_may_have_any_sign_in_their_names(put, name, tmp_path):
+    put(f"signs/{name}.bag", written(tmp_path, "bag", [name.encode()]).read_bytes())
+    assert list(BagzDataSource(url("s3", f"signs/{name}.bag"))) == [name.encode()]
+    assert name.encode() in list(BagzDataSource(url("s3", "signs/*.bag")))
+
+
+def test_an_object_with_an_empty_part_in_its_name(put, tmp_path):
+    """obstore knows no such names: what lies beside it is found, and the rest is a sentence."""
+    content = written(tmp_path, "bag", [b"x"]).read_bytes()
+    for key in ("empty/1.bag", "empty/2.bag", "empty/folder//3.bag"):
+        put(key, content)
+    assert stores.find(url("s3", "empty/*.bag")) == [url("s3", "empty/1.bag"), url("s3", "empty/2.bag")]
+    for bad in ("empty/**/*.bag", "empty/folder//3.bag"):
+        with pytest.raises(ValueError, match=r"Objects with an empty part \(//\) in their names cannot be read"):
+            BagzDataSource(url("s3", bad))
 
 
 def test_near_ranges_are_one_request():
@@ -202,6 +334,15 @@ def test_many_files_are_asked_together(name, tmp_path):
         assert [row.tobytes() for row in rows.tree] == wanted
 
 
+def test_whole_files_are_asked_together():
+    with Web(CONTENT, latency_s=0.1) as web:
+        ds = MapDataset.source(FileDataSource([f"{web.url}/{number}" for number in range(32)]))
+        begun = time.monotonic()
+        batch = ds.batch(32, batch_fn=list)[0]
+        assert time.monotonic() - begun < 0.1 * 32 / 4
+        assert batch == [{"path": f"{web.url}/{number}", "content": CONTENT} for number in range(32)]
+
+
 def test_one_of_many_requests_that_fails_is_an_error():
     with Web(CONTENT * 8, lambda number: "missing" if number == 30 else "ok") as web:
         file = stores.open_file(f"{web.url}/content", QUICK)
@@ -231,6 +372,32 @@ def test_a_forked_process_says_so_instead_of_waiting():
 def test_options_are_plain():
     with pytest.raises(TypeError, match="Options of a store are plain values"):
         stores.open_file("s3://bucket/key", {"thing": object()})
+
+
+BAD_OPTIONS = {
+    "timeout_s": [("x", "timeout_s must be a number of seconds, got 'x' of type str"), (True, "got True of type bool")]
+    + [(bad, f"timeout_s must be a number of seconds between 0 and 1,000,000, got {bad}") for bad in (0, -1, np.nan)],
+    "retries": [
+        (-1, "retries must be greater than or equal to 0, got -1"),
+        ("3", "retries must be an integer, got '3'"),
+    ],
+    "cache_dir": [
+        (123, "cache_dir must be a local folder, got 123"),
+        ("s3://b/c", "must be a local folder, got 's3://b"),
+    ],
+    "cache_bytes": [
+        ("1GB", "cache_bytes must be an integer, got '1GB'"),
+        (0, "cache_bytes must be positive, but got 0"),
+    ],
+    "nonsense": [(1, "nonsense")],
+}
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), [(n, v, s) for n, bad in BAD_OPTIONS.items() for v, s in bad])
+def test_bad_options_get_a_sentence(put, name, value, sentence, tmp_path):
+    for place in (url("s3", "plain/content.bin"), url("s3", "plain/*"), "http://127.0.0.1:9/x"):
+        with pytest.raises((ValueError, TypeError), match=sentence):
+            BagzDataSource(place, storage_options={"cache_dir": tmp_path, name: value})
 
 
 # Other stores.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
-import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import IO, Any, TypeVar
 
-from bushel.base.errors import DamagedFile
 from bushel.sources.stores import File, LocalFile
 
+T = TypeVar("T")
+
 _PIECE_BYTES = 16 << 20
+_TIME_NS = 0
+"""When a copy was changed: its name tells the content, so that one which was made again is the same file."""
 
 
 def kept(file: File, folder: str, limit_bytes: int | None) -> File:
@@ -21,58 +26,140 @@ def kept(file: File, folder: str, limit_bytes: int | None) -> File:
     Copies that were used longest ago go first when there are more than `limit_bytes`. A file larger than the limit is
     read from where it is.
     """
-    if limit_bytes is not None and limit_bytes <= 0:
-        raise ValueError(f"cache_bytes must be positive, got {limit_bytes}.")
     if limit_bytes is not None and file.size > limit_bytes:
         return file
     os.makedirs(folder, exist_ok=True)
-    digest = hashlib.blake2b(json.dumps([file.name, *file.version()]).encode(), digest_size=16).hexdigest()
-    path = os.path.join(folder, f"{digest}.copy")
-    copy = _found(path, file.size)
-    if copy is None:
-        if limit_bytes is not None:
-            _make_room(folder, limit_bytes - file.size)
-        _fetch(file, path)
-        copy = _found(path, file.size)
-        if copy is None:
-            raise DamagedFile(f"The copy of {file.name} at {path} vanished while it was made. Is the folder in use?")
-    return copy
+    return CachedFile(file, folder, limit_bytes)
 
 
-def _found(path: str, size: int) -> LocalFile | None:
-    try:
-        copy = LocalFile(path)
-    except FileNotFoundError:
-        return None
-    if copy.size != size:
-        os.unlink(path)
-        return None
-    with contextlib.suppress(OSError):  # a folder that may only be read: its copies are good nevertheless
-        os.utime(path, ns=(time.time_ns(), os.stat(path).st_mtime_ns))  # used now, not changed
-    return copy
+class CachedFile(File):
+    """A remote file under its own name and version, read from a copy. A copy that was removed is made again."""
 
+    together = False
 
-def _fetch(file: File, path: str) -> None:
-    part = f"{path}.{os.getpid()}-{threading.get_ident()}.part"
-    try:
-        with open(part, "wb") as out:
-            for start in range(0, file.size, _PIECE_BYTES):
-                out.write(file.read(start, min(_PIECE_BYTES, file.size - start)))
-        os.replace(part, path)
-    except BaseException:
+    def __init__(self, file: File, folder: str, limit_bytes: int | None):
+        self.name, self.size = file.name, file.size
+        self._file, self._folder, self._limit = file, folder, limit_bytes
+        digest = hashlib.blake2b(json.dumps([file.name, *file.version()]).encode(), digest_size=16).hexdigest()
+        self._path = os.path.join(folder, f"{digest}.copy")
+        self._copy = self._made()
+
+    def read(self, start: int, length: int) -> bytes:
+        return self._from_copy(lambda copy: copy.read(start, length))
+
+    def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        return self._from_copy(lambda copy: copy.read_many(starts, lengths))
+
+    def read_into(self, start: int, buffers: Sequence[Any]) -> None:
+        self._from_copy(lambda copy: copy.read_into(start, buffers))
+
+    def version(self) -> list[Any]:
+        return self._file.version()
+
+    def _from_copy(self, read: Callable[[LocalFile], T]) -> T:
+        while True:
+            try:
+                return read(self._copy)
+            except FileNotFoundError:  # it made room for others after its descriptor had been given back
+                self._copy = self._made()
+
+    def _made(self) -> LocalFile:
+        while (copy := self._found()) is None:
+            with self._alone():
+                busy, part = self._reserved()
+            if part is not None:
+                return self._fetched(part)
+            if busy is not None:  # another thread or process makes this copy, or takes the room
+                _wait(busy)
+        return copy
+
+    def _found(self) -> LocalFile | None:
+        with contextlib.suppress(OSError):  # a folder that may only be read: its copies are good nevertheless
+            os.utime(self._path, ns=(time.time_ns(), _TIME_NS))  # used now
+        try:
+            copy = self._opened()
+        except FileNotFoundError:
+            return None
+        if copy.size == self.size:
+            return copy
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
-        raise
+            os.unlink(self._path)
+        return None
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else counts, removes or names files of the folder meanwhile."""
+        with open(os.path.join(self._folder, ".lock"), "wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _reserved(self) -> tuple[str | None, IO[bytes] | None]:
+        """Another's part that must be complete first, or a part of this file's own size to fill; none if it is there.
+
+        Who fills a part holds its lock, so that a part without one is what a killed process left.
+        """
+        if os.path.exists(self._path):
+            return None, None
+        own = f"{self._path}.part"
+        copies: list[tuple[int, int, str]] = []
+        filled: dict[str, int] = {}
+        for entry in os.scandir(self._folder):
+            with contextlib.suppress(FileNotFoundError):
+                if entry.name.endswith(".copy"):
+                    copies.append((entry.stat().st_atime_ns, entry.stat().st_size, entry.path))
+                elif entry.name.endswith(".part") and _is_filled(entry.path):
+                    filled[entry.path] = entry.stat().st_size
+        if own in filled:
+            return own, None
+        if self._limit is not None:
+            room = self._limit - self.size - sum(filled.values())
+            if room < 0:
+                return next(iter(filled)), None
+            _make_room(copies, room)
+        part = open(own, "wb")  # noqa: SIM115
+        fcntl.flock(part, fcntl.LOCK_EX)
+        part.truncate(self.size)
+        return None, part
+
+    def _fetched(self, part: IO[bytes]) -> LocalFile:
+        with part:
+            try:
+                for start in range(0, self.size, _PIECE_BYTES):
+                    part.write(self._file.read(start, min(_PIECE_BYTES, self.size - start)))
+                part.flush()
+                os.utime(part.name, ns=(time.time_ns(), _TIME_NS))
+                with self._alone():
+                    os.replace(part.name, self._path)
+                    return self._opened()
+            except BaseException:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(part.name)
+                raise
+            finally:
+                fcntl.flock(part, fcntl.LOCK_UN)  # also for a process that was forked meanwhile
+
+    def _opened(self) -> LocalFile:
+        return LocalFile(self._path, f"{self.name} (its copy {self._path})")
 
 
-def _make_room(folder: str, room_bytes: int) -> None:
+def _is_filled(path: str) -> bool:
+    """Whether somebody is filling a part. One that was left behind is removed."""
+    with open(path, "rb") as part:
+        try:
+            fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    os.unlink(path)
+    return False
+
+
+def _wait(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as part:
+        fcntl.flock(part, fcntl.LOCK_SH)
+
+
+def _make_room(copies: list[tuple[int, int, str]], room_bytes: int) -> None:
     """Removes the copies that were used longest ago until the rest fit into `room_bytes`."""
-    copies = []
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):
-            if entry.name.endswith(".copy"):
-                stat = entry.stat()
-                copies.append((stat.st_atime_ns, stat.st_size, entry.path))
     total = sum(size for _, size, _ in copies)
     for _, size, path in sorted(copies):
         if total <= room_bytes:

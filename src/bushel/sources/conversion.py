@@ -5,37 +5,34 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import importlib
 import multiprocessing
 import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol
 
 import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores, writers
+from bushel.sources import records, stores, writers
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
-from bushel.sources.example import encode_example
 from bushel.sources.lines import LineDataSource
-from bushel.sources.parquet import ParquetDataSource
-from bushel.sources.stores import Path
+from bushel.sources.parquet_records import ParquetRecords
+from bushel.sources.stores import Options, Path
 from bushel.sources.tfrecord import TFRecordDataSource
+from bushel.sources.tfrecord_stream import TFRecordStream
 
-_BLOCK = 64
-_READERS: dict[str, Callable[..., Any]] = {
-    "array_record": lambda paths: ArrayRecordDataSource(paths),
-    "tfrecord": lambda paths: TFRecordDataSource(paths),
-    "bag": lambda paths: BagzDataSource(paths, compressed=False),
-    "bagz": lambda paths: BagzDataSource(paths, compressed=True),
-    "parquet": lambda paths: ParquetRecords(paths),
-    "jsonl": lambda paths: LineDataSource(paths),
-    "txt": lambda paths: LineDataSource(paths),
-}
+_AT_ONCE = 512
+_AT_ONCE_BYTES = 16 << 20
+_FILES_AT_ONCE = 16
+_ENDING = re.compile(r"\.([a-z_0-9]+)(?:-\d+-of-\d+)?(\.gz)?$")
+_SAME = {"tfrecords": "tfrecord", "tfrec": "tfrecord"}
 _WRITERS: dict[str, tuple[Callable[[str, bool], writers.Writer], bool]] = {
     "array_record": (writers.ArrayRecordWriter, True),
     "tfrecord": (writers.TFRecordWriter, False),
@@ -43,82 +40,191 @@ _WRITERS: dict[str, tuple[Callable[[str, bool], writers.Writer], bool]] = {
     "bagz": (writers.BagWriter, True),
     "parquet": (writers.ParquetWriter, True),
 }
-_ENDING = re.compile(r"\.([a-z_0-9]+)(?:-\d+-of-\d+)?$")
+FORMATS = (*_WRITERS, "jsonl", "txt")
+"""What can be read."""
 
 Report = Callable[[int, int], None]
 """Called now and then with how many records are done, and how many there are."""
 
 
-class ParquetRecords:
-    """Rows of Parquet files as records of bytes: a column `record` as it is, other rows as `tf.train.Example`."""
+class Records(Protocol):
+    """The records of one file, as `convert` reads them."""
 
-    def __init__(self, paths: Sequence[str]):
-        self._source = ParquetDataSource(paths)
+    def count(self) -> int:
+        """How many there are."""
+        ...
 
-    def __len__(self) -> int:
+    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        """Records [low, high), some at a time."""
+        ...
+
+
+class _AnyPosition(Records):
+    """Records of a source, as many at a time as fit into some megabytes."""
+
+    def __init__(self, source: records.RecordSource):
+        self._source = source
+
+    def count(self) -> int:
         return len(self._source)
 
-    def __getitems__(self, indices: np.ndarray) -> list[bytes]:
-        block = self._source.__getitems__(indices)
-        rows = block if isinstance(block, list) else block.rows()
-        return [row["record"] if tuple(row) == ("record",) else encode_example(_present(row)) for row in rows]
+    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        read = _hashed(self._source) if isinstance(self._source, ArrayRecordDataSource) else _reads(self._source)
+        size = 16
+        while low < high:
+            block = read(low, min(low + size, high))
+            yield block
+            low += len(block)
+            size = min(_AT_ONCE, 1 + _AT_ONCE_BYTES * len(block) // (1 + sum(map(len, block))))
 
 
-def _present(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if value is not None}
+Read = Callable[[int, int], list[bytes]]
+
+
+def _reads(source: records.RecordSource) -> Read:
+    return lambda low, high: source.__getitems__(np.arange(low, high))
+
+
+def _hashed(source: ArrayRecordDataSource) -> Read:
+    """Reads that check hashes: by the `array_record` package where it can, since NumPy takes 80 ms for a megabyte."""
+    own, (path,) = _reads(source), source.paths
+    if stores.is_url(path):
+        return own
+    try:
+        module = importlib.import_module("array_record.python.array_record_module")
+        reader = module.ArrayRecordReader(path, "readahead_buffer_size:0")
+    except (ImportError, RuntimeError):
+        return own
+
+    def read(low: int, high: int) -> list[bytes]:
+        try:
+            return reader.read(low, high)
+        except Exception:
+            return own(low, high)  # which tells what is damaged
+
+    return read
+
+
+class _InOrder(Records):
+    """Records of a compressed TFRecord file: to count them, or to reach one, those before it are decompressed."""
+
+    def __init__(self, stream: TFRecordStream):
+        self._stream = stream
+
+    def count(self) -> int:
+        return sum(len(block) for _, block in self._all())
+
+    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        for place, block in self._all():
+            if place + len(block) > low:
+                yield block[max(low - place, 0) : high - place]
+            if place + len(block) >= high:
+                return
+
+    def _all(self) -> Iterator[tuple[int, list[bytes]]]:
+        reader, place = self._stream.open(), 0
+        while block := reader.read(_AT_ONCE):
+            yield place, block
+            place += len(block)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading:
+    """How files are opened."""
+
+    kind: str
+    options: Options | None = None
+    round_floats: bool = False
+
+    def open(self, path: str) -> Records:
+        if self.kind == "parquet":
+            return ParquetRecords(path, self.options, self.round_floats)
+        if self.kind == "tfrecord":
+            stream = TFRecordStream(path, storage_options=self.options)
+            if stream.open().compressed:
+                return _InOrder(stream)
+        return _AnyPosition(self._source(path))
+
+    def _source(self, path: str) -> records.RecordSource:
+        options = self.options
+        if self.kind == "array_record":
+            return ArrayRecordDataSource(path, verify=True, storage_options=options)
+        if self.kind == "tfrecord":
+            return TFRecordDataSource(path, storage_options=options)
+        if self.kind in ("bag", "bagz"):
+            return BagzDataSource(path, compressed=self.kind == "bagz", storage_options=options)
+        return LineDataSource(path, storage_options=options)
+
+
+Piece = tuple[str, int, int]
+"""Records [low, high) of a file."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What one process does: records [low, high) of the sources into one file."""
+    """What one process does: pieces of the sources into one file."""
 
-    sources: tuple[str, ...]
-    low: int
-    high: int
+    reading: _Reading
+    pieces: tuple[Piece, ...]
     path: str
     kind: str
     verify: bool
+
+    @property
+    def count(self) -> int:
+        return sum(high - low for _, low, high in self.pieces)
 
 
 def convert(
     sources: Path | Sequence[Path],
     target: Path,
     *,
+    source_format: str | None = None,
     shards: int | None = None,
     workers: int = 1,
     verify: bool = True,
     overwrite: bool = False,
+    round_floats: bool = False,
+    storage_options: Options | None = None,
     report: Report | None = None,
 ) -> list[str]:
     """Converts record files; the endings of the names say which formats. Returns the files it has made.
 
     Args:
-      sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files.
-      target: the file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
+      sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files, or "file[3:7]" for a part.
+      target: the local file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
+      source_format: of sources whose names do not say it: "tfrecord", "parquet" and so on.
       shards: how many files; as many as there are workers by default.
       workers: processes that write at the same time. More than one need a main module that can be imported.
       verify: reads back what was written and compares it.
       overwrite: replaces files that are there.
+      round_floats: float64 columns of Parquet files become float32, which is all that `tf.train.Example` has. Without
+        it, numbers that would change are refused.
+      storage_options: of the store where the sources lie.
       report: is told how far it is.
     """
-    found = stores.find(sources)
-    kinds = {_kind(path, _READERS, "read") for path in found}
-    if len(kinds) != 1:
-        raise ValueError(f"The sources are of several formats ({', '.join(sorted(kinds))}): convert them one by one.")
-    text = os.fspath(target)
-    kind = _kind(text, _WRITERS, "written")
+    found = records.shards(sources, storage_options)
+    reading = _Reading(_source_kind([path for path, _, _ in found], source_format), storage_options, round_floats)
+    text = stores.local(target)
+    if stores.is_url(text):
+        raise ValueError(f"{text} cannot be written: convert makes local files. Make one, then copy it to the store.")
+    kind = _kind(text)
+    if kind not in _WRITERS or text.endswith(".gz"):
+        raise ValueError(f"{text} cannot be written: its name should end in {_endings(_WRITERS)}.")
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
-    total = len(_READERS[kinds.pop()](found))
     paths = _shard_names(text, count)
     for path in paths:
         if os.path.exists(path) and not overwrite:
             raise FileExistsError(f"{path} is there already. Pass overwrite=True (--overwrite) to replace it.")
+    ranges = _ranges(found, reading)
+    total = sum(high - low for _, low, high in ranges)
     os.makedirs(os.path.dirname(os.path.abspath(text)), exist_ok=True)
     bounds = np.linspace(0, total, count + 1).astype(int).tolist()
     mark = f".{os.getpid()}-{threading.get_ident()}.part"
     parts = [
-        _Part(tuple(found), low, high, path + mark, kind, verify) for path, low, high in zip(paths, bounds, bounds[1:])
+        _Part(reading, tuple(_pieces(ranges, low, high)), path + mark, kind, verify)
+        for path, low, high in zip(paths, bounds, bounds[1:])
     ]
     try:
         _run(parts, workers, total, report or (lambda done, of: None))
@@ -132,11 +238,51 @@ def convert(
     return paths
 
 
-def _kind(path: str, known: dict[str, Any], what: str) -> str:
-    ending = _ENDING.search(path.rpartition("[")[0] if path.endswith("]") else path)
-    if ending is None or ending.group(1) not in known:
-        raise ValueError(f"{path} cannot be {what}: its name should end in one of {', '.join(f'.{k}' for k in known)}.")
-    return ending.group(1)
+def _kind(path: str) -> str | None:
+    """The format that a name stands for. Of compressed files, TFRecord alone is known."""
+    ending = _ENDING.search(path)
+    kind = _SAME.get(ending.group(1), ending.group(1)) if ending else None
+    return None if ending and ending.group(2) and kind != "tfrecord" else kind
+
+
+def _source_kind(paths: list[str], given: str | None) -> str:
+    if given is not None:
+        if given not in FORMATS:
+            raise ValueError(f"source_format must be one of {', '.join(FORMATS)}, got {given!r}.")
+        return given
+    kinds: set[str] = set()
+    for path in paths:
+        kind = _kind(path)
+        if kind not in FORMATS:
+            raise ValueError(
+                f"{path} cannot be read: its name should end in {_endings(FORMATS)}. If it is such a file, say so with "
+                "source_format (--from)."
+            )
+        kinds.add(kind)
+    if len(kinds) != 1:
+        raise ValueError(f"The sources are of several formats ({', '.join(sorted(kinds))}): convert them one by one.")
+    return kinds.pop()
+
+
+def _endings(formats: Iterable[str]) -> str:
+    return f"one of {', '.join(f'.{name}' for name in formats)}"
+
+
+def _ranges(found: list[records.Shard], reading: _Reading) -> list[Piece]:
+    """The records of each source that are wanted. Their files are counted some at a time."""
+    with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(found))) as pool:
+        counts = list(pool.map(lambda shard: reading.open(shard[0]).count(), found))
+    return [(shard[0], *records.part_of(shard, count)) for shard, count in zip(found, counts)]
+
+
+def _pieces(ranges: list[Piece], low: int, high: int) -> Iterator[Piece]:
+    """Where records [low, high) of all sources lie."""
+    begin = 0
+    for path, start, stop in ranges:
+        first, last = max(low - begin, 0), min(high - begin, stop - start)
+        if first < last:
+            yield path, start + first, start + last
+        begin += stop - start
 
 
 def _shard_names(target: str, count: int) -> list[str]:
@@ -168,6 +314,11 @@ def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
                 for future in ended:
                     future.result()
                 report(int(counter.value), total)
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                f"One of {workers} worker processes ended by itself; the system kills those that need more memory than "
+                "there is. Use fewer workers."
+            ) from None
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -189,33 +340,37 @@ def _counted(part: _Part) -> None:
 
 def _written(part: _Part) -> Iterator[int]:
     """Writes a part, and yields how many records each step wrote."""
-    source = _READERS[_kind(part.sources[0], _READERS, "read")](list(part.sources))
     kind, compress = _WRITERS[part.kind]
     writer = kind(part.path, compress)
-    digest = 0
+    digest = written = 0
     try:
-        for low in range(part.low, part.high, _BLOCK):
-            records = source.__getitems__(np.arange(low, min(low + _BLOCK, part.high)))
-            for record in records:
-                writer.write(record)
-                digest = _digest(digest, record)
-            yield len(records)
+        for path, low, high in part.pieces:
+            for block in part.reading.open(path).blocks(low, high):
+                for record in block:
+                    writer.write(record)
+                    digest = _digest(digest, record)
+                written += len(block)
+                yield len(block)
     finally:
         writer.close()
+    if written != part.count:
+        raise DamagedFile(
+            f"{part.pieces[0][0]} was changed while it was read: it had other records when it was counted."
+        )
     if part.verify:
         _verify(part, digest)
 
 
 def _verify(part: _Part, digest: int) -> None:
-    again = _READERS[part.kind]([part.path])
-    found = 0
-    for low in range(0, len(again), _BLOCK):
-        for record in again.__getitems__(np.arange(low, min(low + _BLOCK, len(again)))):
+    again = _Reading(part.kind).open(part.path)
+    found, count = 0, again.count()
+    for block in again.blocks(0, count):
+        for record in block:
             found = _digest(found, record)
-    if len(again) != part.high - part.low or found != digest:
+    if count != part.count or found != digest:
         raise DamagedFile(
-            f"{part.path}: what was written is not what was read back: {part.high - part.low} records, then "
-            f"{len(again)}. Is the disk full, or failing?"
+            f"{part.path}: what was written is not what was read back: {part.count} records, then {count}. Is the disk "
+            "full, or failing?"
         )
 
 

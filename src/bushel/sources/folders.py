@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from bushel.base import checks
 from bushel.sources import stores
+from bushel.sources.records import together
 from bushel.sources.stores import Options
 
 
@@ -35,7 +39,14 @@ class FileDataSource:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        path = self._paths[checks.integer(index, "index")]
+        return self._read(self._paths[checks.integer(index, "index")])
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
+        """The files at `indices`: those of a store at the same time, since each of them costs round trips."""
+        paths = [self._paths[index] for index in indices]
+        return list((together if any(map(stores.is_url, paths)) else map)(self._read, paths))
+
+    def _read(self, path: str) -> dict[str, Any]:
         file = stores.open_file(path, self._options)
         return {"path": path, "content": file.read(0, file.size)}
 

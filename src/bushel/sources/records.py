@@ -9,9 +9,9 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.stores import File, Options
+
+T = TypeVar("T")
 
 _FILES_AT_ONCE = 16
 _SLICE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
@@ -61,13 +63,13 @@ class RecordSource(abc.ABC):
 
     def __init__(self, paths: Any, storage_options: Options | None = None):
         self._options = dict(storage_options or {})
-        self._shards = _shards(paths, self._options)
+        self._shards = shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._remote = any(map(stores.is_url, self._paths)) and "cache_dir" not in self._options
         self._forget()
         counts = self._counted()
-        bounds = [_bounds(shard, count) for shard, count in zip(self._shards, counts)]
+        bounds = [part_of(shard, count) for shard, count in zip(self._shards, counts)]
         self._totals = counts  # what each file held when the source was made
         self._starts = np.array([start for start, _ in bounds], np.int64)
         self._ends = np.cumsum([stop - start for start, stop in bounds])
@@ -157,7 +159,7 @@ class RecordSource(abc.ABC):
         found: list[Any] = [None] * len(places)
         numbers, positions, rows = zip(*self._by_file(places)) if len(places) else ((), (), ())
         # Where a read costs a round trip, all files are read at once.
-        several = _threads(os.getpid()).map if self._remote and len(numbers) > 1 else map
+        several = together if self._remote and len(numbers) > 1 else map
         for where, records in zip(rows, several(self._read_many, numbers, positions)):
             for row, record in zip(where.tolist(), records):
                 found[row] = record
@@ -234,6 +236,11 @@ class RecordSource(abc.ABC):
         return f"{type(self).__name__}({os.path.basename(self._paths[0])}{more}: {self._length} records)"
 
 
+def together(read: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
+    """As `map`, for reads that cost round trips: those of up to 16 files at the same time."""
+    return _threads(os.getpid()).map(read, *arguments)
+
+
 @functools.cache
 def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
     """Threads of this process: those of the one it was forked from are not there."""
@@ -244,7 +251,7 @@ def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
 Shard = tuple[str, int, int | None]
 
 
-def _shards(paths: Any, options: Options) -> list[Shard]:
+def shards(paths: Any, options: Options | None) -> list[Shard]:
     """Paths, patterns, "file[3:7]" and TFDS's file instructions as (path, start, stop)."""
     if isinstance(paths, (str, os.PathLike)) or _instruction(paths):
         paths = [paths]
@@ -267,7 +274,8 @@ def _instruction(path: Any) -> bool:
     return all(hasattr(path, name) for name in ("filename", "skip", "take"))
 
 
-def _bounds(shard: Shard, count: int) -> tuple[int, int]:
+def part_of(shard: Shard, count: int) -> tuple[int, int]:
+    """The records that are meant, of a file with `count`."""
     path, start, stop = shard
     stop = count if stop is None else stop
     if not 0 <= start <= stop <= count:

@@ -11,19 +11,27 @@ import datetime
 import functools
 import json
 import os
+import re
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.sources import cache
 from bushel.sources.needs import package
-from bushel.sources.stores import File, Options
+from bushel.sources.stores import File, Options, is_url, local
 
-_OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", "http", "https"}
+_WEB = ("http", "https")
+_OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", *_WEB}
+_WHOLE = re.compile(r"\?|//|%2f", re.IGNORECASE)
+"""What a web address has that the name of an object cannot say."""
+_HEADLESS = re.compile(r"status code: (403|405|501)")
+"""How web servers answer that tell nothing about a file without sending it; signed addresses are for GET alone."""
 _OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
+_LONGEST_S = 1_000_000
 _MERGE_BYTES = 64 * 1024
 """Ranges nearer than this are one request: a gap costs less than a round trip."""
 _AT_A_TIME = 10
@@ -34,14 +42,28 @@ _CALLS = 8
 
 def open_url(url: str, options: Options | None) -> File:
     """An object, read from its store, or from a copy on disk where the options name a `cache_dir`."""
-    settings = dict(options or {})
-    folder, limit = settings.get("cache_dir"), settings.get("cache_bytes")
+    settings = _checked(options)
     file = _opened(url, settings)
-    if folder is None:
-        if limit is not None:
+    folder = settings.get("cache_dir")
+    return file if folder is None else cache.kept(file, local(folder), settings.get("cache_bytes"))
+
+
+def _checked(options: Options | None) -> dict[str, Any]:
+    """Options, those that are ours with good values."""
+    settings = dict(options or {})
+    checks.not_negative(settings.get("retries", 0), "retries")
+    timeout, folder, limit = (settings.get(name) for name in ("timeout_s", "cache_dir", "cache_bytes"))
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        raise TypeError(f"timeout_s must be a number of seconds, got {timeout!r} of type {type(timeout).__name__}.")
+    if timeout is not None and not 0 < timeout < _LONGEST_S:
+        raise ValueError(f"timeout_s must be a number of seconds between 0 and {_LONGEST_S:,}, got {timeout}.")
+    if folder is not None and (not isinstance(folder, (str, os.PathLike)) or is_url(folder)):
+        raise ValueError(f"cache_dir must be a local folder, got {folder!r}.")
+    if limit is not None:
+        checks.positive(limit, "cache_bytes")
+        if folder is None:
             raise ValueError(f"cache_bytes={limit} needs a cache_dir to keep the copies in.")
-        return file
-    return cache.kept(file, folder, limit)
+    return settings
 
 
 def _opened(url: str, settings: dict[str, Any]) -> File:
@@ -49,28 +71,40 @@ def _opened(url: str, settings: dict[str, Any]) -> File:
     return _Object(url, settings) if scheme in _OBJECT_STORES else _FsspecFile(url, settings)
 
 
-def listed(prefix: str, options: Options | None) -> list[str]:
-    """The URLs of all objects below a prefix."""
-    settings = dict(options or {})
+def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
+    """The URLs of objects whose names begin with a prefix; those in folders below its own only if `deep`."""
+    settings = _checked(options)
     scheme, _, rest = prefix.partition("://")
     if scheme not in _OBJECT_STORES:
         system = _fsspec(prefix, settings)
         folder = rest.rpartition("/")[0]
         return [f"{scheme}://{path.lstrip('/')}" for path in system.find(folder) if path.lstrip("/").startswith(rest)]
-    if scheme in ("http", "https"):
+    if scheme in _WEB:
         raise ValueError(f"{prefix}*: a web server cannot list its files. Name each of them.")
     root, key = _split(prefix)
-    folder = key.rpartition("/")[0]  # stores list whole folders
+    folder = key.rpartition("/")[0] or None  # stores list whole folders
     store = _store(root, _frozen(settings))
-    pages = _attempts(lambda: list(store.list(prefix=folder or None)), prefix)
-    return [f"{root}/{entry['path']}" for page in pages for entry in page]
+    if deep:
+        entries = _attempts(lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix)
+    else:
+        entries = _attempts(lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix)
+    return [f"{root}/{entry['path']}" for entry in entries]
 
 
 def _split(url: str) -> tuple[str, str]:
-    """A URL as its store and the name of an object in it."""
-    parts = urllib.parse.urlsplit(url)
-    key = parts.path.lstrip("/")
-    return f"{parts.scheme}://{parts.netloc}", key + (f"?{parts.query}" if parts.query else "")
+    """A URL as its store and the name of an object in it.
+
+    Names of objects may hold any sign. Of web addresses the path is decoded, as stores encode it again; where that
+    would not give it back, or a query follows, the address itself is the store, and the name empty.
+    """
+    scheme, _, rest = url.partition("://")
+    host, _, key = rest.partition("/")
+    if scheme in _WEB:
+        key = key.partition("#")[0]
+        if _WHOLE.search(key):
+            return f"{scheme}://{host}/{key}", ""
+        key = urllib.parse.unquote(key)
+    return f"{scheme}://{host}", key
 
 
 def _frozen(settings: dict[str, Any]) -> str:
@@ -119,9 +153,14 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
     connect = min(timeout, datetime.timedelta(seconds=10))
     # Whoever names an endpoint with http:// means it; without one, all addresses are https.
     client = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
-    if root.startswith(("http://", "https://")):
+    if root.startswith(_WEB):
+        if settings:
+            raise ValueError(f"{root}: a web server takes no options of its own, got {', '.join(settings)}.")
         return obstore.HTTPStore.from_url(root, client_options=client, retry_config=retry)
-    return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
+    try:
+        return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
+    except Exception as error:
+        raise ValueError(f"{root} cannot be opened with these options: {_first_line(error)}") from None
 
 
 @functools.cache
@@ -142,6 +181,11 @@ def _attempts(request: Any, name: str) -> Any:
         except Exception as error:
             if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
                 raise PermissionError(f"{name} may not be read: {_first_line(error)}") from None
+            if "empty path segment" in str(error):
+                raise ValueError(
+                    f"{name}: {_first_line(error)}. Objects with an empty part (//) in their names cannot be read or "
+                    "listed: rename them, or name a folder without any."
+                ) from None
             if attempt + 1 == _TRIES or "decoding response body" not in str(error):
                 raise OSError(f"{name} could not be read: {_first_line(error)}") from error
     raise AssertionError("unreachable")
@@ -161,10 +205,18 @@ class _Object(File):
         self.name = url
         root, self._key = _split(url)
         self._store = _store(root, _frozen(settings))
-        meta = _attempts(lambda: self._store.head(self._key), url)
+        meta = _attempts(self._head, url)
         self.size = meta["size"]
         modified = meta.get("last_modified")
         self._tag = meta.get("e_tag") or (modified.isoformat() if modified else None)
+
+    def _head(self) -> Any:
+        try:
+            return self._store.head(self._key)
+        except Exception as error:
+            if not self.name.startswith(_WEB) or not _HEADLESS.search(str(error)):
+                raise
+            return self._store.get(self._key, options={"range": (0, 1)}).meta
 
     def read(self, start: int, length: int) -> bytes:
         return self.read_many([start], [length])[0]
@@ -215,7 +267,8 @@ class _Object(File):
         _scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
 
     def version(self) -> list[Any]:
-        return [self._key.rpartition("/")[2], self.size, self._tag]
+        name = self._key or urllib.parse.unquote(urllib.parse.urlsplit(self.name).path)  # a query may change
+        return [name.rpartition("/")[2], self.size, self._tag]
 
 
 def _fsspec(url: str, settings: dict[str, Any]) -> Any:
@@ -304,7 +357,7 @@ def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
 def zarr_store(url: str, options: Options | None) -> Any:
     """Everything below a URL as a store of the `zarr` package."""
     storage = package("zarr", "zarr", "Zarr stores").storage
-    settings = dict(options or {})
+    settings = _checked(options)
     if url.partition("://")[0] in _OBJECT_STORES:
         return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
     _fsspec(url, settings)  # for the words where there is no driver

@@ -89,7 +89,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
         text = local(path)
-        if not _WILD.search(text) or (not is_url(text) and os.path.exists(text)):
+        if _wild(text) < 0 or (not is_url(text) and os.path.exists(text)):
             found.append(text)
             continue
         matches = sorted(_matches(text, options))
@@ -106,10 +106,18 @@ def _matches(pattern: str, options: Options | None) -> list[str]:
         return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     from bushel.sources import remote
 
-    wild = _WILD.search(pattern)
-    assert wild is not None
+    begin = _wild(pattern)
     fits = re.compile(translated(pattern))
-    return [url for url in remote.listed(pattern[: wild.start()], options) if fits.fullmatch(url)]
+    deep = "/" in pattern[begin:] or pattern.endswith("**")
+    return [url for url in remote.listed(pattern[:begin], options, deep=deep) if fits.fullmatch(url)]
+
+
+def _wild(path: str) -> int:
+    """Where a path becomes a pattern; -1 if it is none. In web addresses `?` begins a query, and `[` is a bracket."""
+    if path.startswith(("http://", "https://")):
+        return path.partition("?")[0].find("*")
+    found = _WILD.search(path)
+    return found.start() if found else -1
 
 
 def translated(pattern: str) -> str:
@@ -165,6 +173,7 @@ def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iter
 
 def fingerprint(paths: Iterable[str], options: Options | None = None) -> list[Any]:
     """What tells these files from others, without reading them."""
+    options = {key: value for key, value in (options or {}).items() if not key.startswith("cache_")}  # no copies
     return [open_file(path, options).version() for path in paths]
 
 
@@ -184,15 +193,16 @@ class _Descriptor:
 class LocalFile(File):
     """A file of this machine, read by position, so that threads do not meet.
 
-    Descriptors are few: beyond 256 of them the oldest is given back, and opened again when it is needed.
+    Descriptors are few: beyond 256 of them the oldest is given back, and opened again when it is needed. `name` is what
+    messages call it, its path by default.
     """
 
     together = False
     _open: ClassVar[collections.deque[weakref.ref[LocalFile]]] = collections.deque()
     _lock = threading.Lock()
 
-    def __init__(self, path: str):
-        self.name = path
+    def __init__(self, path: str, name: str | None = None):
+        self.name, self._path = name or path, path
         kind = os.stat(path).st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.")
@@ -215,7 +225,7 @@ class LocalFile(File):
     def _opened(self) -> _Descriptor:
         descriptor = self._descriptor
         if descriptor is None:
-            descriptor = _Descriptor(self.name)
+            descriptor = _Descriptor(self._path)
             facts = os.fstat(descriptor.number)
             if (facts.st_size, facts.st_mtime_ns) != (self.size, self._time):
                 raise DamagedFile(f"{self.name} was changed while it was being read. Open the source again.")

@@ -215,6 +215,11 @@ class TFRecordReader(SequentialReader):
         self._first = None if number is None else number + 1
         return 1
 
+    @property
+    def compressed(self) -> bool:
+        """Whether the file is compressed, so that it can only be read in order."""
+        return self._size is None
+
     def get_state(self) -> dict[str, Any]:
         return {"reader_offset": self._offset()}
 

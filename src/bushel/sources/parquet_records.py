@@ -1,0 +1,111 @@
+"""Rows of a Parquet file as records of bytes: with all that they hold, or refused. For `bushel convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bushel.base.errors import DamagedFile
+from bushel.sources.example import encode_example
+from bushel.sources.needs import package
+from bushel.sources.parquet import group, opened
+from bushel.sources.stores import Options
+
+_ROWS = 64
+_LARGEST = (1 << 63) - 1
+
+
+class ParquetRecords:
+    """A column `record` of bytes or text that is alone as it is; other rows as `tf.train.Example`, nulls left out.
+
+    What a column becomes follows from its type, so that it is the same for all rows and files.
+    """
+
+    def __init__(self, path: str, options: Options | None, round_floats: bool):
+        self._path, self._round = path, round_floats
+        self._file = opened(path, options, {})
+        meta, schema = self._file.metadata, self._file.schema_arrow
+        self._ends = np.cumsum([meta.row_group(number).num_rows for number in range(meta.num_row_groups)], dtype=int)
+        self._dtypes = {field.name: self._dtype(field) for field in schema}
+        self._bare = self._dtypes == {"record": object} and not _is_list(schema.types[0])
+
+    def count(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        """Records [low, high), some at a time."""
+        first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
+        for number in range(first, last + 1) if low < high else ():
+            table = group(self._file, self._path, number, None)
+            end = int(self._ends[number])
+            if table.num_rows != end - (begin := int(self._ends[number - 1]) if number else 0):
+                raise DamagedFile(f"{self._path}: row group {number} holds {table.num_rows} rows, not {end - begin}.")
+            self._check(table, begin)
+            for start in range(max(low, begin), min(high, end), _ROWS):
+                rows = table.slice(start - begin, min(_ROWS, high - start))
+                yield self._records({name: column.to_pylist() for name, column in zip(table.schema.names, rows)})
+
+    def _records(self, columns: dict[str, list[Any]]) -> list[bytes]:
+        if self._bare:
+            return [value.encode() if isinstance(value, str) else value for value in columns["record"]]
+        rows = zip(*columns.values())
+        with np.errstate(over="ignore"):  # where floats are rounded, large ones become infinite
+            return [
+                encode_example(
+                    {name: np.array(v, self._dtypes[name]) for name, v in zip(columns, row) if v is not None}
+                )
+                for row in rows
+            ]
+
+    def _dtype(self, field: Any) -> Any:
+        """What a column is in a `tf.train.Example`: int64, float32, or object for bytes and text."""
+        types = package("pyarrow", "parquet", "Parquet files").types
+        kind = field.type.value_type if _is_list(field.type) else field.type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if types.is_integer(kind) or types.is_boolean(kind):
+            return np.int64
+        if types.is_floating(kind) or types.is_null(kind):
+            return np.float32
+        texts = types.is_string, types.is_large_string
+        if any(fits(kind) for fits in (*texts, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)):
+            return object
+        raise self._refused(
+            field.name,
+            f"is of type {field.type}, and a tf.train.Example holds numbers, bytes, text and lists of these. Cast it "
+            "to one of them with pyarrow, or leave it out, and convert that file",
+        )
+
+    def _check(self, table: Any, begin: int) -> None:
+        """Refuses values that a record would lose."""
+        compute = package("pyarrow.compute", "parquet", "Parquet files")
+        types = package("pyarrow", "parquet", "Parquet files").types
+        for name, column in zip(table.schema.names, table.columns):
+            if self._bare and column.null_count:
+                row = begin + compute.index(column.is_null(), True).as_py()
+                raise self._refused(name, f"is null in row {row}, so that there is no record. Leave the row out")
+            values = compute.list_flatten(column) if _is_list(column.type) else column
+            if values is not column and values.null_count:
+                raise self._refused(name, "has nulls inside of lists, which a tf.train.Example cannot hold. Fill them")
+            kind = values.type.value_type if types.is_dictionary(values.type) else values.type
+            if types.is_uint64(kind) and (largest := compute.max(values.cast(kind)).as_py() or 0) > _LARGEST:
+                raise self._refused(name, f"holds {largest}, and a tf.train.Example has int64 numbers. Cast it to text")
+            if types.is_float64(kind) and not self._round:
+                numbers = values.cast(kind).drop_null().to_numpy()
+                with np.errstate(over="ignore"):
+                    lost = numbers[(numbers.astype(np.float32) != numbers) & ~np.isnan(numbers)]
+                if len(lost):
+                    raise self._refused(
+                        name,
+                        f"holds float64 numbers such as {lost[0]}, and a tf.train.Example has float32 numbers. To "
+                        "round them pass round_floats=True (--round-floats)",
+                    )
+
+    def _refused(self, column: str, why: str) -> ValueError:
+        return ValueError(f"{self._path}: column {column!r} {why}.")
+
+
+def _is_list(kind: Any) -> bool:
+    types = package("pyarrow", "parquet", "Parquet files").types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
