@@ -101,7 +101,7 @@ class _MapDatasetMeta(abc.ABCMeta):
                 "their format, such as bushel.sources.ArrayRecordDataSource; if its letters are the "
                 "records, pass list(text)."
             )
-        if isinstance(source, Mapping) and source and 0 not in source:
+        if isinstance(source, Mapping) and isinstance(next(iter(source), 0), str):
             names = ", ".join(map(repr, list(source)[:8]))
             raise TypeError(
                 f"A source is read by positions from 0 on, and this {type(source).__name__} has the keys {names}. "

@@ -122,7 +122,10 @@ def test_what_is_not_in_the_file_is_sent_itself(tmp_path):
     changed = np.load(tmp_path / "x.npy", mmap_mode="c")
     changed[3] = -1
     assert pickle.loads(pickle.dumps(ArrayDataSource(changed)))[3] == -1
-    assert len(pickle.loads(pickle.dumps(ArrayDataSource(load_arrays(tmp_path / "x.npy")[:0])))) == 0
+    mapped = load_arrays(tmp_path / "x.npy")
+    assert len(pickle.loads(pickle.dumps(ArrayDataSource(mapped[:0])))) == 0
+    masked = np.ma.masked_array(mapped, mapped == 5)
+    assert pickle.loads(pickle.dumps(MapDataset.source(masked)))[5] is np.ma.masked
 
 
 def test_a_mapped_array_as_a_source_is_read_by_workers(tmp_path):

@@ -151,6 +151,25 @@ def test_damaged_records_of_a_tfrecord_file_are_left_out_one_by_one(tmp_path, ca
             assert it.get_state() == before
 
 
+def test_going_back_over_a_file_that_has_ended_counts_nothing_twice(tmp_path):
+    paths = [
+        written(tmp_path, "tfrecord", [b"bad", b"first"], "0"),
+        written(tmp_path, "tfrecord", [b"second", b"bad", b"third"], "1"),
+    ]
+    changed(paths[0], [12])
+    changed(paths[1], [len(b"second") + 16 + 12])
+    with opened(TFRecordIterDataset(paths), skip_limit=1) as it:
+        assert [next(it), next(it)] == [b"first", b"second"]
+        before = it.get_state()
+        for _ in range(2):  # the first file ends on the way to what is one too many: it is opened again
+            with pytest.raises(TooManySkipped, match="1 elements were skipped already"):
+                next(it)
+            assert it.get_state() == before and it.skipped == 1
+    with opened(TFRecordIterDataset(paths), skip_limit=2) as it:
+        it.set_state(before)
+        assert list(it) == [b"third"]
+
+
 @pytest.mark.parametrize("byte", range(12))
 def test_every_byte_of_a_length_and_its_checksum_is_checked(byte, tmp_path):
     path = tfrecord(tmp_path, 0)

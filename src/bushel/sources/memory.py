@@ -83,6 +83,8 @@ class InFile:
 
 def sent(leaf: np.ndarray) -> np.ndarray | InFile:
     """An array as it goes to another process: by name where it is part of a file."""
+    if type(leaf) not in (np.ndarray, np.memmap):
+        return leaf  # it may hold more than its entries: a mask
     mapped: np.memmap[Any, Any] | None = None
     owner: Any = leaf
     while isinstance(owner, np.ndarray):
