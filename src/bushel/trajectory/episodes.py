@@ -145,8 +145,11 @@ class Episodes:
         )
 
 
-def save(episodes: Episodes, folder: str) -> Episodes:
-    """Writes a table to a folder, which appears at once or not at all, and returns it mapped from there."""
+def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
+    """Writes a table to a folder, which appears at once or not at all, and returns it mapped from there.
+
+    `replace` removes one that is there already; who has it mapped keeps it.
+    """
     os.makedirs(os.path.dirname(folder) or ".", exist_ok=True)
     temporary = tempfile.mkdtemp(dir=os.path.dirname(folder) or ".", prefix="writing-")
     try:
@@ -158,6 +161,10 @@ def save(episodes: Episodes, folder: str) -> Episodes:
         np.save(os.path.join(temporary, "episodes.npy"), np.stack([episodes.lengths, numbers]))
         with open(os.path.join(temporary, "table.json"), "w", encoding="utf-8") as file:
             json.dump({"format": _FORMAT, "columns": described, "fingerprint": episodes.fingerprint}, file)
+        if replace:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(folder, f"{temporary}-old")
+                shutil.rmtree(f"{temporary}-old", ignore_errors=True)
         with contextlib.suppress(OSError):  # another process was faster: its table is the same
             os.rename(temporary, folder)
     finally:

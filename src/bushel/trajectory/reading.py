@@ -18,7 +18,7 @@ import numpy as np
 from bushel.base.options import MultiprocessingOptions
 from bushel.dataset import MapDataset
 from bushel.sources.tfrecord import cache_folder
-from bushel.state.digest import digest
+from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
 from bushel.trajectory.collecting import portable
 from bushel.trajectory.columns import flat, nested
@@ -64,13 +64,14 @@ def _table(
     ignore_errors: bool,
     cache_dir: str | None,
     options: MultiprocessingOptions | None,
+    anew: bool,
 ) -> Episodes:
-    """The episodes of all splits that pass the filters, as a table."""
+    """The episodes of all splits that pass the filters, as a table: from the cache, unless it is to be made anew."""
     raw = builder.episodes("all")
     codes = [named(function) for function in filters]
-    fingerprint = [raw.fingerprint(), digest(restructure), *codes, ignore_errors]
-    folder = os.path.join(cache_dir or cache_folder(), "episodes", digest(fingerprint))
-    if os.path.exists(os.path.join(folder, "table.json")):
+    fingerprint = [raw.fingerprint(), whole_digest(restructure), *codes, ignore_errors]
+    folder = os.path.join(cache_dir or cache_folder(), "episodes", whole_digest(fingerprint))
+    if not anew and os.path.exists(os.path.join(folder, "table.json")):
         return tables.load(folder, raw.parts)
     prepare = _Prepare(restructure, tuple(map(instantiated, filters)), ignore_errors)
     made = results(MapDataset.source(raw).map_with_index(prepare), f"episodes of {restructure.name}", options)
@@ -85,7 +86,7 @@ def _table(
         )
     told = Episodes.of(metadata).columns if metadata[0] else {}
     table = dataclasses.replace(table, numbers=np.array(numbers), metadata=told)
-    return tables.save(table.with_columns(restructure.constants(table.frames)), folder)
+    return tables.save(table.with_columns(restructure.constants(table.frames)), folder, replace=anew)
 
 
 def _wanted(made: Iterator[dict[str, Any]], numbers: list[int], metadata: list[Tree], name: str) -> Iterator[Tree]:
@@ -144,7 +145,7 @@ def make_dataset_from_rlds(
       language_key: where the instruction is; of several that match a pattern, one is drawn for each trajectory.
       action_proprio_normalization_type: "normal" or "bounds".
       dataset_statistics: a dict or a JSON file, in place of those computed over the training data.
-      force_recompute_dataset_statistics: computes them though they are in the cache.
+      force_recompute_dataset_statistics: computes them though they are in the cache, and reads the data set anew.
       action_normalization_mask: false for dimensions of the action that stay as they are.
       filter_functions: of a raw trajectory; those are kept for which all say yes.
       skip_norm, skip_norm_keys: normalise nothing, or not these entries.
@@ -170,7 +171,8 @@ def make_dataset_from_rlds(
         language_key,
     )
     options = None if num_parallel_calls is None else MultiprocessingOptions(max(num_parallel_calls, 0))
-    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options)
+    anew = force_recompute_dataset_statistics
+    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options, anew)
     numbers = np.arange(len(table)) if table.numbers is None else table.numbers
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
     training, held_out = train_split or training, val_split or held_out

@@ -25,7 +25,7 @@ from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
 from bushel.sources import stores
 from bushel.sources.tfrecord import cache_folder
-from bushel.state.digest import code_digest
+from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import entry
@@ -137,7 +137,7 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 
 def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
-    """What a function does, as a short text: its own bytecode and arguments, not that of functions it calls.
+    """What a function does, as a short text: its bytecode and arguments, and what it reads of the user's own modules.
 
     Give it as one of `hash_dependencies`, and statistics are made anew when the function has changed. A `ModuleSpec`
     stands for its function.
@@ -147,7 +147,7 @@ def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
     """
     if function is None:
         return ""
-    return f"{PYTHON} {code_digest(ModuleSpec.instantiate(function) if isinstance(function, Mapping) else function)}"
+    return f"{PYTHON} {whole_digest(ModuleSpec.instantiate(function) if isinstance(function, Mapping) else function)}"
 
 
 def get_dataset_statistics(

@@ -1,0 +1,93 @@
+"""Data sets out of folders: when a table is made anew, what their statistics are, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from bushel.trajectory import make_dataset_from_rlds, write_rlds
+
+LENGTHS = (3, 4, 5, 6)
+
+
+def episode(number: int, length: int) -> dict:
+    steps = {
+        "observation": {"state": np.full((length, 2), number, np.float32), "grip": np.arange(length, dtype=np.float32)},
+        "action": np.full((length, 3), number + 1, np.float32),
+    }
+    return {"steps": steps, "episode_metadata": {"number": number}}
+
+
+def written(folder: pathlib.Path, scale: float = 1.0) -> None:
+    episodes = [episode(number, length) for number, length in enumerate(LENGTHS)]
+    for one in episodes:
+        one["steps"]["action"] *= scale
+    write_rlds(folder, "arm", {"train": episodes, "val": episodes[:1]})
+
+
+@pytest.fixture
+def made(tmp_path):
+    """Makes the data set with one cache; gives the dataset and its statistics."""
+    written(tmp_path)
+
+    def make(**more):
+        known = {"name": "arm", "data_dir": tmp_path, "cache_dir": str(tmp_path / "cache"), "shuffle": False}
+        return make_dataset_from_rlds(**{**known, **more}, train=True)
+
+    return make
+
+
+def number_of(trajectory) -> int:
+    return int(trajectory["traj_metadata"]["episode_metadata"]["number"][0])
+
+
+# When a table is made anew.
+
+
+def among(wanted):
+    return lambda trajectory: wanted[number_of(trajectory)]
+
+
+def test_a_filter_that_reads_another_table_makes_another_one(made):
+    for refused in (None, 1, 3):
+        wanted = {number: number != refused for number in range(1000)}
+        ds, statistics = made(filter_functions=[among(wanted)])
+        assert len(ds) == statistics["num_trajectories"] == (4 if refused is None else 3)
+
+
+SCALE = 1.0
+
+
+def scaled(trajectory):
+    return {**trajectory, "action": larger(trajectory["action"])}
+
+
+def larger(action):
+    return action * SCALE
+
+
+def test_a_constant_of_a_module_makes_another_one(made, monkeypatch):
+    means = []
+    for scale in (1.0, 2.0):
+        monkeypatch.setitem(globals(), "SCALE", scale)
+        means.append(made(standardize_fn=scaled)[1]["action"]["mean"][0])
+    assert means[1] == 2 * means[0]
+
+
+def test_recomputing_statistics_reads_the_data_anew(made, tmp_path):
+    kept = made()[0]
+    first = made()[1]["action"]["mean"][0]
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("arm/**/*.*") if path.is_file()}
+    shutil.rmtree(tmp_path / "arm")
+    written(tmp_path, scale=8.0)
+    for path, time in times.items():  # files that cannot be told from those before
+        os.utime(path, ns=(time, time))
+    assert made()[1]["action"]["mean"][0] == first
+    assert made(force_recompute_dataset_statistics=True)[1]["action"]["mean"][0] == 8 * first
+    assert made()[1]["action"]["mean"][0] == 8 * first
+    assert kept[0]["action"].shape == (3, 3)  # who has the old table goes on with it
+    assert len(list((tmp_path / "cache" / "episodes").iterdir())) == 1
