@@ -17,7 +17,9 @@ from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_
 from bushel.trajectory.columns import flat
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episodes import Episodes, load, save
+from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.rlds import RLDSBuilder
+from bushel.trajectory.rlds_writer import write_rlds
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -96,6 +98,36 @@ def test_transforms_of_what_cannot_be_looked_into_are_made_of_a_table():
     for frame, theirs in zip(ours, windows(robots()).flatten(), strict=True):
         frame.pop("reward")
         same(frame, theirs)
+
+
+def test_a_function_before_the_transforms_loses_nothing(tmp_path):
+    steps = {"observation": {"state": np.ones((5, 2), np.float32)}, "action": np.ones((5, 3), np.float32)}
+    write_rlds(tmp_path, "arm", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
+    goals = []
+    for seed in (0, 1):
+        for compat in (None, "crossformer"):
+            ds, _ = make_dataset_from_rlds(
+                "arm",
+                tmp_path,
+                train=True,
+                shuffle=False,
+                proprio_obs_keys={"arm": "state", "leg": None, "hand": None},
+                proprio_obs_dims={"leg": 4, "hand": 1},
+                cache_dir=str(tmp_path),
+                seed=seed,
+                compat=compat,
+            )
+            kwargs = {"goal_relabeling_strategy": "uniform"}
+            plain = windows(ds, **kwargs)
+            same(windows(ds.traj_map(lambda t: t), **kwargs)[1], plain[1])
+            goals.append(plain[1]["task"]["timestep"].tolist())
+
+            def with_hand(t):
+                return {**t, "observation": {**t["observation"], "proprio_hand": np.ones((len(t["action"]), 1))}}
+
+            masks = windows(ds.traj_map(with_hand))[1]["observation"]["pad_mask_dict"]
+            assert masks["proprio_hand"].all() and masks["proprio_leg"].all() == (compat is not None)
+    assert goals[0] != goals[2]  # what was compared with is of the seed
 
 
 def test_frame_map_is_of_each_frame():

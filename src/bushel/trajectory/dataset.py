@@ -242,9 +242,13 @@ class TrajectoryDataset:
     def as_table(self) -> TrajectoryDataset:
         """The same trajectories, made once and put into a table: their functions are not called again."""
         self._refuse_frames("as_table")
-        made = (trajectory for ds in self._elements() for trajectory in results(ds, "trajectories"))
-        table = Episodes.of(made)
-        return self._but([_Known(Samples(table, np.arange(len(table))))], operations=())
+        (part,), (elements,) = self._parts, self._elements()
+        table = Episodes.of(results(elements, "trajectories"))
+        made = Samples(table, np.arange(len(table)))
+        if isinstance(part, _Known):
+            told, before = part.samples, part.samples.episodes
+            made = Samples(table.padded_like(before), made.chosen, seed=told.seed, compat=told.compat)
+        return self._but([_Known(made)], operations=())
 
     def with_threads(self, threads: int | None) -> TrajectoryDataset:
         """So many threads work ahead of an iterator, if none of the calls before asked for more."""

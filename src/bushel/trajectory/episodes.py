@@ -133,6 +133,18 @@ class Episodes:
         """The table with more columns, constant ones for example."""
         return dataclasses.replace(self, columns=nested(flat(self.columns) | flat(more)), folder=None)
 
+    def padded_like(self, other: Episodes) -> Episodes:
+        """The table with padding where `other` has it and nothing has taken its place: zeros alone do not tell."""
+        now = flat(self.columns)
+        padding: dict[tuple[str, ...], Any] = {}
+        for path, was in flat(other.columns).items():
+            column = now.get(path)
+            if not isinstance(was, Constant) or was.present or not isinstance(column, Numbers):
+                continue
+            if column.entry_shape == was.entry_shape and bool((column.values == was.entry).all()):
+                padding[path] = Constant(was.entry, self.frames, present=False)
+        return self.with_columns(nested(padding))
+
     def __reduce__(self) -> Any:
         # Worker processes map the files themselves.
         if self.folder is not None:
