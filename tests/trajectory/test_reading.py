@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
-from bushel.trajectory import make_dataset_from_rlds, write_rlds
+from bushel.trajectory import load_statistics, make_dataset_from_rlds, save_statistics, write_rlds
+from bushel.trajectory.columns import flat
 
 LENGTHS = (3, 4, 5, 6)
 
@@ -43,6 +46,26 @@ def made(tmp_path):
 
 def number_of(trajectory) -> int:
     return int(trajectory["traj_metadata"]["episode_metadata"]["number"][0])
+
+
+# Statistics.
+
+
+def test_statistics_are_arrays_as_models_expect_them(made, tmp_path):
+    mask = [True, False, True]
+    _, computed = made(proprio_obs_keys={"arm": "state"}, action_normalization_mask=mask)
+    save_statistics(tmp_path / "given.json", computed)
+    plain = load_statistics(tmp_path / "given.json")
+    for source in (None, plain, tmp_path / "given.json"):
+        ds, statistics = made(proprio_obs_keys={"arm": "state"}, dataset_statistics=source)
+        leaves = flat(statistics)
+        assert all(isinstance(leaf, np.ndarray) for leaf in leaves.values())
+        assert (statistics["action"]["mean"].shape, statistics["proprio_arm"]["p01"].shape) == ((3,), (2,))
+        assert statistics["num_transitions"] == sum(LENGTHS)
+        written = json.dumps(jax.tree.map(lambda leaf: leaf.tolist(), statistics))  # as Octo saves a model
+        assert json.loads(written)["action"]["std"] == plain["action"]["std"]
+        assert ds.dataset_statistics is statistics
+    assert computed["action"]["mask"].tolist() == mask
 
 
 # When a table is made anew.

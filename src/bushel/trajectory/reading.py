@@ -135,6 +135,8 @@ def make_dataset_from_rlds(
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
     """The trajectories of a TFDS/RLDS folder in the layout that all transforms know, normalised; and their statistics.
 
+    The statistics are a tree of arrays, as in the original.
+
     Args:
       name, data_dir: the data set lies in `data_dir/name`; `data_dir` may be a URL.
       train: the split "train", else "val"; where there is no "val", the first 95 % of "train" or the rest.
@@ -194,6 +196,7 @@ def make_dataset_from_rlds(
         statistics = dict(dataset_statistics)
     else:
         statistics = load_statistics(dataset_statistics)
+    statistics = _arrays(statistics)
     if action_normalization_mask is not None:
         statistics = _masked(statistics, action_normalization_mask)
     kind, scaled = NormalizationType(action_proprio_normalization_type), {"action", *proprio} - set(skip_norm_keys)
@@ -201,6 +204,13 @@ def make_dataset_from_rlds(
     samples = Samples(table, chosen, normalize=normalize, seed=seed, compat=compat)
     made = TrajectoryDataset.from_samples(samples, statistics).with_threads(num_parallel_reads)
     return (made.shuffle(seed=seed) if shuffle else made), statistics
+
+
+def _arrays(statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Statistics with an array at each leaf, counts too: models of this family call `tolist()` on all of them."""
+    return {
+        name: _arrays(value) if isinstance(value, Mapping) else np.array(value) for name, value in statistics.items()
+    }
 
 
 def _masked(statistics: Mapping[str, Any], mask: Sequence[bool]) -> dict[str, Any]:
