@@ -222,7 +222,7 @@ def test_padding_that_would_cut():
     with pytest.raises(ValueError, match="observation/proprio_arm has 5 dimensions, more than max_proprio_dim=4"):
         pad_actions_and_proprio(traj, None, 4)
     pad_actions_and_proprio(traj, None, 4, compat="crossformer")
-    with pytest.raises(ValueError, match=r"action must have a width to pad"):
+    with pytest.raises(ValueError, match=r"action is one number per step"):
         pad_actions_and_proprio({"observation": {}, "action": np.ones(4)}, 6, None)
     assert pad_actions_and_proprio(traj | {"action": np.ones((4, 3, 2))}, 5, None)["action_pad_mask"].shape == (4, 3, 5)
 

@@ -25,7 +25,13 @@ from bushel.trajectory.episodes import LANGUAGES, Episodes
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.space import Space
 from bushel.trajectory.task_augmentation import Rephraser
-from bushel.trajectory.traj_transforms import add_head_action_mask, check_chunks, pad_actions_and_proprio
+from bushel.trajectory.traj_transforms import (
+    add_head_action_mask,
+    check_chunks,
+    check_width,
+    pad_actions_and_proprio,
+    proprio_names,
+)
 from bushel.trajectory.windows import Windows
 
 Tree = dict[str, Any]
@@ -100,6 +106,14 @@ class Samples:
     row_functions: tuple[Callable[[Tree], Tree], ...] = ()
     seed: int = 0
     compat: str | None = None
+
+    def __post_init__(self) -> None:
+        limit = None if self.transforms is None else self.transforms.max_proprio_dim
+        if limit is not None:
+            for name in proprio_names(self._observed, self.compat):
+                column = self._observed[name]
+                if column.is_numeric:
+                    check_width((len(column), *column.entry_shape), limit, f"observation/{name}", "max_proprio_dim")
 
     def __len__(self) -> int:
         """How many samples one epoch has."""

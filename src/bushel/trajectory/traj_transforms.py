@@ -5,7 +5,7 @@ All are pure: they return new trees and leave what they got as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,14 +136,15 @@ def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: str | None = Non
     observation = dict(entry(traj, "observation"))
     if faithful(compat):
         entry(observation, "proprio", of="The original's observation")
-    for name in _proprio_names(observation, compat):
+    for name in proprio_names(observation, compat):
         leaf = np.zeros_like(observation[name])
         leaf[:, :1] = observation[name][:, :1]
         observation[name] = leaf
     return {**traj, "observation": observation}
 
 
-def _proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
+def proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
+    """Which entries of an observation are proprioception; for the original, the one of that name."""
     every = not faithful(compat)
     return [name for name in observation if name == "proprio" or (every and name.startswith("proprio_"))]
 
@@ -195,7 +196,7 @@ def pad_actions_and_proprio(
     action = entry(traj, "action")
     observation = dict(entry(traj, "observation"))
     if max_proprio_dim is not None:
-        for name in _proprio_names(observation, compat):
+        for name in proprio_names(observation, compat):
             observation[name] = _widened(observation[name], max_proprio_dim, f"observation/{name}", "max_proprio_dim")
     mask = np.ones(action.shape, bool)
     if max_action_dim is not None:
@@ -205,8 +206,16 @@ def pad_actions_and_proprio(
 
 
 def _widened(leaf: np.ndarray, width: int, name: str, limit: str) -> np.ndarray:
-    if leaf.ndim < 2:
-        raise ValueError(f"{name} must have a width to pad, [T, ..., width]; its shape is {list(leaf.shape)}.")
-    if leaf.shape[-1] > width:
-        raise ValueError(f"{name} has {leaf.shape[-1]} dimensions, more than {limit}={width}. Raise {limit}.")
+    check_width(leaf.shape, width, name, limit)
     return np.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, width - leaf.shape[-1])])
+
+
+def check_width(shape: Sequence[int], width: int, name: str, limit: str) -> None:
+    """Refuses what cannot be filled up to a width: numbers that have none, and those that are wider."""
+    if len(shape) < 2:
+        raise ValueError(
+            f"{name} is one number per step and has no width that {limit}={width} could fill up. Make it [T, 1], by "
+            f"standardize_fn for example, or leave {limit} away."
+        )
+    if shape[-1] > width:
+        raise ValueError(f"{name} has {shape[-1]} dimensions, more than {limit}={width}. Raise {limit}.")
