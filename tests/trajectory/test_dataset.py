@@ -225,6 +225,35 @@ def test_what_makes_no_sense_is_refused():
             apply_trajectory_transforms(ds, train=True, **kwargs)
 
 
+@pytest.mark.parametrize("name", ["subsample_length", "max_action_dim", "max_proprio_dim"])
+@pytest.mark.parametrize("train", [True, False])
+def test_numbers_that_leave_nothing_are_refused(name, train):
+    with pytest.raises(ValueError, match=f"{name} must be .*got 0"):
+        apply_trajectory_transforms(robots(), train=train, **{name: 0})
+    with pytest.raises(ValueError, match=r"max_goal_distance must be .*got 0"):
+        windows(robots(), goal_relabeling_strategy="uniform", goal_relabeling_kwargs={"max_goal_distance": 0})
+
+
+def nothing(trajectory):
+    return np.zeros(len(trajectory["action"]), bool)
+
+
+def test_filters_that_leave_nothing_are_told():
+    sentence = r"No trajectory of robot 7 is left: max_action=-1.0, max_proprio=9 refuses all 4 trajectories"
+    with pytest.raises(ValueError, match=sentence):
+        windows(robots(robot=7), max_action=-1.0, max_proprio=9)
+    with pytest.raises(ValueError, match=r"No frame of robot 7 is left: frame_filter=.*nothing.* refuses all 18 "):
+        windows(robots(robot=7), frame_filter=nothing)
+    with pytest.raises(ValueError, match="there was none before the transforms"):
+        windows(robots().filter(lambda trajectory: False))
+
+
+def test_frames_are_not_transformed_as_trajectories():
+    filtered = robots().flatten().filter(lambda frame: frame["action"][2] > 0)
+    with pytest.raises(ValueError, match="apply_trajectory_transforms works on trajectories, but this dataset is flat"):
+        windows(filtered)
+
+
 def test_raw_trajectories_of_a_folder():
     builder = RLDSBuilder("synth_rlds", str(GOLDEN / "tfds"))
     ds = TrajectoryDataset.from_rlds(builder, "train", shuffle=False)

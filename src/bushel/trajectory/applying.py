@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,7 @@ def apply_trajectory_transforms(
       frame_filter: of a trajectory, one bool per frame: which of them are samples. Windows still see the others.
       compat: "crossformer" for the original's masks and filters; by default as the data set was made.
     """
+    dataset.refuse_frames("apply_trajectory_transforms")
     samples = dataset.samples
     if samples is None or samples.transforms is not None or samples.row_functions:
         samples = dataset.as_table().samples
@@ -75,16 +76,22 @@ def apply_trajectory_transforms(
         Windows(window_size, action_horizon, override_window_size, compat),
         **_goals(goal_relabeling_strategy, goal_relabeling_kwargs or {}),
         **(_tasks(task_augment_strategy, task_augment_kwargs or {}, compat) if train else {}),
-        subsample_length=subsample_length if train else None,
+        subsample_length=subsample_length,
         max_action_dim=max_action_dim,
         max_proprio_dim=max_proprio_dim,
         head_to_dataset=head_to_dataset,
     )
+    if not train:
+        transforms = dataclasses.replace(transforms, subsample_length=None)
     samples = dataclasses.replace(samples, compat=compat)
     chosen = samples.chosen[_passing(samples, skip_unlabeled, max_action, max_proprio)]
+    filters = {"skip_unlabeled": skip_unlabeled or None, "max_action": max_action, "max_proprio": max_proprio}
+    _refuse_nothing(chosen, samples, len(samples.chosen), "trajectory", "trajectories", filters)
     samples = dataclasses.replace(samples, chosen=chosen)
     if frame_filter is not None:
+        frames = len(samples)
         samples = dataclasses.replace(samples, kept=_kept_frames(samples, instantiated(frame_filter)))
+        _refuse_nothing(samples, samples, frames, "frame", "frames", {"frame_filter": frame_filter})
     made = dataset.with_samples(dataclasses.replace(samples, transforms=transforms)).with_threads(num_parallel_calls)
     for function in map(instantiated, post_chunk_transforms):
         made = made.traj_map(function)
@@ -139,6 +146,16 @@ def _passing(samples: Samples, skip_unlabeled: bool, max_action: float | None, m
             if isinstance(observed.get(name), Numbers):
                 passing &= samples.largest(name) <= max_proprio
     return passing[samples.chosen]
+
+
+def _refuse_nothing(
+    left: Sized, samples: Samples, before: int, one: str, several: str, filters: Mapping[str, Any]
+) -> None:
+    """Refuses a data set without a sample, which would give no batch, however long one waits."""
+    if not len(left):
+        told = ", ".join(f"{name}={value}" for name, value in filters.items() if value is not None)
+        why = f"{told} refuses all {before} {several}" if before else "there was none before the transforms"
+        raise ValueError(f"No {one} of {samples.name} is left: {why}. Loosen the filter, or leave the data set out.")
 
 
 def _kept_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.ndarray:

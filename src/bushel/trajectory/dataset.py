@@ -241,7 +241,7 @@ class TrajectoryDataset:
 
     def as_table(self) -> TrajectoryDataset:
         """The same trajectories, made once and put into a table: their functions are not called again."""
-        self._refuse_frames("as_table")
+        self.refuse_frames("as_table")
         (part,), (elements,) = self._parts, self._elements()
         table = Episodes.of(results(elements, "trajectories"))
         made = Samples(table, np.arange(len(table)))
@@ -258,7 +258,7 @@ class TrajectoryDataset:
 
     def traj_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """`function` of each trajectory. Encoded images in it are handles: `bytes(handle)` reads one."""
-        self._refuse_frames("traj_map")
+        self.refuse_frames("traj_map")
         samples = self.samples
         if samples is not None and getattr(function, "rowwise", False):
             return self.with_samples(dataclasses.replace(samples, row_functions=(*samples.row_functions, function)))
@@ -313,7 +313,7 @@ class TrajectoryDataset:
 
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """Frames in place of trajectories."""
-        self._refuse_frames("flatten")
+        self.refuse_frames("flatten")
         made = self.with_threads(num_parallel_calls)
         known = all(isinstance(part, _Known) for part in self._parts)
         if known and all(isinstance(operation, _OnFrames) for operation in self._operations):
@@ -347,7 +347,8 @@ class TrajectoryDataset:
         batches = frames.batch(batch_size, drop_remainder=drop_remainder)
         return self._but([_Made(batches)], epochs=1, seed=None, operations=())
 
-    def _refuse_frames(self, method: str) -> None:
+    def refuse_frames(self, method: str) -> None:
+        """Refuses frames where `method` needs trajectories."""
         if self.is_flattened:
             raise ValueError(
                 f"{method} works on trajectories, but this dataset is flattened. Call it before flatten()."

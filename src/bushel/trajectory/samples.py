@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import trees
+from bushel.base import checks, trees
 from bushel.graph.node import Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
 from bushel.trajectory.columns import object_array, taken
@@ -83,6 +83,11 @@ class Transforms:
     max_proprio_dim: int | None = None
     head_to_dataset: Mapping[str, Sequence[str]] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_goal_distance", "subsample_length", "max_action_dim", "max_proprio_dim"):
+            if getattr(self, name) is not None:
+                checks.positive(getattr(self, name), name)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples:
@@ -128,6 +133,12 @@ class Samples:
         limit = None if self.transforms is None else self.transforms.subsample_length
         return Space(self.episodes.lengths, self.chosen, self.kept, limit, self.seed)
 
+    @functools.cached_property
+    def name(self) -> str:
+        """What the data set is called, for messages."""
+        column = self.episodes.columns.get("dataset_name")
+        return "the data set" if column is None else column.take(np.zeros(1, np.int64))[0].decode()
+
     def any_label(self) -> np.ndarray:
         """For each episode of the table, whether some step has an instruction."""
         task = self.episodes.columns.get("task", {})
@@ -169,8 +180,8 @@ class Samples:
     def told(self, number: int, epoch: int) -> Origin:
         """Of which frame of which episode a sample is made, for people."""
         (episode,), (time,) = self.space.located(np.array([number]), np.array([epoch]))
-        numbers, name = self.episodes.numbers, self.episodes.columns.get("dataset_name")
-        of = f" of {name.take(np.array([0]))[0].decode()}" if name is not None else ""
+        numbers = self.episodes.numbers
+        of = f" of {self.name}" if "dataset_name" in self.episodes.columns else ""
         return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (int(time),))
 
     def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
