@@ -6,12 +6,13 @@ import json
 import os
 import pathlib
 import shutil
+import time
 
 import jax
 import numpy as np
 import pytest
 
-from bushel.trajectory import load_statistics, make_dataset_from_rlds, save_statistics, write_rlds
+from bushel.trajectory import load_statistics, make_dataset_from_rlds, reading, save_statistics, write_rlds
 from bushel.trajectory.columns import flat
 
 LENGTHS = (3, 4, 5, 6)
@@ -46,6 +47,39 @@ def made(tmp_path):
 
 def number_of(trajectory) -> int:
     return int(trajectory["traj_metadata"]["episode_metadata"]["number"][0])
+
+
+# Threads and processes.
+
+
+def noted(folder):
+    def standardize(trajectory):
+        time.sleep(0.02)
+        (folder / str(os.getpid())).touch()
+        return trajectory
+
+    return standardize
+
+
+def test_hints_for_threads_are_honoured_up_to_one_per_core(made, tmp_path, monkeypatch):
+    folder = tmp_path / "processes"
+    folder.mkdir()
+    write_rlds(tmp_path, "many", {"train": [episode(number, 3) for number in range(30)], "val": [episode(0, 3)]})
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    ds, _ = made(name="many", standardize_fn=noted(folder), num_parallel_calls=12)
+    assert 1 <= len(list(folder.iterdir())) <= 2 and str(os.getpid()) not in os.listdir(folder)
+    assert ds.read_options.num_threads == 2
+    assert made(num_parallel_calls=1)[0].read_options.num_threads == 1
+    assert made(num_parallel_reads=1)[0].read_options.num_threads == 1
+
+
+def test_minus_one_leaves_the_number_to_the_library(made, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(reading, "results", lambda ds, what, options=None: asked.append(options) or iter(ds))
+    for hint in (None, -1, 0):
+        ds, _ = made(num_parallel_calls=hint, num_parallel_reads=hint, cache_dir=str(tmp_path / str(hint)))
+        assert ds.read_options.num_threads == 0
+    assert asked == [None, None, None]
 
 
 # Statistics.
@@ -107,8 +141,8 @@ def test_recomputing_statistics_reads_the_data_anew(made, tmp_path):
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("arm/**/*.*") if path.is_file()}
     shutil.rmtree(tmp_path / "arm")
     written(tmp_path, scale=8.0)
-    for path, time in times.items():  # files that cannot be told from those before
-        os.utime(path, ns=(time, time))
+    for path, changed in times.items():  # files that cannot be told from those before
+        os.utime(path, ns=(changed, changed))
     assert made()[1]["action"]["mean"][0] == first
     assert made(force_recompute_dataset_statistics=True)[1]["action"]["mean"][0] == 8 * first
     assert made()[1]["action"]["mean"][0] == 8 * first

@@ -152,7 +152,8 @@ def make_dataset_from_rlds(
       filter_functions: of a raw trajectory; those are kept for which all say yes.
       skip_norm, skip_norm_keys: normalise nothing, or not these entries.
       ignore_errors: leaves out trajectories that cannot be read, with a warning that counts them.
-      num_parallel_reads, num_parallel_calls: hints for how many threads work.
+      num_parallel_reads, num_parallel_calls: hints for how many threads work, and the latter for how many processes
+        read the data set the first time; at most one per core, and -1 leaves it to the library.
       seed: of all draws that transforms make.
       compat: "crossformer" for the original's output with all its faults.
       cache_dir: where the table of episodes is kept; by default the cache folder of Bushel.
@@ -172,9 +173,8 @@ def make_dataset_from_rlds(
         dict(proprio_obs_dims or {}),
         language_key,
     )
-    options = None if num_parallel_calls is None else MultiprocessingOptions(max(num_parallel_calls, 0))
     anew = force_recompute_dataset_statistics
-    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options, anew)
+    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, _workers(num_parallel_calls), anew)
     numbers = np.arange(len(table)) if table.numbers is None else table.numbers
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
     training, held_out = train_split or training, val_split or held_out
@@ -203,7 +203,13 @@ def make_dataset_from_rlds(
     normalize = None if skip_norm else Normalize(statistics, kind, frozenset(scaled))
     samples = Samples(table, chosen, normalize=normalize, seed=seed, compat=compat)
     made = TrajectoryDataset.from_samples(samples, statistics).with_threads(num_parallel_reads)
+    made = made.with_threads(num_parallel_calls)
     return (made.shuffle(seed=seed) if shuffle else made), statistics
+
+
+def _workers(asked: int | None) -> MultiprocessingOptions | None:
+    """The worker processes that a hint stands for; None leaves them to the library, as TensorFlow's -1 does."""
+    return None if asked is None or asked <= 0 else MultiprocessingOptions(min(asked, os.cpu_count() or 1))
 
 
 def _arrays(statistics: Mapping[str, Any]) -> dict[str, Any]:
