@@ -73,15 +73,17 @@ def test_masks_are_true_exactly_where_data_are_real(length, window, horizon, mor
     goals = np.array([data.draw(st.integers(step, length - 1)) for step in range(length)])
     traj = numbered(length, goals, chunk)
     traj["action_pad_mask"] = np.random.default_rng(length).random(traj["action"].shape) < 0.5
-    made = chunk_act_obs(traj, window, horizon)
+    override = data.draw(st.none() | st.integers(0, window + 1))
+    made = chunk_act_obs(traj, window, horizon, override)
     assert made["action"].shape == made["action_pad_mask"].shape == (length, window, horizon, 2)
     for t in range(length):
         for w in range(window):
             slot = t - window + 1 + w
+            there = slot >= 0 and (override is None or w >= window - override)
             assert made["observation"]["timestep"][t, w] == max(slot, 0)
-            assert made["observation"]["timestep_pad_mask"][t, w] == (slot >= 0)
+            assert made["observation"]["timestep_pad_mask"][t, w] == there
             for h in range(horizon):
-                real = slot >= 0 and slot + h <= goals[t]
+                real = there and slot + h <= goals[t]
                 assert made["observation"]["task_completed"][t, w, h] == (not real)
                 if not real:
                     assert not made["action_pad_mask"][t, w, h].any()

@@ -19,12 +19,11 @@ class Windows:
 
     Slot w of a window of W stands for the time t - W + 1 + w. Times before the episode repeat its first frame, times
     after it the last action, and masks tell them apart: a mask is true exactly where the data are real. An action is
-    real if the time of its slot is not before the episode and its own time is not after the goal, which is the last
-    frame of the episode unless another is given. `override_window_size` declares all but that many of the last slots
-    of the observations padding.
+    real if its slot is and its own time is not after the goal, which is the last frame of the episode unless another is
+    given. `override_window_size` declares all but that many of the last slots padding.
 
     With `compat="crossformer"` actions are masked as the original does it: from two steps after the goal on, and
-    also real in slots before the episode.
+    also real in slots that are not.
 
     >>> times, real = Windows(window_size=2).observations([0, 1])
     >>> times.tolist(), real.tolist()
@@ -49,10 +48,7 @@ class Windows:
     def observations(self, times: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """For times int64[N] the times to gather, int64[N, W], and which of them are real, bool[N, W]."""
         history = self._history(times)
-        real = history >= 0
-        if self.override_window_size is not None:
-            real &= np.arange(self.window_size) >= self.window_size - self.override_window_size
-        return np.maximum(history, 0), real
+        return np.maximum(history, 0), self._real(history)
 
     def actions(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> tuple[np.ndarray, Any]:
         """For times int64[N] the times to gather, int64[N, W, H], and which of them are real, bool[N, W, H].
@@ -81,7 +77,14 @@ class Windows:
         if faithful(self.compat):
             return xp.maximum(xp.minimum(goals + 2 - history, self.action_horizon), 0)
         count = xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon)
-        return xp.maximum(count, 0) * (history >= 0)
+        return xp.maximum(count, 0) * self._real(history)
+
+    def _real(self, history: np.ndarray) -> np.ndarray:
+        """Which slots of windows are real."""
+        real = history >= 0
+        if self.override_window_size is not None:
+            real &= np.arange(self.window_size) >= self.window_size - self.override_window_size
+        return real
 
     def _history(self, times: ArrayLike) -> np.ndarray:
         rows = np.asarray(times, np.int64)
