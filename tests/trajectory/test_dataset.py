@@ -248,6 +248,24 @@ def test_filters_that_leave_nothing_are_told():
         windows(robots().filter(lambda trajectory: False))
 
 
+def of(observation, action):
+    return TrajectoryDataset.from_trajectories([{"observation": observation, "action": action}])
+
+
+def test_layouts_that_transforms_do_not_know_are_refused():
+    ones = np.ones((3, 2))
+    with pytest.raises(ValueError, match=r"observation/hand is a dict with \['x', 'y'\].*by traj_map"):
+        windows(of({"hand": {"x": ones, "y": ones}}, ones))
+    with pytest.raises(ValueError, match=r"action is a dict with \['arm'\].*by traj_map"):
+        windows(of({"x": ones}, {"arm": ones}))
+    for again in (windows(robots()), windows(robots()).traj_map(lambda t: t)):
+        with pytest.raises(ValueError, match="apply_trajectory_transforms was applied to this dataset before"):
+            windows(again)
+    pixels = of({"image_top": np.zeros((3, 4, 4, 3), np.uint8)}, ones).flatten()
+    with pytest.raises(ValueError, match=r"no pad_mask_dict beside image_top.*call apply_trajectory_transforms before"):
+        apply_frame_transforms(pixels, train=True, resize_size=(2, 2))[0]
+
+
 def test_frames_are_not_transformed_as_trajectories():
     filtered = robots().flatten().filter(lambda frame: frame["action"][2] > 0)
     with pytest.raises(ValueError, match="apply_trajectory_transforms works on trajectories, but this dataset is flat"):

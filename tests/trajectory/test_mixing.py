@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bushel.trajectory import make_interleaved_dataset, make_single_dataset, write_rlds
+from bushel.trajectory import make_dataset_from_rlds, make_interleaved_dataset, make_single_dataset, write_rlds
 
 
 def episode(length: int, width: int, camera: str) -> dict:
@@ -176,6 +176,14 @@ def test_one_width_for_actions(folder):
     for given, told in (((5, 4), "5 for arm, 4 for rover"), ((None, 2), "3 for arm, 2 for rover")):
         with pytest.raises(ValueError, match=f"max_action_dim must be the same .* {told}"):
             widths(*given)
+
+
+def test_balanced_weights_need_numbers_of_frames(folder):
+    known = make_dataset_from_rlds(**arm(folder), train=True)[1]
+    given = arm(folder, dataset_statistics={name: known[name] for name in ("action", "proprio_arm")})
+    with pytest.raises(ValueError, match=r"balance_weights=True needs 'num_transitions', .* were given for arm"):
+        mixed([given, rover(folder)], balance_weights=True)
+    assert mixed([given, rover(folder)])[0]["action"].shape == (12, 1, 1, 3)
 
 
 def test_names_and_weights_are_checked(folder):

@@ -102,6 +102,49 @@ def test_statistics_are_arrays_as_models_expect_them(made, tmp_path):
     assert computed["action"]["mask"].tolist() == mask
 
 
+def test_statistics_that_lack_something_are_told(made):
+    given = {"action": {"mean": [0.0] * 3, "std": [1.0] * 3}}
+    keys = {"proprio_obs_keys": {"arm": "state"}}
+    with pytest.raises(ValueError, match=r"dataset_statistics of arm have no 'proprio_arm'.*in skip_norm_keys"):
+        made(dataset_statistics=given, **keys)
+    with pytest.raises(ValueError, match=r"dataset_statistics of arm have no 'action'"):
+        made(dataset_statistics={}, action_normalization_mask=[True] * 3, skip_norm=True)
+    assert len(made(dataset_statistics=given, skip_norm_keys=["proprio_arm"], **keys)[0]) == 4
+    assert len(made(dataset_statistics={}, skip_norm=True, **keys)[0]) == 4
+
+
+def with_nan(trajectory):
+    return {**trajectory, "action": trajectory["action"] * (np.nan if number_of(trajectory) == 2 else 1)}
+
+
+def test_numbers_that_are_none_are_told_with_the_ways_out(made):
+    sentence = r"Trajectory 2, action: .* NaN.*filter_functions .*dataset_statistics \(with skip_norm=True an empty"
+    for skip in (True, False):
+        with pytest.raises(ValueError, match=sentence):
+            made(standardize_fn=with_nan, skip_norm=skip)
+    assert len(made(standardize_fn=with_nan, filter_functions=[among([True, True, False, True])])[0]) == 3
+    assert np.isnan(made(standardize_fn=with_nan, skip_norm=True, dataset_statistics={})[0][2]["action"]).all()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("standardize", "sentence"),
+    [
+        (lambda t: None, r"standardize_fn of arm must return the trajectory, a dict; it returned None"),
+        (lambda t: {**t, "action": {"hand": t["action"]}}, r"action of arm is a dict with \['hand'\].*np.concatenate"),
+        (
+            lambda t: {**t, "observation": {"state": t["observation"]}},
+            r"'state', which proprio_obs_keys names, is a dict with \['grip', 'state'\]",
+        ),
+    ],
+)
+def test_what_standardize_fn_returns_is_checked(made, standardize, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        made(standardize_fn=standardize, proprio_obs_keys={"arm": "state"})
+
+
 # When a table is made anew.
 
 

@@ -68,9 +68,10 @@ def apply_trajectory_transforms(
     """
     dataset.refuse_frames("apply_trajectory_transforms")
     samples = dataset.samples
-    if samples is None or samples.transforms is not None or samples.row_functions:
+    if samples is None or samples.row_functions:
         samples = dataset.as_table().samples
     assert samples is not None
+    _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
     transforms = Transforms(
         Windows(window_size, action_horizon, override_window_size, compat),
@@ -96,6 +97,22 @@ def apply_trajectory_transforms(
     for function in map(instantiated, post_chunk_transforms):
         made = made.traj_map(function)
     return made
+
+
+def _check_layout(columns: Mapping[str, Any], transformed: bool) -> None:
+    """Refuses trajectories that are transformed already, and dicts where transforms work on arrays."""
+    observed = columns.get("observation", {})
+    if transformed or "timestep_pad_mask" in observed:
+        raise ValueError(
+            "apply_trajectory_transforms was applied to this dataset before. Give all arguments in one call."
+        )
+    parts = {"action": columns.get("action"), **{f"observation/{name}": column for name, column in observed.items()}}
+    for name, column in parts.items():
+        if isinstance(column, Mapping):
+            raise ValueError(
+                f"{name} is a dict with {sorted(column)}, but transforms work on arrays: make it one, or several with "
+                "names of their own, by traj_map for example."
+            )
 
 
 def _goals(strategy: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,6 +220,11 @@ class FrameTransforms:
         images = {name: leaf for name, leaf in tree.items() if name.startswith(("image_", "depth_"))}
         if not images:
             return tree
+        if "pad_mask_dict" not in tree:
+            raise ValueError(
+                f"There is no pad_mask_dict beside {', '.join(images)}, which tells images from padding: call "
+                "apply_trajectory_transforms before apply_frame_transforms."
+            )
         masks = {name: mask for name, mask in tree["pad_mask_dict"].items() if name in images}
         changed = change({**images, "pad_mask_dict": masks}, seed)
         return {**tree, **changed, "pad_mask_dict": {**tree["pad_mask_dict"], **changed["pad_mask_dict"]}}

@@ -11,7 +11,7 @@ import numpy as np
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.columns import Constant
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import allocate_threads
+from bushel.trajectory.data_utils import allocate_threads, entry
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.functions import instantiated
 from bushel.trajectory.reading import make_dataset_from_rlds
@@ -111,7 +111,12 @@ def make_interleaved_dataset(
         finishing.append([instantiated(function) for function in asked.pop(_FINISH, None) or ()])
         parts.append(apply_trajectory_transforms(made, **asked, train=train))
     if balance_weights:
-        weights = [weight * found["num_transitions"] for weight, found in zip(weights, statistics.values())]
+        told = "These are the dataset_statistics that were given for {}."
+        sizes = [
+            float(entry(found, "num_transitions", of="balance_weights=True", hint=told.format(name)))
+            for name, found in statistics.items()
+        ]
+        weights = [weight * size for weight, size in zip(weights, sizes)]
     if not faithful(compat):
         parts = unified(parts)
     for number, functions in enumerate(finishing):

@@ -197,9 +197,15 @@ def make_dataset_from_rlds(
     else:
         statistics = load_statistics(dataset_statistics)
     statistics = _arrays(statistics)
+    kind, scaled = NormalizationType(action_proprio_normalization_type), {"action", *proprio} - set(skip_norm_keys)
+    needed = (set() if skip_norm else scaled) | ({"action"} if action_normalization_mask is not None else set())
+    for entry in sorted(needed - set(statistics)):
+        raise ValueError(
+            f"The dataset_statistics of {name} have no {entry!r}, by which it is normalised; they have "
+            f"{sorted(statistics)}. Name it in skip_norm_keys, or leave dataset_statistics away to compute them."
+        )
     if action_normalization_mask is not None:
         statistics = _masked(statistics, action_normalization_mask)
-    kind, scaled = NormalizationType(action_proprio_normalization_type), {"action", *proprio} - set(skip_norm_keys)
     normalize = None if skip_norm else Normalize(statistics, kind, frozenset(scaled))
     samples = Samples(table, chosen, normalize=normalize, seed=seed, compat=compat)
     made = TrajectoryDataset.from_samples(samples, statistics).with_threads(num_parallel_reads)

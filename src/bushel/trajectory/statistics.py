@@ -71,7 +71,11 @@ class Statistics:
         rows = array.reshape(len(array), -1)
         if not np.isfinite(rows).all():
             where = np.flatnonzero(~np.isfinite(rows).all(axis=0)).tolist()
-            raise ValueError(f"Numbers that are infinite or NaN, in the dimensions {where}. Leave such data out.")
+            raise ValueError(
+                f"Numbers that are infinite or NaN, in the dimensions {where}. Leave such trajectories out, by "
+                "filter_functions for example, or give numbers of your own as dataset_statistics (with skip_norm=True "
+                "an empty dict will do)."
+            )
         exact = rows.astype(np.float64)
         mean = exact.mean(axis=0)
         squares = np.square(exact - mean).sum(axis=0)
