@@ -238,6 +238,12 @@ def nothing(trajectory):
     return np.zeros(len(trajectory["action"]), bool)
 
 
+def test_time_is_counted():
+    ds = of({"timestep": np.arange(10, 13), "x": np.ones((3, 2))}, np.ones((3, 2)))
+    assert ds[0]["observation"]["timestep"].tolist() == [0, 1, 2]
+    assert windows(ds)[0]["observation"]["timestep"].tolist() == [[0, 0], [0, 1], [1, 2]]
+
+
 def test_filters_that_leave_nothing_are_told():
     sentence = r"No trajectory of robot 7 is left: max_action=-1.0, max_proprio=9 refuses all 4 trajectories"
     with pytest.raises(ValueError, match=sentence):

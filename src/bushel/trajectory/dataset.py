@@ -199,7 +199,10 @@ class TrajectoryDataset:
 
     @staticmethod
     def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
-        """Trajectories of a list, or of any source: trees of arrays with a leading axis of time."""
+        """Trajectories of a list, or of any source: trees of arrays with a leading axis of time.
+
+        `observation/timestep` is counted here, from 0 in each of them, in place of one that they have.
+        """
         ds = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
         return TrajectoryDataset.from_episodes(Episodes.of(results(ds, "episodes")), seed=seed)
 

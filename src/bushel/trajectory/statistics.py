@@ -155,7 +155,7 @@ def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
 
 
 def get_dataset_statistics(
-    trajectories: Any,
+    dataset: Any,
     proprio_keys: Sequence[str],
     hash_dependencies: Sequence[str],
     save_dir: str | os.PathLike[str] | None = None,
@@ -177,7 +177,7 @@ def get_dataset_statistics(
     ([2.0], 2, 1)
 
     Args:
-      trajectories: a `MapDataset` or `IterDataset` of trajectories, anything with a length and `[i]`, or an iterable.
+      dataset: a `MapDataset` or `IterDataset` of trajectories, anything with a length and `[i]`, or an iterable.
       proprio_keys: names of entries of `observation`.
       hash_dependencies: texts that say what the data are and how they are made; see `code_of`.
       save_dir: folder of the file. Without one, if it cannot be written, or if it is a URL: Bushel's cache folder.
@@ -192,7 +192,7 @@ def get_dataset_statistics(
     for path in paths if not force_recompute else ():
         if (known := _known(path, proprio_keys)) is not None:
             return known
-    found = _computed(trajectories, tuple(proprio_keys), faithful(compat), progress, workers)
+    found = _computed(dataset, tuple(proprio_keys), faithful(compat), progress, workers)
     for path in paths:
         try:
             save_statistics(path, found)
