@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bushel.trajectory import make_dataset_from_rlds, make_interleaved_dataset, make_single_dataset, write_rlds
+from bushel.trajectory import (
+    build_dataset_from_config,
+    make_dataset_from_rlds,
+    make_interleaved_dataset,
+    make_single_dataset,
+    write_rlds,
+)
 
 
 def episode(length: int, width: int, camera: str) -> dict:
@@ -184,6 +190,34 @@ def test_balanced_weights_need_numbers_of_frames(folder):
     with pytest.raises(ValueError, match=r"balance_weights=True needs 'num_transitions', .* were given for arm"):
         mixed([given, rover(folder)], balance_weights=True)
     assert mixed([given, rover(folder)])[0]["action"].shape == (12, 1, 1, 3)
+
+
+def test_one_folder_for_the_tables_of_all(folder, tmp_path):
+    parts = [{**arm(folder), "cache_dir": None}, {**rover(folder), "cache_dir": str(tmp_path / "own")}]
+    common = tmp_path / "common"
+    mixed(parts, cache_dir=str(common))
+    assert [len(list((where / "episodes").iterdir())) for where in (common, tmp_path / "own")] == [1, 1]
+    build_dataset_from_config({"datasets": [{**rover(folder), "cache_dir": None}], "cache_dir": str(common)})
+    assert len(list((common / "episodes").iterdir())) == 2
+
+
+def test_data_sets_that_cannot_be_joined_draw_differently(tmp_path):
+    steps = {"observation": {"state": np.zeros((40, 2), np.float32)}, "action": np.zeros((40, 2), np.float32)}
+    for name in ("one", "other"):
+        write_rlds(tmp_path, name, {"train": [{"steps": steps}], "val": [{"steps": steps}]})
+    own = {"override_traj_transform_kwargs": {"goal_relabeling_kwargs": {"max_goal_distance": 40}}}
+    known = {"data_dir": tmp_path, "cache_dir": str(tmp_path), "proprio_obs_keys": {"arm": "state"}}
+    ds = make_interleaved_dataset(
+        [{**known, "name": "one"}, {**known, "name": "other", **own}],
+        train=True,
+        traj_transform_kwargs={"goal_relabeling_strategy": "uniform"},
+    )
+    goals = {}
+    for number in range(80):
+        frame = ds[number]
+        goals[frame["dataset_name"], int(frame["observation"]["timestep"][0])] = int(frame["task"]["timestep"])
+    assert len(goals) == 80
+    assert sum(goals[b"one", time] == goals[b"other", time] for time in range(40)) < 20
 
 
 def test_names_and_weights_are_checked(folder):

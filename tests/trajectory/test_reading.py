@@ -145,6 +145,14 @@ def test_what_standardize_fn_returns_is_checked(made, standardize, sentence):
         made(standardize_fn=standardize, proprio_obs_keys={"arm": "state"})
 
 
+def test_an_argument_that_is_not_known_is_told_with_the_nearest_one(made):
+    with pytest.raises(ValueError, match=r"of arm has no argument 'languagekey'. Did you mean 'language_key'\?"):
+        made(languagekey="words")
+    assert len(made(override_traj_transform_kwargs={"window_size": 2})[0]) == 4
+    with pytest.warns(UserWarning, match=r"ignores \['languagekey'\]"):
+        made(languagekey="words", compat="crossformer")
+
+
 # When a table is made anew.
 
 

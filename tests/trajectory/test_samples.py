@@ -297,7 +297,7 @@ def test_what_differs_is_not_joined():
     assert joined([one, Samples(wider, np.arange(1), transforms=Transforms(Windows()))]) is None
 
 
-# Draws.
+# Widths.
 
 
 def test_proprio_without_a_width_is_not_filled_up():
@@ -315,6 +315,9 @@ def test_proprio_without_a_width_is_not_filled_up():
 
 def without_grip(trajectory):
     return {**trajectory, "observation": {"proprio_arm": trajectory["observation"]["proprio_arm"]}}
+
+
+# Draws.
 
 
 def test_draws_are_even_and_independent():

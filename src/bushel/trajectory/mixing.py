@@ -64,6 +64,7 @@ def make_interleaved_dataset(
     traj_read_threads: int | None = None,
     seed: int = 0,
     compat: str | None = None,
+    cache_dir: str | None = None,
 ) -> TrajectoryDataset:
     """Frames of several data sets without end, in exact proportions, shuffled over all of them, in batches.
 
@@ -84,6 +85,7 @@ def make_interleaved_dataset(
       traj_transform_threads, traj_read_threads: hints for how many threads work for all data sets together.
       seed: of order and draws.
       compat: "crossformer" for the original's output with all its faults.
+      cache_dir: where the tables of data sets are kept that do not say it themselves.
     """
     if not dataset_kwargs_list:
         raise ValueError("make_interleaved_dataset needs at least one data set.")
@@ -98,12 +100,11 @@ def make_interleaved_dataset(
     parts: list[TrajectoryDataset] = []
     finishing: list[list[Callable[..., Any]]] = []
     reads = allocate_threads(traj_read_threads, weights)
-    for kwargs, threads in zip(dataset_kwargs_list, reads):
-        own = dict(kwargs)
+    for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
+        own = {"seed": _seed_of(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
+        own["cache_dir"] = own.get("cache_dir") or cache_dir
         override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
-        made, found = make_dataset_from_rlds(
-            **{"seed": seed, "compat": compat, "num_parallel_reads": threads} | own, train=train
-        )
+        made, found = make_dataset_from_rlds(**own, train=train)
         statistics[own["name"]] = found
         if faithful(compat):
             shared |= override  # the original changes what all later data sets get
@@ -128,6 +129,11 @@ def make_interleaved_dataset(
     mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of one of several data sets: samples of the same number in different ones draw differently."""
+    return (seed + number * 0x9E3779B1) % (1 << 32)
 
 
 def _own_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ From then on splits, filters, transforms and mixtures are index arithmetic on th
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import os
 import warnings
@@ -28,6 +29,7 @@ from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.functions import Function, instantiated, named
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.passes import results
+from bushel.trajectory.plain import refuse_unknown
 from bushel.trajectory.restructure import Keys, Restructure, Tree
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Normalize, Samples
@@ -161,8 +163,11 @@ def make_dataset_from_rlds(
         the training data in either case.
     """
     others.pop("override_traj_transform_kwargs", None)
-    if others:
+    if others and faithful(compat):  # the original swallows them
         warnings.warn(f"make_dataset_from_rlds does not know and ignores {sorted(others)}.", stacklevel=2)
+    elif others:
+        known = [argument for argument in inspect.signature(make_dataset_from_rlds).parameters if argument != "others"]
+        refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
     builder = RLDSBuilder(name, data_dir)
     restructure = Restructure(
         name,
