@@ -325,6 +325,44 @@ def test_shares_of_a_mixture_are_exact_in_every_prefix(weights, seed, count, ali
         assert len(set(met[:size])) == len(met[:size])
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=2, max_size=4),
+    weights=st.data(),
+    alike=st.booleans(),
+    seed=st.none() | st.integers(0, 5),
+)
+def test_a_mixture_with_an_end_has_all_frames_of_all(lengths, weights, alike, seed):
+    shares = weights.draw(st.lists(st.sampled_from([0.5, 1, 2, 3.3]), min_size=len(lengths), max_size=len(lengths)))
+    made = [windows(robots([length], robot=number)).flatten() for number, length in enumerate(lengths)]
+    if not alike:
+        made[0] = made[0].frame_map(lambda frame: frame)
+    made[1] = made[1].repeat(2)
+    mixed = TrajectoryDataset.sample_from_datasets(made, shares)
+    mixed = mixed if seed is None else mixed.shuffle(seed=seed)
+    found = collections.Counter(places(mixed))
+    assert len(mixed) == sum(found.values())
+    assert found == collections.Counter(
+        {(number, 0, time): 1 + (number == 1) for number, length in enumerate(lengths) for time in range(length)}
+    )
+    it = mixed.iterator()
+    for _ in range(len(mixed) // 2):
+        next(it)
+    resumed = mixed.iterator()
+    resumed.set_state(it.get_state())
+    assert places(it) == places(resumed)
+
+
+def test_only_what_repeats_has_no_end():
+    one, other = (windows(robots([length], robot=number)).flatten() for number, length in enumerate((4, 2)))
+    mixed = TrajectoryDataset.sample_from_datasets([one.repeat(), other]).shuffle(seed=1)
+    found = places(mixed[n] for n in range(40))
+    assert sum(robot for robot, _, _ in found[:4]) == 2 and not any(robot for robot, _, _ in found[4:])
+    assert all({time for _, _, time in found[n : n + 4]} == {0, 1, 2, 3} for n in range(6, 38, 4))
+    alone = TrajectoryDataset.sample_from_datasets([other.repeat(3)])
+    assert len(alone) == 6 and len(places(alone)) == 6
+
+
 def _shorter(frame):
     return {**frame, "action": frame["action"][:, :3]}
 

@@ -41,6 +41,8 @@ class _Known:
     samples: Samples
     moves: tuple[_Move, ...] = ()
     """What was done to the order of frames."""
+    epochs: int | None = 1
+    """How many epochs of it a mixture has; None for no end."""
 
     def trajectories(self) -> MapDataset[Any]:
         return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
@@ -63,6 +65,7 @@ class _Made:
     """Trajectories or frames that are made by functions the library cannot look into."""
 
     ds: MapDataset[Any]
+    epochs: int | None = 1
 
     def trajectories(self) -> MapDataset[Any]:
         return self.ds
@@ -71,7 +74,7 @@ class _Made:
         return self.ds
 
     def moved(self, move: _Move) -> _Made:
-        return _Made(move(self.ds))
+        return dataclasses.replace(self, ds=move(self.ds))
 
 
 _Part = _Known | _Made
@@ -220,8 +223,8 @@ class TrajectoryDataset:
     ) -> TrajectoryDataset:
         """A mixture of flattened datasets: frames in proportion to weights, exact in every prefix to within one frame.
 
-        An endless mixture takes each dataset over and over, shuffled anew. One with an end stops when the first of them
-        has no frame left.
+        An endless mixture takes each dataset over and over, shuffled anew. When a dataset with an end has no frame
+        left, the others go on in their proportions, until none is left.
         """
         if not datasets:
             raise ValueError("sample_from_datasets needs at least one dataset.")
@@ -234,7 +237,6 @@ class TrajectoryDataset:
             [ds._as_part() for ds in datasets],
             weights=shares,
             flattened=True,
-            epochs=None if any(ds._epochs is None for ds in datasets) else 1,
             threads=max(ds._threads for ds in datasets),
         )
 
@@ -286,7 +288,7 @@ class TrajectoryDataset:
         return self.random_frame_map(_with_key, seed=seed)
 
     def _as_part(self) -> _Part:
-        """One epoch, as a part of a mixture."""
+        """All of it, as a part of a mixture."""
         part: _Part
         part, *others = self._parts
         if others:
@@ -294,7 +296,8 @@ class TrajectoryDataset:
         if self._operations:
             part = _Made(self._elements()[0])
         seed = self._seed
-        return part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
+        part = part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
+        return dataclasses.replace(part, epochs=self._epochs)
 
     def _elements(self) -> list[MapDataset[Any]]:
         """One epoch of each part, with all that was done to its trajectories or frames."""
@@ -388,11 +391,12 @@ class TrajectoryDataset:
         """Shuffled, mixed, repeated, as was asked for."""
         if self._seed is not None:
             parts = [ds.shuffle(seed=(self._seed + number) % (1 << 32)) for number, ds in enumerate(parts)]
-        if len(parts) == 1:
-            return parts[0] if self._epochs == 1 else parts[0].repeat(self._epochs)
-        if self._epochs is not None:
-            return MapDataset.mix([ds.repeat(self._epochs) for ds in parts], self._weights, exact=True)
-        return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
+        times = self._epochs
+        counts = [None if part.epochs is None or times is None else part.epochs * times for part in self._parts]
+        if len(parts) > 1 and not any(counts):
+            return MapDataset.mix(parts, self._weights, when_exhausted="restart")
+        repeated = [ds if count == 1 else ds.repeat(count) for ds, count in zip(parts, counts)]
+        return repeated[0] if len(parts) == 1 else MapDataset.mix(repeated, self._weights, when_exhausted="continue")
 
     @property
     def read_options(self) -> ReadOptions:
