@@ -289,7 +289,7 @@ class Samples:
             width = action.shape[-1]
             if transforms.max_action_dim is not None:
                 action = self._padded(action, {})["action"]
-            masks = _masks(reach, windows.action_horizon, action.shape[-1], filled=width)
+            masks = _masks(reach * windows.acting, windows.action_horizon, action.shape[-1], filled=width)
             rows |= {"action": action, "action_pad_mask": masks}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)

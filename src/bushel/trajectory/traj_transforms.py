@@ -61,7 +61,7 @@ def chunk_act_obs(
         **traj,
         "observation": observation | {"timestep_pad_mask": seen_real, "task_completed": ~acted_real},
         "action": action[at],
-        "action_pad_mask": mask & acted_real[..., None],
+        "action_pad_mask": mask & (acted_real & windows.acting[:, None])[..., None],
     }
 
 

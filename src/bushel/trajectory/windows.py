@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ class Windows:
 
     Slot w of a window of W stands for the time t - W + 1 + w. Times before the episode repeat its first frame, times
     after it the last action, and masks tell them apart: a mask is true exactly where the data are real. An action is
-    real if its slot is and its own time is not after the goal, which is the last frame of the episode unless another is
-    given. `override_window_size` declares all but that many of the last slots padding.
+    real if the time of its slot is not before the episode and its own time is not after the goal, which is the last
+    frame of the episode unless another is given. `override_window_size` declares all but that many of the last slots
+    padding, observations and actions.
 
     With `compat="crossformer"` actions are masked as the original does it: from two steps after the goal on, and
     also real in slots that are not.
@@ -48,7 +50,7 @@ class Windows:
     def observations(self, times: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """For times int64[N] the times to gather, int64[N, W], and which of them are real, bool[N, W]."""
         history = self._history(times)
-        return np.maximum(history, 0), self._real(history)
+        return np.maximum(history, 0), (history >= 0) & self._left
 
     def actions(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> tuple[np.ndarray, Any]:
         """For times int64[N] the times to gather, int64[N, W, H], and which of them are real, bool[N, W, H].
@@ -77,14 +79,17 @@ class Windows:
         if faithful(self.compat):
             return xp.maximum(xp.minimum(goals + 2 - history, self.action_horizon), 0)
         count = xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon)
-        return xp.maximum(count, 0) * self._real(history)
+        return xp.maximum(count, 0) * (history >= 0)
 
-    def _real(self, history: np.ndarray) -> np.ndarray:
-        """Which slots of windows are real."""
-        real = history >= 0
-        if self.override_window_size is not None:
-            real &= np.arange(self.window_size) >= self.window_size - self.override_window_size
-        return real
+    @property
+    def acting(self) -> np.ndarray:
+        """Which slots of a window may have actions that are real, bool[W]: those that `override_window_size` leaves."""
+        return np.ones(self.window_size, bool) if faithful(self.compat) else self._left
+
+    @functools.cached_property
+    def _left(self) -> np.ndarray:
+        kept = self.window_size if self.override_window_size is None else self.override_window_size
+        return np.arange(self.window_size) >= self.window_size - kept
 
     def _history(self, times: ArrayLike) -> np.ndarray:
         rows = np.asarray(times, np.int64)
