@@ -128,7 +128,7 @@ class _MapDatasetMeta(abc.ABCMeta):
         *,
         exact: bool = False,
         temperature: float | None = None,
-        when_exhausted: Literal["stop", "restart"] = "stop",
+        when_exhausted: Literal["stop", "restart", "continue"] = "stop",
     ) -> MapDataset[T]:
         """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
 
@@ -143,7 +143,7 @@ class _MapDatasetMeta(abc.ABCMeta):
           exact: keeps shares exact in every prefix.
           temperature: with "size", weights are lengths to the power of 1 / temperature: above 1 flattens them.
           when_exhausted: "stop" ends the mixture when a dataset would run out; "restart" goes on with its next epoch,
-            shuffled anew where it shuffles, without end.
+            shuffled anew where it shuffles, without end; "continue" with the other datasets, until none is left.
 
         >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
         [0, 7, 1, 8, 2, 9]

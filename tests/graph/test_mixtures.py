@@ -46,6 +46,46 @@ def test_shares_are_exact_after_dense_filters(weights, lengths, kept):
     assert index == len(filtered[part])
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    weights=st.lists(st.sampled_from([0, 0.1, 0.25, 1, 1.5, 3, 1 / 3]), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_a_mixture_that_continues_gives_every_element_once(weights, data):
+    assume(any(weights))
+    sizes = data.draw(st.lists(st.integers(1, 40), min_size=len(weights), max_size=len(weights)))
+    mixture = MapDataset.mix(parts(*sizes), weights, when_exhausted="continue")
+    expected = {x for part, weight in zip(parts(*sizes), weights) if weight for x in part}
+    found = list(mixture)
+    assert len(found) == len(mixture) == len(expected) and set(found) == expected
+    # It is the mixture that stops, and then the mixture of what is left.
+    first = list(MapDataset.mix(parts(*sizes), weights, exact=True))
+    assert found[: len(first)] == first
+    counts = [sum(part_of(x) == number for x in first) for number in range(len(sizes))]
+    rest = [part[count:] for part, count in zip(parts(*sizes), counts)]
+    left = [(part, weight) for part, weight in zip(rest, weights) if len(part) and weight]
+    assert len(left) < sum(map(bool, weights))
+    if left:
+        assert found[len(first) :] == list(MapDataset.mix(*zip(*left), when_exhausted="continue"))
+    again = mixture.repeat(2)
+    assert list(again[: len(found)]) == found and set(again[len(found) :]) == expected
+
+
+def test_a_mixture_continues_without_end_with_a_part_that_has_none():
+    mixture = MapDataset.mix([MapDataset.range(3).repeat(), MapDataset.range(1000, 1002)], when_exhausted="continue")
+    assert len(mixture) == INFINITE
+    assert [part_of(mixture[n]) for n in (*range(8), 10**12)] == [0, 1, 0, 1, 0, 0, 0, 0, 0]
+    assert [int(mixture[n]) for n in range(4, 8)] == [2, 0, 1, 2]
+    with pytest.raises(ValueError, match='when_exhausted="continue" goes with one set of weights, not with a schedule'):
+        MapDataset.mix(parts(3, 3), [(0, [1, 0]), (2, [1, 1])], when_exhausted="continue")
+
+
+def test_where_parts_run_out_is_found_without_counting():
+    large = 10**9
+    mixture = MapDataset.mix([MapDataset.range(large), MapDataset.range(10)], [1, 3], when_exhausted="continue")
+    assert len(mixture) == large + 10 and int(mixture[len(mixture) - 1]) == large - 1
+
+
 def test_a_schedule_changes_weights_by_position():
     ds = MapDataset.mix(parts(400, 400), [(0, [1, 0]), (50, [1, 3]), (150, [0, 1])], when_exhausted="restart")
     found = [part_of(ds[i]) for i in range(250)]
@@ -86,7 +126,7 @@ def test_plain_weights_stay_grains():
         (dict(weights="sizes"), "weights must be numbers, a schedule or \"size\", got 'sizes'"),
         (dict(weights=[1, 1], temperature=2), 'temperature goes with weights="size"'),
         (dict(weights="size", temperature=0), "temperature must be above zero and finite, got 0"),
-        (dict(weights=[1, 1], when_exhausted="loop"), 'when_exhausted must be "stop" or "restart", got \'loop\''),
+        (dict(weights=[1, 1], when_exhausted="loop"), '"stop", "restart" or "continue", got \'loop\''),
         (dict(weights=[(5, [1, 1])]), r"must begin with 0 and grow, got \[5\]"),
         (dict(weights=[(0, [1, 1]), (0, [1, 2])]), r"must begin with 0 and grow, got \[0, 0\]"),
         (dict(weights=[(0, [1, 1]), 3]), r"A schedule is a list of \(position, weights\); got 3 in it"),

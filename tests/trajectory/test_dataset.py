@@ -17,7 +17,9 @@ from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_
 from bushel.trajectory.columns import flat
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episodes import Episodes, load, save
+from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.rlds import RLDSBuilder
+from bushel.trajectory.rlds_writer import write_rlds
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -96,6 +98,36 @@ def test_transforms_of_what_cannot_be_looked_into_are_made_of_a_table():
     for frame, theirs in zip(ours, windows(robots()).flatten(), strict=True):
         frame.pop("reward")
         same(frame, theirs)
+
+
+def test_a_function_before_the_transforms_loses_nothing(tmp_path):
+    steps = {"observation": {"state": np.ones((5, 2), np.float32)}, "action": np.ones((5, 3), np.float32)}
+    write_rlds(tmp_path, "arm", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
+    goals = []
+    for seed in (0, 1):
+        for compat in (None, "crossformer"):
+            ds, _ = make_dataset_from_rlds(
+                "arm",
+                tmp_path,
+                train=True,
+                shuffle=False,
+                proprio_obs_keys={"arm": "state", "leg": None, "hand": None},
+                proprio_obs_dims={"leg": 4, "hand": 1},
+                cache_dir=str(tmp_path),
+                seed=seed,
+                compat=compat,
+            )
+            kwargs = {"goal_relabeling_strategy": "uniform"}
+            plain = windows(ds, **kwargs)
+            same(windows(ds.traj_map(lambda t: t), **kwargs)[1], plain[1])
+            goals.append(plain[1]["task"]["timestep"].tolist())
+
+            def with_hand(t):
+                return {**t, "observation": {**t["observation"], "proprio_hand": np.ones((len(t["action"]), 1))}}
+
+            masks = windows(ds.traj_map(with_hand))[1]["observation"]["pad_mask_dict"]
+            assert masks["proprio_hand"].all() and masks["proprio_leg"].all() == (compat is not None)
+    assert goals[0] != goals[2]  # what was compared with is of the seed
 
 
 def test_frame_map_is_of_each_frame():
@@ -193,6 +225,59 @@ def test_what_makes_no_sense_is_refused():
             apply_trajectory_transforms(ds, train=True, **kwargs)
 
 
+@pytest.mark.parametrize("name", ["subsample_length", "max_action_dim", "max_proprio_dim"])
+@pytest.mark.parametrize("train", [True, False])
+def test_numbers_that_leave_nothing_are_refused(name, train):
+    with pytest.raises(ValueError, match=f"{name} must be .*got 0"):
+        apply_trajectory_transforms(robots(), train=train, **{name: 0})
+    with pytest.raises(ValueError, match=r"max_goal_distance must be .*got 0"):
+        windows(robots(), goal_relabeling_strategy="uniform", goal_relabeling_kwargs={"max_goal_distance": 0})
+
+
+def nothing(trajectory):
+    return np.zeros(len(trajectory["action"]), bool)
+
+
+def test_time_is_counted():
+    ds = of({"timestep": np.arange(10, 13), "x": np.ones((3, 2))}, np.ones((3, 2)))
+    assert ds[0]["observation"]["timestep"].tolist() == [0, 1, 2]
+    assert windows(ds)[0]["observation"]["timestep"].tolist() == [[0, 0], [0, 1], [1, 2]]
+
+
+def test_filters_that_leave_nothing_are_told():
+    sentence = r"No trajectory of robot 7 is left: max_action=-1.0, max_proprio=9 refuses all 4 trajectories"
+    with pytest.raises(ValueError, match=sentence):
+        windows(robots(robot=7), max_action=-1.0, max_proprio=9)
+    with pytest.raises(ValueError, match=r"No frame of robot 7 is left: frame_filter=.*nothing.* refuses all 18 "):
+        windows(robots(robot=7), frame_filter=nothing)
+    with pytest.raises(ValueError, match="there was none before the transforms"):
+        windows(robots().filter(lambda trajectory: False))
+
+
+def of(observation, action):
+    return TrajectoryDataset.from_trajectories([{"observation": observation, "action": action}])
+
+
+def test_layouts_that_transforms_do_not_know_are_refused():
+    ones = np.ones((3, 2))
+    with pytest.raises(ValueError, match=r"observation/hand is a dict with \['x', 'y'\].*by traj_map"):
+        windows(of({"hand": {"x": ones, "y": ones}}, ones))
+    with pytest.raises(ValueError, match=r"action is a dict with \['arm'\].*by traj_map"):
+        windows(of({"x": ones}, {"arm": ones}))
+    for again in (windows(robots()), windows(robots()).traj_map(lambda t: t)):
+        with pytest.raises(ValueError, match="apply_trajectory_transforms was applied to this dataset before"):
+            windows(again)
+    pixels = of({"image_top": np.zeros((3, 4, 4, 3), np.uint8)}, ones).flatten()
+    with pytest.raises(ValueError, match=r"no pad_mask_dict beside image_top.*call apply_trajectory_transforms before"):
+        apply_frame_transforms(pixels, train=True, resize_size=(2, 2))[0]
+
+
+def test_frames_are_not_transformed_as_trajectories():
+    filtered = robots().flatten().filter(lambda frame: frame["action"][2] > 0)
+    with pytest.raises(ValueError, match="apply_trajectory_transforms works on trajectories, but this dataset is flat"):
+        windows(filtered)
+
+
 def test_raw_trajectories_of_a_folder():
     builder = RLDSBuilder("synth_rlds", str(GOLDEN / "tfds"))
     ds = TrajectoryDataset.from_rlds(builder, "train", shuffle=False)
@@ -238,6 +323,44 @@ def test_shares_of_a_mixture_are_exact_in_every_prefix(weights, seed, count, ali
     for robot, met in frames.items():  # every frame once before any comes again
         size = 4 + 7 + 2 + robot
         assert len(set(met[:size])) == len(met[:size])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=2, max_size=4),
+    weights=st.data(),
+    alike=st.booleans(),
+    seed=st.none() | st.integers(0, 5),
+)
+def test_a_mixture_with_an_end_has_all_frames_of_all(lengths, weights, alike, seed):
+    shares = weights.draw(st.lists(st.sampled_from([0.5, 1, 2, 3.3]), min_size=len(lengths), max_size=len(lengths)))
+    made = [windows(robots([length], robot=number)).flatten() for number, length in enumerate(lengths)]
+    if not alike:
+        made[0] = made[0].frame_map(lambda frame: frame)
+    made[1] = made[1].repeat(2)
+    mixed = TrajectoryDataset.sample_from_datasets(made, shares)
+    mixed = mixed if seed is None else mixed.shuffle(seed=seed)
+    found = collections.Counter(places(mixed))
+    assert len(mixed) == sum(found.values())
+    assert found == collections.Counter(
+        {(number, 0, time): 1 + (number == 1) for number, length in enumerate(lengths) for time in range(length)}
+    )
+    it = mixed.iterator()
+    for _ in range(len(mixed) // 2):
+        next(it)
+    resumed = mixed.iterator()
+    resumed.set_state(it.get_state())
+    assert places(it) == places(resumed)
+
+
+def test_only_what_repeats_has_no_end():
+    one, other = (windows(robots([length], robot=number)).flatten() for number, length in enumerate((4, 2)))
+    mixed = TrajectoryDataset.sample_from_datasets([one.repeat(), other]).shuffle(seed=1)
+    found = places(mixed[n] for n in range(40))
+    assert sum(robot for robot, _, _ in found[:4]) == 2 and not any(robot for robot, _, _ in found[4:])
+    assert all({time for _, _, time in found[n : n + 4]} == {0, 1, 2, 3} for n in range(6, 38, 4))
+    alone = TrajectoryDataset.sample_from_datasets([other.repeat(3)])
+    assert len(alone) == 6 and len(places(alone)) == 6
 
 
 def _shorter(frame):

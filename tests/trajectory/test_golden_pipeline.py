@@ -171,7 +171,8 @@ def test_filters_leave_out_what_the_original_leaves_out(cache):
     with pytest.raises(ValueError, match=theirs["skip_unlabeled_without_language_error"]):
         apply_trajectory_transforms(unlabelled, train=False, skip_unlabeled=True)
     right, _ = made(cache, dataset_statistics=statistics(), compat=None)
-    assert len(apply_trajectory_transforms(right, train=False, max_proprio=0.001).samples.chosen) == 0
+    with pytest.raises(ValueError, match=r"No trajectory of synth_rlds is left: max_proprio=0.001 refuses all 8"):
+        apply_trajectory_transforms(right, train=False, max_proprio=0.001)
 
 
 # Splits, filters, languages.

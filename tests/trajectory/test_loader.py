@@ -103,7 +103,7 @@ def test_validation_has_the_other_frames_and_the_statistics_of_training(cache):
     one = plain_robot("arm", cache, train_split="train[:6]", val_split="train[6:]")
     config = numbers_only(cache, datasets=[one], batch_size=4)
     train, held_out = (build_dataset_from_config(config, train=train) for train in (True, False))
-    assert train.dataset_statistics == held_out.dataset_statistics
+    assert_same_tree(train.dataset_statistics, held_out.dataset_statistics)
     assert train.dataset_statistics["num_trajectories"] == 6
     assert (len(train), len(held_out)) == (6, 2)
     frames = [{frame["action"].tobytes() for frame in ds.flatten()} for ds in (train, held_out)]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bushel.trajectory import make_interleaved_dataset, make_single_dataset, write_rlds
+from bushel.trajectory import (
+    build_dataset_from_config,
+    make_dataset_from_rlds,
+    make_interleaved_dataset,
+    make_single_dataset,
+    write_rlds,
+)
 
 
 def episode(length: int, width: int, camera: str) -> dict:
@@ -62,17 +68,16 @@ def test_robots_that_differ_are_filled_up_and_masked(folder):
 
 
 def test_an_override_holds_for_its_data_set_alone(folder):
-    override = {"override_traj_transform_kwargs": {"action_horizon": 3}}
-    given = {"action_horizon": 2}
-    ds = make_interleaved_dataset(
-        [arm(folder, **override), rover(folder)],
-        train=True,
-        traj_transform_kwargs=given,
-        frame_transform_kwargs={"resize_size": (8, 8)},
-    )
-    horizons = {ds[n]["dataset_name"]: ds[n]["action"].shape[1] for n in range(6)}
-    assert horizons == {b"arm": 3, b"rover": 2} and given == {"action_horizon": 2}
-    single = make_single_dataset(arm(folder, **override), train=False, frame_transform_kwargs={"resize_size": (8, 8)})
+    override = {"override_traj_transform_kwargs": {"override_window_size": 1}}
+    given = {"window_size": 3, "override_window_size": 2}
+    batch = mixed([arm(folder, **override), rover(folder)], traj_transform_kwargs=given)[1]
+    most = [
+        batch["observation"]["timestep_pad_mask"][batch["dataset_name"] == name].sum(axis=1).max()
+        for name in (b"arm", b"rover")
+    ]
+    assert most == [1, 2] and given == {"window_size": 3, "override_window_size": 2}
+    longer = arm(folder, override_traj_transform_kwargs={"action_horizon": 3})
+    single = make_single_dataset(longer, train=False, frame_transform_kwargs={"resize_size": (8, 8)})
     assert single[0]["action"].shape[2] == 3
 
 
@@ -89,10 +94,130 @@ def test_the_originals_override_leaks_into_later_data_sets(folder):
 
 def test_one_name_for_different_widths_is_refused(folder):
     same = {"proprio_obs_keys": {"body": "state"}}
-    with pytest.raises(ValueError, match=r"proprio_body is \[3\] per frame in one data set and \[2\] in another"):
+    with pytest.raises(ValueError, match=r"proprio_body is \[3\] in arm, \[2\] in rover for each frame"):
         mixed([arm(folder) | same, rover(folder) | same])
     ds = mixed([arm(folder) | same, rover(folder) | same], traj_transform_kwargs={"max_proprio_dim": 4})
     assert next(ds.iterator())["observation"]["proprio_body"].shape == (12, 1, 4)
+
+
+def test_padding_of_another_width_is_refused(folder):
+    padded = {"proprio_obs_keys": {"arm": None}, "proprio_obs_dims": {"arm": 7}}
+    sentence = r"proprio_arm is \[3\] in arm, \[7\] in rover \(padding, by its proprio_obs_dims\)"
+    with pytest.raises(ValueError, match=sentence):
+        mixed([arm(folder), rover(folder) | padded])
+    fitting = padded | {"proprio_obs_dims": {"arm": 3}}
+    for parts in ([arm(folder), rover(folder) | fitting], [rover(folder) | fitting, arm(folder)]):
+        observation = mixed(parts)[0]["observation"]
+        assert observation["proprio_arm"].shape == (12, 1, 3)
+        assert 0 < observation["pad_mask_dict"]["proprio_arm"].sum() < 12
+
+
+def test_a_robot_may_observe_nothing(folder):
+    blind = {"image_obs_keys": {}, "proprio_obs_keys": {}}
+    for parts in ([arm(folder), rover(folder) | blind], [rover(folder) | blind, arm(folder)]):
+        batch = mixed(parts)[0]
+        seen = batch["observation"]["pad_mask_dict"]["image_primary"][:, 0]
+        np.testing.assert_array_equal(seen, batch["dataset_name"] == b"arm")
+
+
+def pixels(size):
+    def standard(trajectory):
+        observation = {"pixels": np.full((len(trajectory["action"]), size, size, 3), 7, np.uint8)}
+        return {**trajectory, "observation": observation}
+
+    return standard
+
+
+def test_images_as_pixels_may_have_different_sizes_before_they_are_resized(folder):
+    own = {"image_obs_keys": {"primary": "pixels"}, "proprio_obs_keys": {}}
+    parts = [arm(folder) | own | {"standardize_fn": pixels(8)}, rover(folder) | own | {"standardize_fn": pixels(12)}]
+    images = mixed(parts)[0]["observation"]["image_primary"]
+    assert images.shape == (12, 1, 8, 8, 3) and (images == 7).all()
+
+
+def counted(trajectory):
+    """A function that the library cannot look into."""
+    return {**trajectory, "length": np.full(len(trajectory["action"]), len(trajectory["action"]))}
+
+
+def test_robots_are_made_alike_before_functions_of_their_trajectories(folder):
+    seen = []
+
+    def watched(trajectory):
+        seen.append((trajectory["action"].shape[1:], sorted(trajectory["observation"])))
+        return counted(trajectory)
+
+    kwargs = {"action_horizon": 2, "post_chunk_transforms": [watched]}
+    batch = mixed([arm(folder), rover(folder)], [2.0, 1.0], traj_transform_kwargs=kwargs)[0]
+    plain = mixed([arm(folder), rover(folder)], [2.0, 1.0], traj_transform_kwargs={"action_horizon": 2})[0]
+    assert len(batch["length"]) == 12 and all(shape == (1, 2, 3) for shape, _ in seen)
+    assert all(names == seen[0][1] for _, names in seen)
+    np.testing.assert_array_equal(batch["action_pad_mask"], plain["action_pad_mask"])
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ({"window_size": 1}, r"window_size must be the same .* 1 for arm, 2 for rover. .* set override_window_size"),
+        ({"action_horizon": 5}, r"action_horizon must be the same .* 5 for arm, 1 for rover"),
+        ({"goal_relabeling_strategy": "uniform"}, r"goal_relabeling_strategy must .* uniform for arm, None for rover"),
+        ({"head_to_dataset": {"a": ["arm"]}}, r"head_to_dataset must be the same .* \['a'\] for arm, \['action'\] for"),
+        ({"max_proprio_dim": 5}, r"max_proprio_dim must be the same .* 5 for arm, None for rover"),
+    ],
+)
+def test_settings_that_shape_samples_must_be_the_same(folder, override, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        mixed(
+            [arm(folder, override_traj_transform_kwargs=override), rover(folder)],
+            traj_transform_kwargs={"window_size": 2},
+        )
+
+
+def test_one_width_for_actions(folder):
+    def widths(arms, rovers):
+        first, second = ({"override_traj_transform_kwargs": {"max_action_dim": width}} for width in (arms, rovers))
+        return mixed([arm(folder, **first), rover(folder, **second)])[0]["action"].shape[-1]
+
+    assert [widths(5, None), widths(None, 3), widths(4, 4), widths(None, None)] == [5, 3, 4, 3]
+    for given, told in (((5, 4), "5 for arm, 4 for rover"), ((None, 2), "3 for arm, 2 for rover")):
+        with pytest.raises(ValueError, match=f"max_action_dim must be the same .* {told}"):
+            widths(*given)
+
+
+def test_balanced_weights_need_numbers_of_frames(folder):
+    known = make_dataset_from_rlds(**arm(folder), train=True)[1]
+    given = arm(folder, dataset_statistics={name: known[name] for name in ("action", "proprio_arm")})
+    with pytest.raises(ValueError, match=r"balance_weights=True needs 'num_transitions', .* were given for arm"):
+        mixed([given, rover(folder)], balance_weights=True)
+    assert mixed([given, rover(folder)])[0]["action"].shape == (12, 1, 1, 3)
+
+
+def test_one_folder_for_the_tables_of_all(folder, tmp_path):
+    parts = [{**arm(folder), "cache_dir": None}, {**rover(folder), "cache_dir": str(tmp_path / "own")}]
+    common = tmp_path / "common"
+    mixed(parts, cache_dir=str(common))
+    assert [len(list((where / "episodes").iterdir())) for where in (common, tmp_path / "own")] == [1, 1]
+    build_dataset_from_config({"datasets": [{**rover(folder), "cache_dir": None}], "cache_dir": str(common)})
+    assert len(list((common / "episodes").iterdir())) == 2
+
+
+def test_data_sets_that_cannot_be_joined_draw_differently(tmp_path):
+    steps = {"observation": {"state": np.zeros((40, 2), np.float32)}, "action": np.zeros((40, 2), np.float32)}
+    for name in ("one", "other"):
+        write_rlds(tmp_path, name, {"train": [{"steps": steps}], "val": [{"steps": steps}]})
+    own = {"override_traj_transform_kwargs": {"goal_relabeling_kwargs": {"max_goal_distance": 40}}}
+    known = {"data_dir": tmp_path, "cache_dir": str(tmp_path), "proprio_obs_keys": {"arm": "state"}}
+    ds = make_interleaved_dataset(
+        [{**known, "name": "one"}, {**known, "name": "other", **own}],
+        train=True,
+        traj_transform_kwargs={"goal_relabeling_strategy": "uniform"},
+    )
+    goals = {}
+    for number in range(80):
+        frame = ds[number]
+        goals[frame["dataset_name"], int(frame["observation"]["timestep"][0])] = int(frame["task"]["timestep"])
+    assert len(goals) == 80
+    assert sum(goals[b"one", time] == goals[b"other", time] for time in range(40)) < 20
 
 
 def test_names_and_weights_are_checked(folder):

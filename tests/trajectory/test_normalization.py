@@ -104,3 +104,13 @@ def test_bad_input():
         normalize_action_and_proprio(traj, {"action": stats, "proprio_arm": stats}, "normal", ["proprio_arm"])
     with pytest.raises(ValueError, match="by these statistics needs 'action'"):
         normalize_action_and_proprio(traj, {}, "normal", [])
+
+
+@pytest.mark.parametrize("kind", ["normal", "bounds"])
+def test_half_precision_of_what_never_changes(kind):
+    """In float16 the 1e-8 that keeps a division from failing is nothing."""
+    stats = {"mean": [1.5, 0.0], "std": [0.0, 2.0], "p01": [1.5, -1.0], "p99": [1.5, 1.0]}
+    x = np.array([[1.5, 0.5], [1.5, -0.5]], np.float16)
+    scaled = normalize(x, stats, kind)
+    assert scaled.dtype == np.float16 and np.isfinite(scaled).all()
+    np.testing.assert_allclose(unnormalize(scaled, stats, kind), x, atol=1e-3)

@@ -297,6 +297,26 @@ def test_what_differs_is_not_joined():
     assert joined([one, Samples(wider, np.arange(1), transforms=Transforms(Windows()))]) is None
 
 
+# Widths.
+
+
+def test_proprio_without_a_width_is_not_filled_up():
+    observation = {"proprio_grip": np.arange(4.0), "proprio_arm": np.ones((4, 2))}
+    ds = TrajectoryDataset.from_trajectories([{"observation": observation, "action": np.ones((4, 2))}])
+    with pytest.raises(ValueError, match=r"observation/proprio_grip is one number per step .* max_proprio_dim=3"):
+        apply_trajectory_transforms(ds, train=True, window_size=2, max_proprio_dim=3)
+    with pytest.raises(ValueError, match=r"proprio_arm has 2 dimensions, more than max_proprio_dim=1"):
+        apply_trajectory_transforms(ds.traj_map(without_grip), train=True, max_proprio_dim=1)
+    filled = apply_trajectory_transforms(ds.traj_map(without_grip), train=True, window_size=2, max_proprio_dim=3)
+    assert filled[0]["observation"]["proprio_arm"].shape == (4, 2, 3)
+    untouched = apply_trajectory_transforms(ds, train=True, window_size=2, max_proprio_dim=3, compat="crossformer")
+    assert untouched[0]["observation"]["proprio_grip"].shape == (4, 2)  # it has another name than the original's
+
+
+def without_grip(trajectory):
+    return {**trajectory, "observation": {"proprio_arm": trajectory["observation"]["proprio_arm"]}}
+
+
 # Draws.
 
 

@@ -244,6 +244,13 @@ ONE = [{"action": np.array([[1.0], [3.0]])}]
 OTHER = [{"action": np.array([[5.0]])}]
 
 
+def test_arguments_have_the_originals_names(tmp_path):
+    found = get_dataset_statistics(
+        dataset=ONE, proprio_keys=[], hash_dependencies=["a"], save_dir=tmp_path, force_recompute=True
+    )
+    assert found["num_trajectories"] == 1
+
+
 def test_a_known_file_is_read_and_not_computed(tmp_path):
     first = get_dataset_statistics(ONE, [], ["a", "b"], tmp_path)
     assert get_dataset_statistics(OTHER, [], ["a", "b"], tmp_path) == first

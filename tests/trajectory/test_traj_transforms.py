@@ -73,17 +73,19 @@ def test_masks_are_true_exactly_where_data_are_real(length, window, horizon, mor
     goals = np.array([data.draw(st.integers(step, length - 1)) for step in range(length)])
     traj = numbered(length, goals, chunk)
     traj["action_pad_mask"] = np.random.default_rng(length).random(traj["action"].shape) < 0.5
-    made = chunk_act_obs(traj, window, horizon)
+    override = data.draw(st.none() | st.integers(0, window + 1))
+    made = chunk_act_obs(traj, window, horizon, override)
     assert made["action"].shape == made["action_pad_mask"].shape == (length, window, horizon, 2)
     for t in range(length):
         for w in range(window):
             slot = t - window + 1 + w
+            there = slot >= 0 and (override is None or w >= window - override)
             assert made["observation"]["timestep"][t, w] == max(slot, 0)
-            assert made["observation"]["timestep_pad_mask"][t, w] == (slot >= 0)
+            assert made["observation"]["timestep_pad_mask"][t, w] == there
             for h in range(horizon):
                 real = slot >= 0 and slot + h <= goals[t]
                 assert made["observation"]["task_completed"][t, w, h] == (not real)
-                if not real:
+                if not (real and there):
                     assert not made["action_pad_mask"][t, w, h].any()
                     continue
                 at = (slot + h,) if chunk is None else (slot, h)
@@ -222,7 +224,7 @@ def test_padding_that_would_cut():
     with pytest.raises(ValueError, match="observation/proprio_arm has 5 dimensions, more than max_proprio_dim=4"):
         pad_actions_and_proprio(traj, None, 4)
     pad_actions_and_proprio(traj, None, 4, compat="crossformer")
-    with pytest.raises(ValueError, match=r"action must have a width to pad"):
+    with pytest.raises(ValueError, match=r"action is one number per step"):
         pad_actions_and_proprio({"observation": {}, "action": np.ones(4)}, 6, None)
     assert pad_actions_and_proprio(traj | {"action": np.ones((4, 3, 2))}, 5, None)["action_pad_mask"].shape == (4, 3, 5)
 

@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base import checks
 from bushel.graph.node import MapNode
 from bushel.graph.reindex import Select, SelectMap
-from bushel.index.quota import Quotas, Stage, Stretches, exact_mixture, whole_numbers
+from bushel.index.quota import Quotas, Stage, Stretches, ToTheLast, exact_mixture, whole_numbers
 
 Weights = Sequence[float] | Sequence[tuple[int, Sequence[float]]] | str
 """A number for each part; or a schedule of such by position; or "size"."""
@@ -41,6 +41,31 @@ class ExactMix(SelectMap):
         return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
 
 
+@dataclasses.dataclass(frozen=True)
+class MixToTheLast(SelectMap):
+    """Parts in exact shares; when one has run out the others go on without it, in shares that are exact again."""
+
+    weights: tuple[int, ...]
+
+    def length(self, parent_lengths: tuple[int, ...]) -> int:
+        return _to_the_last(self.weights, parent_lengths).length
+
+    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        return _to_the_last(self.weights, parent_lengths).mixed(indices)
+
+    @property
+    def whole_epochs(self) -> bool:
+        return all(self.weights)
+
+    def call(self) -> str:
+        return f"mix(weights={_shown(self.weights)}, when_exhausted=continue)"
+
+
+@functools.lru_cache(maxsize=16)
+def _to_the_last(weights: tuple[int, ...], lengths: tuple[int, ...]) -> ToTheLast:
+    return ToTheLast(weights, lengths)
+
+
 def _shown(weights: tuple[int, ...]) -> list[float]:
     """Weights for people: whole numbers if they are short, else shares."""
     return list(weights) if max(weights) < 10**6 else [float(f"{weight / sum(weights):.4g}") for weight in weights]
@@ -59,14 +84,19 @@ def exact(
     parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None, when_exhausted: str
 ) -> MapNode:
     """An exact mixture, its arguments checked."""
-    if when_exhausted not in ("stop", "restart"):
-        raise ValueError(f'when_exhausted must be "stop" or "restart", got {when_exhausted!r}.')
+    if when_exhausted not in ("stop", "restart", "continue"):
+        raise ValueError(f'when_exhausted must be "stop", "restart" or "continue", got {when_exhausted!r}.')
     stages = _stages(parts, weights, temperature)
     for number, part in enumerate(parts):
         if part.length == 0 and any(numbers[number] for _, numbers in stages):
             raise ValueError(
                 f"Datasets with a weight must have elements, but the one at index {number} ({part.call()}) has none."
             )
+    if when_exhausted == "continue":
+        (_, numbers), *later = stages
+        if later:
+            raise ValueError('when_exhausted="continue" goes with one set of weights, not with a schedule.')
+        return Select(parts, MixToTheLast(numbers))
     return Select(parts, ExactMix(stages, when_exhausted == "restart"))
 
 

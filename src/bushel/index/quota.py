@@ -188,6 +188,49 @@ class Stretches:
         return self._tables[counts]
 
 
+class ToTheLast:
+    """Exact mixtures one after another: when a part has run out, the others go on without it, until none is left.
+
+    >>> which, index = ToTheLast((1, 1), [4, 2]).mixed(np.arange(6))
+    >>> which.tolist(), index.tolist()
+    ([0, 1, 0, 1, 0, 0], [0, 0, 1, 1, 2, 3])
+    """
+
+    def __init__(self, weights: Sequence[int], lengths: Sequence[int]):
+        self._lengths = np.array(lengths)
+        self._mixtures: list[Quotas | Stretches] = []
+        self._starts: list[int] = []
+        self._given: list[np.ndarray] = []
+        self.length = 0
+        """How many elements all parts with a weight have together."""
+        left = self._lengths
+        while (alive := np.where(left > 0, weights, 0)).any() and self.length < INFINITE:
+            mixture = exact_mixture([(0, tuple(alive.tolist()))])
+            self._mixtures.append(mixture)
+            self._starts.append(self.length)
+            self._given.append(self._lengths - left)
+            length = mixture.length(np.where(alive, left, INFINITE).tolist())
+            if length < INFINITE:
+                left = left - [_before(mixture, part, length) if weight else 0 for part, weight in enumerate(alive)]
+            self.length = min(INFINITE, self.length + length)
+
+    def mixed(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the mixture -> (which part, index in it). After the end come the next epochs of all parts."""
+        epoch, place = words.split(positions, self.length, to=int(self._lengths.max()))
+        run = np.searchsorted(self._starts, place, side="right") - 1
+        which, index = np.empty_like(place), np.empty_like(place)
+        for number in np.unique(run).tolist():
+            here = np.flatnonzero(run == number)
+            which[here], inside = self._mixtures[number].mixed(place[here] - self._starts[number])
+            index[here] = inside + self._given[number][which[here]]
+        return which, index + epoch * self._lengths[which] if np.any(epoch) else index
+
+
+def _before(mixture: Quotas | Stretches, part: int, position: int) -> int:
+    """How many elements of a part come before a position."""
+    return bisect.bisect_left(range(position + 1), position, key=lambda index: mixture._position_of(part, index))
+
+
 def _ranks(table: np.ndarray) -> np.ndarray:
     """The how-manieth of its part each entry is."""
     order = np.argsort(table, kind="stable")

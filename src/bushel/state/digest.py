@@ -1,6 +1,7 @@
 """Digests of parameters, functions and data that are the same in every process and on every machine.
 
-No addresses, no line numbers, no hash seeds, and nothing is unpickled or executed.
+No addresses, no line numbers, no hash seeds, and nothing is unpickled or executed. There are two kinds: a quick one for
+states, in which samples stand for long values, and a whole one for caches, which may be found again years later.
 """
 
 from __future__ import annotations
@@ -20,15 +21,24 @@ from typing import Any
 
 import numpy as np
 
+from bushel.state.following import globals_of, is_own
+
 _SAMPLES = 64  # so many elements of a long sequence, or blocks of a large array, stand for all
 _SAMPLE_BYTES = 1024
 _DEPTH = 8
+_WHOLE_DEPTH = 64
 
 
 class _Sink:
-    """A hash, and the objects it has been fed: one that comes again counts by its number, so cycles end."""
+    """A hash, and the objects it has been fed: one that comes again counts by its number, so cycles end.
 
-    def __init__(self) -> None:
+    `whole` leaves nothing out of long values, and what functions read of the user's modules is put down in `pending`.
+    """
+
+    def __init__(self, whole: bool = False) -> None:
+        self.whole = whole
+        self.depth = _WHOLE_DEPTH if whole else _DEPTH
+        self.pending: collections.deque[Any] = collections.deque()
         self._hash = hashlib.blake2b(digest_size=8)
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # as long as they are kept, no other object has their id
@@ -39,6 +49,12 @@ class _Sink:
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
 
+    def some(self, values: Any) -> Any:
+        """The elements of a list that stand for all of them."""
+        if self.whole or len(values) <= 2 * _SAMPLES:
+            return values
+        return [values[int(place)] for place in np.linspace(0, len(values) - 1, _SAMPLES)]
+
     def seen(self, value: Any) -> int | None:
         number = self._numbers.get(id(value))
         if number is None:
@@ -48,9 +64,26 @@ class _Sink:
 
 
 def digest(*values: Any) -> str:
-    """A short hexadecimal digest of values."""
-    sink = _Sink()
+    """A short hexadecimal digest of values. Samples stand for long lists and large arrays, so it takes no time."""
+    return _digest(_Sink(), values)
+
+
+def whole_digest(*values: Any) -> str:
+    """A digest for the names of files in a cache: no element of a value is left out.
+
+    Functions count with all that they read: functions, classes and values of the user's own modules, those that these
+    read, and so on. What is installed counts by name. Imports inside of a function, and what is found by a name that is
+    only known at run time, are not followed.
+    """
+    return _digest(_Sink(whole=True), values)
+
+
+def _digest(sink: _Sink, values: tuple[Any, ...]) -> str:
     for value in values:
+        _feed(sink, value, 0)
+    while sink.pending:
+        name, value = sink.pending.popleft()
+        _put(sink, "global", name)
         _feed(sink, value, 0)
     return sink.hexdigest()
 
@@ -78,7 +111,7 @@ def _put(sink: _Sink, tag: str, data: bytes | str = b"") -> None:
 
 def _feed(sink: _Sink, value: Any, depth: int) -> None:
     kind = type(value)
-    if depth > _DEPTH:
+    if depth > sink.depth:
         _put(sink, "deep", kind.__qualname__)
     elif value is None or kind in (bool, int, float, complex, str):
         _put(sink, kind.__name__, repr(value))
@@ -92,13 +125,13 @@ def _feed(sink: _Sink, value: Any, depth: int) -> None:
         _put(sink, "logger", value.name)
     elif isinstance(value, enum.Enum):
         _put(sink, "enum", f"{kind.__qualname__}.{value.name}")
+        if sink.whole:
+            _feed(sink, value.value, depth + 1)
     elif isinstance(value, (list, tuple)):
         _feed_sequence(sink, value, depth)
     elif isinstance(value, collections.abc.Mapping):
         _put(sink, "mapping", str(len(value)))
-        entries = list(value.items())
-        if len(entries) > 2 * _SAMPLES:
-            entries = [entries[int(place)] for place in np.linspace(0, len(entries) - 1, _SAMPLES)]
+        entries = sink.some(list(value.items()))
         for key, entry in sorted(((digest(key), entry) for key, entry in entries), key=lambda pair: pair[0]):
             _put(sink, "key", key)
             _feed(sink, entry, depth + 1)
@@ -115,6 +148,8 @@ def _feed(sink: _Sink, value: Any, depth: int) -> None:
         _feed_code(sink, value, depth)
     elif isinstance(value, (type, types.ModuleType)):
         _put(sink, "named", getattr(value, "__qualname__", value.__name__))
+        if sink.whole and isinstance(value, type):
+            _feed_whole_class(sink, value)
     elif callable(value):
         _feed_callable(sink, value, depth)
     elif hasattr(value, "__array__") and hasattr(value, "dtype"):
@@ -125,9 +160,7 @@ def _feed(sink: _Sink, value: Any, depth: int) -> None:
 
 def _feed_sequence(sink: _Sink, values: Any, depth: int) -> None:
     _put(sink, type(values).__name__, str(len(values)))
-    if len(values) > 2 * _SAMPLES:
-        values = [values[int(place)] for place in np.linspace(0, len(values) - 1, _SAMPLES)]
-    for value in values:
+    for value in sink.some(values):
         _feed(sink, value, depth + 1)
 
 
@@ -136,7 +169,7 @@ def _feed_array(sink: _Sink, array: np.ndarray, depth: int) -> None:
     if array.dtype.hasobject:
         _feed_sequence(sink, array.ravel().tolist(), depth + 1)
         return
-    if array.nbytes <= _SAMPLES * _SAMPLE_BYTES or array.ndim == 0:
+    if sink.whole or array.nbytes <= _SAMPLES * _SAMPLE_BYTES or array.ndim == 0:
         _put(sink, "data", np.ascontiguousarray(array).tobytes())
         return
     for place in np.linspace(0, len(array) - 1, _SAMPLES):
@@ -145,17 +178,17 @@ def _feed_array(sink: _Sink, array: np.ndarray, depth: int) -> None:
 
 
 def _feed_callable(sink: _Sink, function: Any, depth: int) -> None:
-    if depth > _DEPTH:
+    if depth > sink.depth:
         _put(sink, "deep")
     elif isinstance(function, functools.partial):
         _put(sink, "partial")
-        _feed_callable(sink, function.func, depth + 1)
+        (_feed if sink.whole else _feed_callable)(sink, function.func, depth + 1)
         _feed(sink, function.args, depth + 1)
         _feed(sink, function.keywords, depth + 1)
     elif isinstance(function, types.MethodType):
         _put(sink, "method")
         _feed_callable(sink, function.__func__, depth + 1)
-        _feed_object(sink, function.__self__, depth + 1)
+        (_feed if sink.whole else _feed_object)(sink, function.__self__, depth + 1)
     elif isinstance(function, types.FunctionType):
         _put(sink, "function", function.__qualname__)
         _feed_code(sink, function.__code__, depth + 1)
@@ -166,6 +199,9 @@ def _feed_callable(sink: _Sink, function: Any, depth: int) -> None:
                 _feed(sink, cell.cell_contents, depth + 1)
             except ValueError:  # a cell that is still empty
                 _put(sink, "empty")
+        if sink.whole and is_own(function):
+            _feed(sink, vars(function), depth + 1)
+            sink.pending += globals_of(function)
     elif isinstance(function, type) or _is_builtin(function):
         _put(sink, "named", getattr(function, "__qualname__", type(function).__qualname__))
         owner = getattr(function, "__self__", None)  # of a method such as {...}.get
@@ -215,10 +251,22 @@ def _feed_class(sink: _Sink, kind: type) -> None:
                 _feed(sink, value if code is None else code, 1)
 
 
+def _feed_whole_class(sink: _Sink, kind: type) -> None:
+    """All that a user's class and its bases define, and what their methods read."""
+    for base in filter(is_own, kind.__mro__):
+        for name, value in sorted(vars(base).items()):
+            parts = [value, *(getattr(value, part, None) for part in ("__func__", "fget", "fset", "fdel", "func"))]
+            functions = [part for part in parts if isinstance(part, types.FunctionType)]
+            if functions or not name.startswith(("__", "_abc_")):
+                sink.pending += [(f"{base.__qualname__}.{name}", part) for part in functions or [value]]
+
+
 def _feed_object(sink: _Sink, value: Any, depth: int) -> None:
     kind = type(value)
     _put(sink, "object", kind.__qualname__)
-    if depth <= 1:  # the transformation or dataset itself; of what it holds, values count and classes do not
+    if sink.whole:
+        _feed(sink, kind, depth + 1)
+    elif depth <= 1:  # the transformation or dataset itself; of what it holds, values count and classes do not
         _feed_class(sink, kind)
     attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
     if dataclasses.is_dataclass(value):

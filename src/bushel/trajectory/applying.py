@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -66,29 +66,53 @@ def apply_trajectory_transforms(
       frame_filter: of a trajectory, one bool per frame: which of them are samples. Windows still see the others.
       compat: "crossformer" for the original's masks and filters; by default as the data set was made.
     """
+    dataset.refuse_frames("apply_trajectory_transforms")
     samples = dataset.samples
-    if samples is None or samples.transforms is not None or samples.row_functions:
+    if samples is None or samples.row_functions:
         samples = dataset.as_table().samples
     assert samples is not None
+    _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
     transforms = Transforms(
         Windows(window_size, action_horizon, override_window_size, compat),
         **_goals(goal_relabeling_strategy, goal_relabeling_kwargs or {}),
         **(_tasks(task_augment_strategy, task_augment_kwargs or {}, compat) if train else {}),
-        subsample_length=subsample_length if train else None,
+        subsample_length=subsample_length,
         max_action_dim=max_action_dim,
         max_proprio_dim=max_proprio_dim,
         head_to_dataset=head_to_dataset,
     )
+    if not train:
+        transforms = dataclasses.replace(transforms, subsample_length=None)
     samples = dataclasses.replace(samples, compat=compat)
     chosen = samples.chosen[_passing(samples, skip_unlabeled, max_action, max_proprio)]
+    filters = {"skip_unlabeled": skip_unlabeled or None, "max_action": max_action, "max_proprio": max_proprio}
+    _refuse_nothing(chosen, samples, len(samples.chosen), "trajectory", "trajectories", filters)
     samples = dataclasses.replace(samples, chosen=chosen)
     if frame_filter is not None:
+        frames = len(samples)
         samples = dataclasses.replace(samples, kept=_kept_frames(samples, instantiated(frame_filter)))
+        _refuse_nothing(samples, samples, frames, "frame", "frames", {"frame_filter": frame_filter})
     made = dataset.with_samples(dataclasses.replace(samples, transforms=transforms)).with_threads(num_parallel_calls)
     for function in map(instantiated, post_chunk_transforms):
         made = made.traj_map(function)
     return made
+
+
+def _check_layout(columns: Mapping[str, Any], transformed: bool) -> None:
+    """Refuses trajectories that are transformed already, and dicts where transforms work on arrays."""
+    observed = columns.get("observation", {})
+    if transformed or "timestep_pad_mask" in observed:
+        raise ValueError(
+            "apply_trajectory_transforms was applied to this dataset before. Give all arguments in one call."
+        )
+    parts = {"action": columns.get("action"), **{f"observation/{name}": column for name, column in observed.items()}}
+    for name, column in parts.items():
+        if isinstance(column, Mapping):
+            raise ValueError(
+                f"{name} is a dict with {sorted(column)}, but transforms work on arrays: make it one, or several with "
+                "names of their own, by traj_map for example."
+            )
 
 
 def _goals(strategy: str | None, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +165,16 @@ def _passing(samples: Samples, skip_unlabeled: bool, max_action: float | None, m
     return passing[samples.chosen]
 
 
+def _refuse_nothing(
+    left: Sized, samples: Samples, before: int, one: str, several: str, filters: Mapping[str, Any]
+) -> None:
+    """Refuses a data set without a sample, which would give no batch, however long one waits."""
+    if not len(left):
+        told = ", ".join(f"{name}={value}" for name, value in filters.items() if value is not None)
+        why = f"{told} refuses all {before} {several}" if before else "there was none before the transforms"
+        raise ValueError(f"No {one} of {samples.name} is left: {why}. Loosen the filter, or leave the data set out.")
+
+
 def _kept_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.ndarray:
     kept = np.zeros(samples.episodes.frames, dtype=bool)
     plain = MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory).map(frame_filter)
@@ -186,6 +220,11 @@ class FrameTransforms:
         images = {name: leaf for name, leaf in tree.items() if name.startswith(("image_", "depth_"))}
         if not images:
             return tree
+        if "pad_mask_dict" not in tree:
+            raise ValueError(
+                f"There is no pad_mask_dict beside {', '.join(images)}, which tells images from padding: call "
+                "apply_trajectory_transforms before apply_frame_transforms."
+            )
         masks = {name: mask for name, mask in tree["pad_mask_dict"].items() if name in images}
         changed = change({**images, "pad_mask_dict": masks}, seed)
         return {**tree, **changed, "pad_mask_dict": {**tree["pad_mask_dict"], **changed["pad_mask_dict"]}}

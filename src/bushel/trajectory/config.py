@@ -20,7 +20,7 @@ from bushel.trajectory.backends import BACKENDS
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.functions import Function
 from bushel.trajectory.normalization import NormalizationType
-from bushel.trajectory.plain import plain, refuse_unknown, written
+from bushel.trajectory.plain import as_mapping, plain, refuse_unknown, written
 from bushel.trajectory.restructure import Keys
 
 
@@ -83,7 +83,7 @@ class DatasetConfig:
             raise ValueError(f"Data set {self.name!r}: weight must be a number, 0 or above; got {weight!r}.")
         what = f"Data set {self.name!r}"
         for field in ("image_obs_keys", "depth_obs_keys", "proprio_obs_keys", "proprio_obs_dims"):
-            _refuse_other(getattr(self, field), f"{what}: {field}")
+            as_mapping(getattr(self, field), f"{what}: {field}")
         _check_kwargs(self.override_traj_transform_kwargs, f"{what}: override_traj_transform_kwargs", traj_arguments())
         scale = NormalizationType(self.action_proprio_normalization_type)
         object.__setattr__(self, "action_proprio_normalization_type", scale)
@@ -121,6 +121,7 @@ class MixtureConfig:
       traj_transform_threads, traj_read_threads: hints for how many threads work.
       seed: of order and draws.
       compat: "crossformer" for the original's output with all its faults.
+      cache_dir: where the tables of data sets are kept that do not say it themselves.
       data_backend: what drives a loader, "bushel" or "grain".
 
     >>> config = MixtureConfig.from_mix([("bridge", 3.0), ("kuka", 1.0)], {"bridge": {}, "kuka": {}}, data_dir="data")
@@ -140,6 +141,7 @@ class MixtureConfig:
     traj_read_threads: int | None = None
     seed: int = 0
     compat: str | None = None
+    cache_dir: str | None = None
     data_backend: str = "bushel"
 
     def __post_init__(self) -> None:
@@ -190,7 +192,7 @@ class MixtureConfig:
         config, which has them, or those of a single data set, under "dataset_kwargs" (entries beside it that say
         nothing about data are left out); and the arguments of a single data set.
         """
-        _refuse_other(given, "A config")
+        given = as_mapping(given, "A config")
         if "dataset_kwargs" in given:
             return cls.from_dict(_of_training(cls, given))
         if "oxe_kwargs" in given:
@@ -284,8 +286,7 @@ _OURS = ("dataset", "train")  # which the loader gives
 
 def _of_training(kind: type[MixtureConfig], given: Mapping[str, Any]) -> dict[str, Any]:
     """What a training config says about data: under "dataset_kwargs", and in the fields of a mixture beside it."""
-    inner = given["dataset_kwargs"]
-    _refuse_other(inner, "dataset_kwargs")
+    inner = as_mapping(given["dataset_kwargs"], "dataset_kwargs")
     beside = {name: given[name] for name in _names(kind) if name in given}
     if "name" in inner:
         return {**beside, "datasets": [inner]}
@@ -297,7 +298,7 @@ def _names(kind: type[Any]) -> list[str]:
 
 
 def _from_fields(kind: type[Any], given: Mapping[str, Any], needed: Sequence[str]) -> Any:
-    _refuse_other(given, f"What makes a {kind.__name__}")
+    given = as_mapping(given, f"What makes a {kind.__name__}")
     refuse_unknown(given, _names(kind), kind.__name__)
     missing = [name for name in needed if name not in given]
     if missing:
@@ -306,15 +307,8 @@ def _from_fields(kind: type[Any], given: Mapping[str, Any], needed: Sequence[str
     return kind(**given)
 
 
-def _refuse_other(value: Any, what: str) -> None:
-    if not isinstance(value, Mapping):
-        more = " Call its to_dict()." if hasattr(value, "to_dict") else ""
-        raise TypeError(f"{what} must be a dict, got {type(value).__name__}.{more}")
-
-
 def _check_kwargs(given: Any, what: str, known: Sequence[str]) -> None:
-    _refuse_other(given, what)
-    refuse_unknown(given, known, what, "argument")
+    refuse_unknown(as_mapping(given, what), known, what, "argument")
 
 
 def _make_plain(config: Any) -> None:

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks
+from bushel.trajectory.arrays import Rng, generator, namespace, rows, running_max
 from bushel.trajectory.compat import faithful
 
 Tree = dict[str, Any]
-Rng = np.random.Generator | int | None
-"""What random functions take: a generator, a seed, or None for draws that nobody can repeat."""
 
 
 def tree_map(fn: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
@@ -44,13 +43,13 @@ def tree_merge(*trees: Mapping[str, Any]) -> Tree:
     return merged
 
 
-def take(tree: Mapping[str, Any], times: np.ndarray) -> Tree:
+def take(tree: Mapping[str, Any], times: Any) -> Tree:
     """A tree of arrays with the rows at `times`, an integer array of any shape.
 
     >>> take({"a": np.arange(3) * 10}, np.array([[2, 0]]))["a"].tolist()
     [[20, 0]]
     """
-    return tree_map(lambda leaf: leaf[times], tree)
+    return tree_map(lambda leaf: rows(leaf, times), tree)
 
 
 def entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", hint: str = "") -> Any:
@@ -130,7 +129,7 @@ def sample_match_keys_uniform(
     >>> sample_match_keys_uniform({"text": 1, "state": 2}, "te*")
     1
     """
-    return d[matching_key(d, key_template, np.random.default_rng(rng).random(), compat=compat)]
+    return d[matching_key(d, key_template, generator(rng).random(), compat=compat)]
 
 
 def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], dataset_weights: Sequence[float]) -> None:
@@ -148,7 +147,7 @@ def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], datase
         print(f"  {name:<{width}}  {weight:g}")
 
 
-def binarize_gripper_actions(actions: ArrayLike) -> np.ndarray:
+def binarize_gripper_actions(actions: Any) -> Any:
     """Gripper positions as open (1, above 0.95) and closed (0, below 0.05); those between get the next one reached.
 
     If a trajectory ends between, its last stretch keeps the last position as it is.
@@ -156,14 +155,14 @@ def binarize_gripper_actions(actions: ArrayLike) -> np.ndarray:
     >>> binarize_gripper_actions([1, 0.5, 0, 0.5]).tolist()
     [1.0, 0.0, 0.0, 0.5]
     """
-    positions = _steps(actions)
+    xp, positions = _steps(actions)
     is_open = positions > 0.95
-    reached = np.where(is_open | (positions < 0.05), np.arange(len(positions)), len(positions))
-    reached = np.minimum.accumulate(reached[::-1])[::-1]
-    return np.concatenate([is_open.astype(np.float32), positions[-1:]])[reached]
+    to_end = xp.where(is_open | (positions < 0.05), np.arange(len(positions), 0, -1), 0)
+    reached = len(positions) - running_max(to_end[::-1])[::-1]
+    return xp.concatenate([is_open.astype(np.float32), positions[-1:]])[reached]
 
 
-def rel2abs_gripper_actions(actions: ArrayLike) -> np.ndarray:
+def rel2abs_gripper_actions(actions: Any) -> Any:
     """Relative gripper actions (above 0.1 closes, below -0.1 opens) as states: 1 for open, 0 for closed.
 
     The first motion is taken to change the state; without any, the gripper is open.
@@ -171,16 +170,16 @@ def rel2abs_gripper_actions(actions: ArrayLike) -> np.ndarray:
     >>> rel2abs_gripper_actions([0, 1, 0, -1]).tolist()
     [1.0, 0.0, 0.0, 1.0]
     """
-    moves = _steps(actions)
-    opens, moved = moves < -0.1, np.abs(moves) > 0.1
-    if not moved.any():
-        return np.ones(len(moves), np.float32)
-    last = np.maximum.accumulate(np.where(moved, np.arange(len(moves)), -1))
-    first = not opens[moved.argmax()]  # the state before the first motion
-    return np.where(last < 0, first, opens[last]).astype(np.float32)
+    xp, moves = _steps(actions)
+    if not len(moves):
+        return moves
+    opens, moved = moves < -0.1, abs(moves) > 0.1
+    last = running_max(xp.where(moved, np.arange(len(moves)), -1))
+    first = ~opens[moved.argmax()]  # the state before the first motion, or before none
+    return xp.where(last < 0, first, opens[last]).astype(np.float32)
 
 
-def rel_open_or_closed(actions: ArrayLike, *, compat: str | None = None) -> np.ndarray:
+def rel_open_or_closed(actions: Any, *, compat: str | None = None) -> Any:
     """The gripper's first state, from relative actions (below -0.001 closes, above 0.001 opens): 1 open, 0 closed.
 
     A gripper that never moves was open. With `compat="crossformer"` it is always 0.
@@ -188,17 +187,20 @@ def rel_open_or_closed(actions: ArrayLike, *, compat: str | None = None) -> np.n
     >>> float(rel_open_or_closed([0, -1, 1]))
     1.0
     """
-    moves = _steps(actions)
-    moved = np.abs(moves) > 1e-3
-    was_open = not moved.any() or bool(moves[moved.argmax()] < 0)
-    return np.asarray(was_open and not faithful(compat), np.float32)
+    xp, moves = _steps(actions)
+    if not len(moves):
+        moves = np.zeros(1, np.float32)
+    moved = abs(moves) > 1e-3
+    was_open = ~moved.any() | (moves[moved.argmax()] < 0)
+    return xp.asarray(was_open & (not faithful(compat)), np.float32)
 
 
-def _steps(actions: ArrayLike) -> np.ndarray:
-    values = np.asarray(actions, np.float32)
+def _steps(actions: Any) -> tuple[Any, Any]:
+    xp = namespace(actions)
+    values = xp.asarray(actions, np.float32)
     if values.ndim != 1:
         raise ValueError(f"Gripper actions are one number per step, got an array of shape {values.shape}.")
-    return values
+    return xp, values
 
 
 def invert_gripper_actions(actions: Any) -> Any:
@@ -221,11 +223,11 @@ def relabel_actions(traj: Mapping[str, Any]) -> Tree:
     """
     state = entry(entry(traj, "observation"), "state", of="Relabelling an observation")[:, :6]
     shorter = tree_map(lambda leaf: leaf[:-1], traj)
-    moved = state[1:] - state[:-1]
-    return shorter | {"action": np.concatenate([moved, entry(traj, "action")[:-1, -1:]], axis=1)}
+    moved, gripper = state[1:] - state[:-1], entry(traj, "action")[:-1, -1:]
+    return shorter | {"action": namespace(moved, gripper).concatenate([moved, gripper], axis=1)}
 
 
-def moving(actions: ArrayLike, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: float = 1e-5) -> np.ndarray:
+def moving(actions: Any, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: float = 1e-5) -> Any:
     """Which frames move: any of the first `dims` numbers of the action differs from `at_rest`, for filters of frames.
 
     For normalised actions `at_rest` is what a zero becomes, number by number.
@@ -233,11 +235,11 @@ def moving(actions: ArrayLike, *, at_rest: ArrayLike = 0.0, dims: int = 6, toler
     >>> moving([[0, 0, 1], [0, 0.5, 1]], dims=2).tolist()
     [False, True]
     """
-    values = np.asarray(actions)
+    values = namespace(actions).asarray(actions)
     if values.ndim < 2:
         raise ValueError(f"Actions have a number per step and dimension, got an array of shape {values.shape}.")
-    moved = np.abs(values - np.asarray(at_rest))[..., :dims] > tolerance
-    return np.logical_or.reduce(moved, axis=tuple(range(1, moved.ndim)))
+    moved = abs(values - np.asarray(at_rest))[..., :dims] > tolerance
+    return moved.any(axis=tuple(range(1, moved.ndim)))
 
 
 def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = None) -> np.ndarray:

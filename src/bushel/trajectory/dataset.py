@@ -41,6 +41,8 @@ class _Known:
     samples: Samples
     moves: tuple[_Move, ...] = ()
     """What was done to the order of frames."""
+    epochs: int | None = 1
+    """How many epochs of it a mixture has; None for no end."""
 
     def trajectories(self) -> MapDataset[Any]:
         return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
@@ -63,6 +65,7 @@ class _Made:
     """Trajectories or frames that are made by functions the library cannot look into."""
 
     ds: MapDataset[Any]
+    epochs: int | None = 1
 
     def trajectories(self) -> MapDataset[Any]:
         return self.ds
@@ -71,7 +74,7 @@ class _Made:
         return self.ds
 
     def moved(self, move: _Move) -> _Made:
-        return _Made(move(self.ds))
+        return dataclasses.replace(self, ds=move(self.ds))
 
 
 _Part = _Known | _Made
@@ -199,7 +202,10 @@ class TrajectoryDataset:
 
     @staticmethod
     def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
-        """Trajectories of a list, or of any source: trees of arrays with a leading axis of time."""
+        """Trajectories of a list, or of any source: trees of arrays with a leading axis of time.
+
+        `observation/timestep` is counted here, from 0 in each of them, in place of one that they have.
+        """
         ds = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
         return TrajectoryDataset.from_episodes(Episodes.of(results(ds, "episodes")), seed=seed)
 
@@ -217,8 +223,8 @@ class TrajectoryDataset:
     ) -> TrajectoryDataset:
         """A mixture of flattened datasets: frames in proportion to weights, exact in every prefix to within one frame.
 
-        An endless mixture takes each dataset over and over, shuffled anew. One with an end stops when the first of them
-        has no frame left.
+        An endless mixture takes each dataset over and over, shuffled anew. When a dataset with an end has no frame
+        left, the others go on in their proportions, until none is left.
         """
         if not datasets:
             raise ValueError("sample_from_datasets needs at least one dataset.")
@@ -231,7 +237,6 @@ class TrajectoryDataset:
             [ds._as_part() for ds in datasets],
             weights=shares,
             flattened=True,
-            epochs=None if any(ds._epochs is None for ds in datasets) else 1,
             threads=max(ds._threads for ds in datasets),
         )
 
@@ -241,10 +246,14 @@ class TrajectoryDataset:
 
     def as_table(self) -> TrajectoryDataset:
         """The same trajectories, made once and put into a table: their functions are not called again."""
-        self._refuse_frames("as_table")
-        made = (trajectory for ds in self._elements() for trajectory in results(ds, "trajectories"))
-        table = Episodes.of(made)
-        return self._but([_Known(Samples(table, np.arange(len(table))))], operations=())
+        self.refuse_frames("as_table")
+        (part,), (elements,) = self._parts, self._elements()
+        table = Episodes.of(results(elements, "trajectories"))
+        made = Samples(table, np.arange(len(table)))
+        if isinstance(part, _Known):
+            told, before = part.samples, part.samples.episodes
+            made = Samples(table.padded_like(before), made.chosen, seed=told.seed, compat=told.compat)
+        return self._but([_Known(made)], operations=())
 
     def with_threads(self, threads: int | None) -> TrajectoryDataset:
         """So many threads work ahead of an iterator, if none of the calls before asked for more."""
@@ -254,7 +263,7 @@ class TrajectoryDataset:
 
     def traj_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """`function` of each trajectory. Encoded images in it are handles: `bytes(handle)` reads one."""
-        self._refuse_frames("traj_map")
+        self.refuse_frames("traj_map")
         samples = self.samples
         if samples is not None and getattr(function, "rowwise", False):
             return self.with_samples(dataclasses.replace(samples, row_functions=(*samples.row_functions, function)))
@@ -279,7 +288,7 @@ class TrajectoryDataset:
         return self.random_frame_map(_with_key, seed=seed)
 
     def _as_part(self) -> _Part:
-        """One epoch, as a part of a mixture."""
+        """All of it, as a part of a mixture."""
         part: _Part
         part, *others = self._parts
         if others:
@@ -287,7 +296,8 @@ class TrajectoryDataset:
         if self._operations:
             part = _Made(self._elements()[0])
         seed = self._seed
-        return part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
+        part = part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
+        return dataclasses.replace(part, epochs=self._epochs)
 
     def _elements(self) -> list[MapDataset[Any]]:
         """One epoch of each part, with all that was done to its trajectories or frames."""
@@ -309,7 +319,7 @@ class TrajectoryDataset:
 
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
         """Frames in place of trajectories."""
-        self._refuse_frames("flatten")
+        self.refuse_frames("flatten")
         made = self.with_threads(num_parallel_calls)
         known = all(isinstance(part, _Known) for part in self._parts)
         if known and all(isinstance(operation, _OnFrames) for operation in self._operations):
@@ -343,7 +353,8 @@ class TrajectoryDataset:
         batches = frames.batch(batch_size, drop_remainder=drop_remainder)
         return self._but([_Made(batches)], epochs=1, seed=None, operations=())
 
-    def _refuse_frames(self, method: str) -> None:
+    def refuse_frames(self, method: str) -> None:
+        """Refuses frames where `method` needs trajectories."""
         if self.is_flattened:
             raise ValueError(
                 f"{method} works on trajectories, but this dataset is flattened. Call it before flatten()."
@@ -380,11 +391,12 @@ class TrajectoryDataset:
         """Shuffled, mixed, repeated, as was asked for."""
         if self._seed is not None:
             parts = [ds.shuffle(seed=(self._seed + number) % (1 << 32)) for number, ds in enumerate(parts)]
-        if len(parts) == 1:
-            return parts[0] if self._epochs == 1 else parts[0].repeat(self._epochs)
-        if self._epochs is not None:
-            return MapDataset.mix([ds.repeat(self._epochs) for ds in parts], self._weights, exact=True)
-        return MapDataset.mix(parts, self._weights, exact=True, when_exhausted="restart")
+        times = self._epochs
+        counts = [None if part.epochs is None or times is None else part.epochs * times for part in self._parts]
+        if len(parts) > 1 and not any(counts):
+            return MapDataset.mix(parts, self._weights, when_exhausted="restart")
+        repeated = [ds if count == 1 else ds.repeat(count) for ds, count in zip(parts, counts)]
+        return repeated[0] if len(parts) == 1 else MapDataset.mix(repeated, self._weights, when_exhausted="continue")
 
     @property
     def read_options(self) -> ReadOptions:

@@ -133,6 +133,18 @@ class Episodes:
         """The table with more columns, constant ones for example."""
         return dataclasses.replace(self, columns=nested(flat(self.columns) | flat(more)), folder=None)
 
+    def padded_like(self, other: Episodes) -> Episodes:
+        """The table with padding where `other` has it and nothing has taken its place: zeros alone do not tell."""
+        now = flat(self.columns)
+        padding: dict[tuple[str, ...], Any] = {}
+        for path, was in flat(other.columns).items():
+            column = now.get(path)
+            if not isinstance(was, Constant) or was.present or not isinstance(column, Numbers):
+                continue
+            if column.entry_shape == was.entry_shape and bool((column.values == was.entry).all()):
+                padding[path] = Constant(was.entry, self.frames, present=False)
+        return self.with_columns(nested(padding))
+
     def __reduce__(self) -> Any:
         # Worker processes map the files themselves.
         if self.folder is not None:
@@ -145,8 +157,11 @@ class Episodes:
         )
 
 
-def save(episodes: Episodes, folder: str) -> Episodes:
-    """Writes a table to a folder, which appears at once or not at all, and returns it mapped from there."""
+def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
+    """Writes a table to a folder, which appears at once or not at all, and returns it mapped from there.
+
+    `replace` removes one that is there already; who has it mapped keeps it.
+    """
     os.makedirs(os.path.dirname(folder) or ".", exist_ok=True)
     temporary = tempfile.mkdtemp(dir=os.path.dirname(folder) or ".", prefix="writing-")
     try:
@@ -158,6 +173,10 @@ def save(episodes: Episodes, folder: str) -> Episodes:
         np.save(os.path.join(temporary, "episodes.npy"), np.stack([episodes.lengths, numbers]))
         with open(os.path.join(temporary, "table.json"), "w", encoding="utf-8") as file:
             json.dump({"format": _FORMAT, "columns": described, "fingerprint": episodes.fingerprint}, file)
+        if replace:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(folder, f"{temporary}-old")
+                shutil.rmtree(f"{temporary}-old", ignore_errors=True)
         with contextlib.suppress(OSError):  # another process was faster: its table is the same
             os.rename(temporary, folder)
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bushel.state.digest import digest
+from bushel.state.digest import whole_digest
 from bushel.trajectory.spec import ModuleSpec
 
 Function = Callable[..., Any] | Mapping[str, Any] | str
@@ -23,10 +23,10 @@ def instantiated(function: Function) -> Callable[..., Any]:
 
 
 def named(function: Function) -> str:
-    """A text that tells a function from others: how it is called, and a digest of its code."""
+    """A text that tells a function from others: how it is called, and a digest of its code and of what it reads."""
     spec = _spec(function)
     called = ModuleSpec.to_string(spec) if isinstance(spec, Mapping) else _name(spec)
-    return f"{called}#{digest(instantiated(spec))}"
+    return f"{called}#{whole_digest(instantiated(spec))}"
 
 
 def _spec(function: Function) -> Callable[..., Any] | Mapping[str, Any]:

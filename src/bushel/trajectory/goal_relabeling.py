@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks, trees
-from bushel.trajectory.data_utils import Rng, Tree, entry, take, tree_merge
+from bushel.trajectory.arrays import Rng, is_jax, namespace
+from bushel.trajectory.arrays import draws as drawn
+from bushel.trajectory.data_utils import Tree, entry, take, tree_merge
 
 
-def goals(times: ArrayLike, lengths: ArrayLike, draws: ArrayLike, max_goal_distance: int | None = None) -> np.ndarray:
+def goals(times: ArrayLike, lengths: ArrayLike, draws: Any, max_goal_distance: int | None = None) -> Any:
     """The goals int64[N] of times in episodes of these lengths, by draws from [0, 1).
 
     Each of the present, the next, ... up to the last frame is as likely; with `max_goal_distance=d` only the first d of
@@ -25,12 +27,15 @@ def goals(times: ArrayLike, lengths: ArrayLike, draws: ArrayLike, max_goal_dista
     high = np.asarray(lengths, np.int64)
     if max_goal_distance is not None:
         high = np.minimum(low + checks.positive(max_goal_distance, "max_goal_distance"), high)
-    ahead = (np.asarray(draws) * (high - low)).astype(np.int64)
-    return np.minimum(low + ahead, high - 1)  # a product may have been rounded up
+    xp = namespace(draws)
+    ahead = (xp.asarray(draws) * (high - low)).astype(np.int32 if is_jax(draws) else np.int64)
+    return xp.minimum(low + ahead, high - 1)  # a product may have been rounded up
 
 
 def uniform(traj: Mapping[str, Any], max_goal_distance: int | None = None, *, rng: Rng = None) -> Tree:
     """Puts a whole observation of each step's future into `task`, over what was there under the same names.
+
+    With a `jax.random` key as `rng` it runs inside of `jit` and `vmap`.
 
     >>> traj = {"observation": {"timestep": np.arange(3)}, "task": {}}
     >>> uniform(traj, max_goal_distance=1)["task"]["timestep"].tolist()
@@ -41,5 +46,5 @@ def uniform(traj: Mapping[str, Any], max_goal_distance: int | None = None, *, rn
     if not leaves:
         raise ValueError("The observation is empty, so there is nothing to take as a goal.")
     times = np.arange(len(leaves[0]))
-    chosen = goals(times, len(times), np.random.default_rng(rng).random(len(times)), max_goal_distance)
+    chosen = goals(times, len(times), drawn(rng, len(times)), max_goal_distance)
     return {**traj, "task": tree_merge(entry(traj, "task"), take(observation, chosen))}

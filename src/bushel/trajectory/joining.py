@@ -35,14 +35,14 @@ class NormalizeEach:
 def joined(parts: Sequence[Samples]) -> Samples | None:
     """All samples in one index space, those of each data set after those of the one before.
 
-    None where that cannot be: transforms, seeds or the layouts of tables differ.
+    Draws are by the seed of the first. None where it cannot be: transforms or the layouts of tables differ.
     """
     first = parts[0]
     if len(parts) == 1:
         return first
     for part in parts[1:]:
-        same = (part.transforms, part.row_functions, part.seed, part.compat)
-        if same != (first.transforms, first.row_functions, first.seed, first.compat):
+        same = (part.transforms, part.row_functions, part.compat)
+        if same != (first.transforms, first.row_functions, first.compat):
             return None
         if _layout(part.episodes) != _layout(first.episodes):
             return None

@@ -49,6 +49,7 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
         traj_read_threads=chosen.traj_read_threads,
         seed=chosen.seed,
         compat=chosen.compat,
+        cache_dir=chosen.cache_dir,
     )
 
 
@@ -62,7 +63,12 @@ def build_dataset_from_config(config: Any, *, train: bool | None = None, **chang
         return get_dataset(chosen)
     (one,) = chosen.datasets
     return make_single_dataset(
-        {**one.to_kwargs(), "seed": chosen.seed, "compat": chosen.compat},
+        {
+            **one.to_kwargs(),
+            "seed": chosen.seed,
+            "compat": chosen.compat,
+            "cache_dir": one.cache_dir or chosen.cache_dir,
+        },
         train=chosen.train,
         traj_transform_kwargs=chosen.traj_transform_kwargs,
         frame_transform_kwargs=chosen.frame_transform_kwargs,

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
-from bushel.trajectory.columns import Constant, Numbers
+from bushel.trajectory.columns import Constant
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import allocate_threads
+from bushel.trajectory.data_utils import allocate_threads, entry
 from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.functions import instantiated
 from bushel.trajectory.reading import make_dataset_from_rlds
-from bushel.trajectory.samples import LANGUAGES, WORDS, Samples
+from bushel.trajectory.samples import LANGUAGES, WORDS, Samples, Transforms
 
 _OVERRIDE = "override_traj_transform_kwargs"
 _OWN_FILTER = "frame_filter"
+_FINISH = "post_chunk_transforms"  # after data sets are made alike
 
 
 def make_single_dataset(
@@ -62,6 +64,7 @@ def make_interleaved_dataset(
     traj_read_threads: int | None = None,
     seed: int = 0,
     compat: str | None = None,
+    cache_dir: str | None = None,
 ) -> TrajectoryDataset:
     """Frames of several data sets without end, in exact proportions, shuffled over all of them, in batches.
 
@@ -82,6 +85,7 @@ def make_interleaved_dataset(
       traj_transform_threads, traj_read_threads: hints for how many threads work for all data sets together.
       seed: of order and draws.
       compat: "crossformer" for the original's output with all its faults.
+      cache_dir: where the tables of data sets are kept that do not say it themselves.
     """
     if not dataset_kwargs_list:
         raise ValueError("make_interleaved_dataset needs at least one data set.")
@@ -94,28 +98,42 @@ def make_interleaved_dataset(
     shared = dict(traj_transform_kwargs or {})
     statistics: dict[str, Any] = {}
     parts: list[TrajectoryDataset] = []
+    finishing: list[list[Callable[..., Any]]] = []
     reads = allocate_threads(traj_read_threads, weights)
-    for kwargs, threads in zip(dataset_kwargs_list, reads):
-        own = dict(kwargs)
+    for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
+        own = {"seed": _seed_of(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
+        own["cache_dir"] = own.get("cache_dir") or cache_dir
         override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
-        made, found = make_dataset_from_rlds(
-            **{"seed": seed, "compat": compat, "num_parallel_reads": threads} | own, train=train
-        )
+        made, found = make_dataset_from_rlds(**own, train=train)
         statistics[own["name"]] = found
         if faithful(compat):
             shared |= override  # the original changes what all later data sets get
-        made = apply_trajectory_transforms(made, **(shared | dict(override) | filtered), train=train)
-        parts.append(made)
+        asked = {**shared, **override, **filtered}
+        finishing.append([instantiated(function) for function in asked.pop(_FINISH, None) or ()])
+        parts.append(apply_trajectory_transforms(made, **asked, train=train))
     if balance_weights:
-        weights = [weight * found["num_transitions"] for weight, found in zip(weights, statistics.values())]
+        told = "These are the dataset_statistics that were given for {}."
+        sizes = [
+            float(entry(found, "num_transitions", of="balance_weights=True", hint=told.format(name)))
+            for name, found in statistics.items()
+        ]
+        weights = [weight * size for weight, size in zip(weights, sizes)]
     if not faithful(compat):
         parts = unified(parts)
+    for number, functions in enumerate(finishing):
+        for function in functions:
+            parts[number] = parts[number].traj_map(function)
     flat = [part.repeat().flatten() for part in parts]
     mixed = TrajectoryDataset.sample_from_datasets(flat, weights).shuffle(shuffle_buffer_size, seed=seed)
     frames = {"seed": seed, "compat": compat, **(frame_transform_kwargs or {})}
     mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
+
+
+def _seed_of(seed: int, number: int) -> int:
+    """The seed of one of several data sets: samples of the same number in different ones draw differently."""
+    return (seed + number * 0x9E3779B1) % (1 << 32)
 
 
 def _own_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -127,48 +145,81 @@ def _own_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
 def unified(parts: Sequence[TrajectoryDataset]) -> list[TrajectoryDataset]:
     """Data sets whose samples have the same leaves: what one lacks is padding, actions are as wide as the widest.
 
-    Those that a function was applied to that the library cannot look into are left as they are.
+    What cannot be made the same is refused, with the names of the data sets.
     """
-    known = [part.samples for part in parts]
-    if len(parts) == 1 or any(samples is None for samples in known):
+    known = [part.samples for part in parts if part.samples is not None]
+    if len(known) == 1:
         return list(parts)
-    tables = [samples.episodes for samples in known if samples is not None]
-    one_width = all(s is not None and s.transforms is not None and s.transforms.max_proprio_dim for s in known)
+    for setting, of in _SHAPING.items():
+        _refuse_different(setting, {samples.name: of(_transforms(samples)) for samples in known})
     observed: dict[str, Any] = {}
-    spoken = any({WORDS, LANGUAGES} & set(table.columns.get("task", {})) for table in tables)
-    widths = []
-    for table in tables:
-        for name, column in table.columns["observation"].items():
-            other = observed.get(name)
-            if other is None or isinstance(other, Constant):
-                observed[name] = column
-            elif isinstance(column, Numbers) and column.entry_shape != other.entry_shape and not one_width:
-                raise ValueError(
-                    f"{name} is {list(other.entry_shape)} per frame in one data set and {list(column.entry_shape)} in "
-                    "another: give them different names in proprio_obs_keys, or one width by max_proprio_dim."
-                )
-        widths.append(table.columns["action"].values.shape[-1])
-    width = max(widths) if len(set(widths)) > 1 else None
-    return [
-        part.with_samples(_filled_up(samples, observed, spoken, width))
-        for part, samples in zip(parts, known)
-        if samples is not None
-    ]
+    for name in dict.fromkeys(name for samples in known for name in _observed(samples)):
+        columns = {samples.name: _observed(samples)[name] for samples in known if name in _observed(samples)}
+        if name.startswith("proprio") and _transforms(known[0]).max_proprio_dim is None:
+            _refuse_widths(name, columns)
+        real = [column for column in columns.values() if not isinstance(column, Constant)]
+        observed[name] = [*real, *columns.values()][0]
+    spoken = any({WORDS, LANGUAGES} & set(samples.episodes.columns.get("task", {})) for samples in known)
+    asked = [_transforms(samples).max_action_dim for samples in known]
+    widths = [samples.episodes.columns["action"].entry_shape[-1] for samples in known]
+    filled = {samples.name: given or own for samples, given, own in zip(known, asked, widths)}
+    width = max(filled.values())
+    if any(given not in (None, width) for given in asked):
+        _refuse_different("max_action_dim", filled)
+    if len({*widths, width}) == 1:
+        width = None  # nothing to fill up
+    return [part.with_samples(_filled_up(samples, observed, spoken, width)) for part, samples in zip(parts, known)]
+
+
+def _transforms(samples: Samples) -> Transforms:
+    assert samples.transforms is not None
+    return samples.transforms
+
+
+def _observed(samples: Samples) -> Mapping[str, Any]:
+    return samples.episodes.columns.get("observation", {})
+
+
+_SHAPING: dict[str, Callable[[Transforms], Any]] = {
+    "window_size": lambda transforms: transforms.windows.window_size,
+    "action_horizon": lambda transforms: transforms.windows.action_horizon,
+    "goal_relabeling_strategy": lambda transforms: "uniform" if transforms.relabel_goals else None,
+    "head_to_dataset": lambda transforms: sorted(transforms.head_to_dataset or ("action",)),
+    "max_proprio_dim": lambda transforms: transforms.max_proprio_dim,
+}
+"""Settings on which the leaves of a sample and their shapes depend."""
+
+
+def _refuse_different(setting: str, values: Mapping[str, Any]) -> None:
+    if any(value != next(iter(values.values())) for value in values.values()):
+        told = ", ".join(f"{value} for {name}" for name, value in values.items())
+        more = " For shorter histories set override_window_size, which masks the rest." * (setting == "window_size")
+        raise ValueError(
+            f"{setting} must be the same for all data sets of a mixture, whose samples have one shape; it is {told}."
+            f"{more} See override_traj_transform_kwargs."
+        )
+
+
+def _refuse_widths(name: str, columns: Mapping[str, Any]) -> None:
+    if len({column.entry_shape for column in columns.values()}) > 1:
+        told = ", ".join(
+            f"{list(column.entry_shape)} in {data_set}"
+            + (" (padding, by its proprio_obs_dims)" if isinstance(column, Constant) else "")
+            for data_set, column in columns.items()
+        )
+        raise ValueError(
+            f"{name} is {told} for each frame: give what differs different names in proprio_obs_keys, or one width by "
+            "max_proprio_dim."
+        )
 
 
 def _filled_up(samples: Samples, observed: Mapping[str, Any], spoken: bool, width: int | None) -> Samples:
     table = samples.episodes
-    more = {
-        name: _padding(column, table.frames)
-        for name, column in observed.items()
-        if name not in table.columns["observation"]
-    }
+    more = {name: _padding(column, table.frames) for name, column in observed.items() if name not in _observed(samples)}
     columns: dict[str, Any] = {"observation": more}
     if spoken and not {WORDS, LANGUAGES} & set(table.columns.get("task", {})):
         columns["task"] = {WORDS: Constant(b"", table.frames, present=False)}
-    transforms = samples.transforms
-    if transforms is not None and transforms.max_action_dim is None and width is not None:
-        transforms = dataclasses.replace(transforms, max_action_dim=width)
+    transforms = dataclasses.replace(_transforms(samples), max_action_dim=width)
     return dataclasses.replace(samples, episodes=table.with_columns(columns), transforms=transforms)
 
 

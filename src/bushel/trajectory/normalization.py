@@ -64,7 +64,10 @@ def _scale(x: Any, stats: Mapping[str, Any], type: NormalizationType | str) -> t
             f"Statistics of shape {list(center.shape)} do not fit an array of shape {list(x.shape)}. "
             "Were they made from other data?"
         )
-    return center.astype(x.dtype), (spread + _EPSILON).astype(x.dtype)
+    scale = (spread + _EPSILON).astype(x.dtype)
+    if scale.dtype == np.float16:
+        scale = np.maximum(scale, np.finfo(np.float16).tiny)  # in which the epsilon is nothing
+    return center.astype(x.dtype), scale
 
 
 def _where(stats: Mapping[str, Any], mask: ArrayLike | None, changed: Any, x: Any) -> Any:

@@ -17,16 +17,35 @@ from bushel.trajectory.spec import ModuleSpec
 def plain(value: Any) -> Any:
     """A value in one form: dicts, tuples, texts and numbers of Python. Functions and other objects stay.
 
+    What has `items` and `to_dict`, as a `ConfigDict` does, is a dict.
+
     >>> plain({"size": [64, np.int64(64)], "mean": np.zeros(2)})
     {'size': (64, 64), 'mean': (0.0, 0.0)}
     """
-    if isinstance(value, Mapping):
+    if isinstance(value, Mapping) or _is_config(value):
         return {key: plain(entry) for key, entry in value.items()}
     if isinstance(value, (np.ndarray, np.generic)):
         return plain(value.tolist())
     if isinstance(value, (list, tuple)):
         return tuple(plain(entry) for entry in value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def _is_config(value: Any) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "to_dict", None)) and hasattr(value, "items")
+
+
+def as_mapping(value: Any, what: str) -> Mapping[str, Any]:
+    """A dict, or what can be made one: a `ConfigDict` for example. Anything else is refused, by the name of `what`.
+
+    >>> as_mapping({"seed": 1}, "A config")
+    {'seed': 1}
+    """
+    if isinstance(value, Mapping):
+        return value
+    if _is_config(value):
+        return value.to_dict()
+    raise TypeError(f"{what} must be a dict, got {type(value).__name__}.")
 
 
 def written(value: Any, where: str) -> Any:

@@ -7,6 +7,7 @@ From then on splits, filters, transforms and mixtures are index arithmetic on th
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
 import os
 import warnings
@@ -18,7 +19,7 @@ import numpy as np
 from bushel.base.options import MultiprocessingOptions
 from bushel.dataset import MapDataset
 from bushel.sources.tfrecord import cache_folder
-from bushel.state.digest import digest
+from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
 from bushel.trajectory.collecting import portable
 from bushel.trajectory.columns import flat, nested
@@ -28,6 +29,7 @@ from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.functions import Function, instantiated, named
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.passes import results
+from bushel.trajectory.plain import refuse_unknown
 from bushel.trajectory.restructure import Keys, Restructure, Tree
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Normalize, Samples
@@ -64,13 +66,14 @@ def _table(
     ignore_errors: bool,
     cache_dir: str | None,
     options: MultiprocessingOptions | None,
+    anew: bool,
 ) -> Episodes:
-    """The episodes of all splits that pass the filters, as a table."""
+    """The episodes of all splits that pass the filters, as a table: from the cache, unless it is to be made anew."""
     raw = builder.episodes("all")
     codes = [named(function) for function in filters]
-    fingerprint = [raw.fingerprint(), digest(restructure), *codes, ignore_errors]
-    folder = os.path.join(cache_dir or cache_folder(), "episodes", digest(fingerprint))
-    if os.path.exists(os.path.join(folder, "table.json")):
+    fingerprint = [raw.fingerprint(), whole_digest(restructure), *codes, ignore_errors]
+    folder = os.path.join(cache_dir or cache_folder(), "episodes", whole_digest(fingerprint))
+    if not anew and os.path.exists(os.path.join(folder, "table.json")):
         return tables.load(folder, raw.parts)
     prepare = _Prepare(restructure, tuple(map(instantiated, filters)), ignore_errors)
     made = results(MapDataset.source(raw).map_with_index(prepare), f"episodes of {restructure.name}", options)
@@ -85,7 +88,7 @@ def _table(
         )
     told = Episodes.of(metadata).columns if metadata[0] else {}
     table = dataclasses.replace(table, numbers=np.array(numbers), metadata=told)
-    return tables.save(table.with_columns(restructure.constants(table.frames)), folder)
+    return tables.save(table.with_columns(restructure.constants(table.frames)), folder, replace=anew)
 
 
 def _wanted(made: Iterator[dict[str, Any]], numbers: list[int], metadata: list[Tree], name: str) -> Iterator[Tree]:
@@ -134,6 +137,8 @@ def make_dataset_from_rlds(
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
     """The trajectories of a TFDS/RLDS folder in the layout that all transforms know, normalised; and their statistics.
 
+    The statistics are a tree of arrays, as in the original.
+
     Args:
       name, data_dir: the data set lies in `data_dir/name`; `data_dir` may be a URL.
       train: the split "train", else "val"; where there is no "val", the first 95 % of "train" or the rest.
@@ -144,12 +149,13 @@ def make_dataset_from_rlds(
       language_key: where the instruction is; of several that match a pattern, one is drawn for each trajectory.
       action_proprio_normalization_type: "normal" or "bounds".
       dataset_statistics: a dict or a JSON file, in place of those computed over the training data.
-      force_recompute_dataset_statistics: computes them though they are in the cache.
+      force_recompute_dataset_statistics: computes them though they are in the cache, and reads the data set anew.
       action_normalization_mask: false for dimensions of the action that stay as they are.
       filter_functions: of a raw trajectory; those are kept for which all say yes.
       skip_norm, skip_norm_keys: normalise nothing, or not these entries.
       ignore_errors: leaves out trajectories that cannot be read, with a warning that counts them.
-      num_parallel_reads, num_parallel_calls: hints for how many threads work.
+      num_parallel_reads, num_parallel_calls: hints for how many threads work, and the latter for how many processes
+        read the data set the first time; at most one per core, and -1 leaves it to the library.
       seed: of all draws that transforms make.
       compat: "crossformer" for the original's output with all its faults.
       cache_dir: where the table of episodes is kept; by default the cache folder of Bushel.
@@ -157,8 +163,11 @@ def make_dataset_from_rlds(
         the training data in either case.
     """
     others.pop("override_traj_transform_kwargs", None)
-    if others:
+    if others and faithful(compat):  # the original swallows them
         warnings.warn(f"make_dataset_from_rlds does not know and ignores {sorted(others)}.", stacklevel=2)
+    elif others:
+        known = [argument for argument in inspect.signature(make_dataset_from_rlds).parameters if argument != "others"]
+        refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
     builder = RLDSBuilder(name, data_dir)
     restructure = Restructure(
         name,
@@ -169,8 +178,8 @@ def make_dataset_from_rlds(
         dict(proprio_obs_dims or {}),
         language_key,
     )
-    options = None if num_parallel_calls is None else MultiprocessingOptions(max(num_parallel_calls, 0))
-    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, options)
+    anew = force_recompute_dataset_statistics
+    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, _workers(num_parallel_calls), anew)
     numbers = np.arange(len(table)) if table.numbers is None else table.numbers
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
     training, held_out = train_split or training, val_split or held_out
@@ -192,13 +201,33 @@ def make_dataset_from_rlds(
         statistics = dict(dataset_statistics)
     else:
         statistics = load_statistics(dataset_statistics)
+    statistics = _arrays(statistics)
+    kind, scaled = NormalizationType(action_proprio_normalization_type), {"action", *proprio} - set(skip_norm_keys)
+    needed = (set() if skip_norm else scaled) | ({"action"} if action_normalization_mask is not None else set())
+    for entry in sorted(needed - set(statistics)):
+        raise ValueError(
+            f"The dataset_statistics of {name} have no {entry!r}, by which it is normalised; they have "
+            f"{sorted(statistics)}. Name it in skip_norm_keys, or leave dataset_statistics away to compute them."
+        )
     if action_normalization_mask is not None:
         statistics = _masked(statistics, action_normalization_mask)
-    kind, scaled = NormalizationType(action_proprio_normalization_type), {"action", *proprio} - set(skip_norm_keys)
     normalize = None if skip_norm else Normalize(statistics, kind, frozenset(scaled))
     samples = Samples(table, chosen, normalize=normalize, seed=seed, compat=compat)
     made = TrajectoryDataset.from_samples(samples, statistics).with_threads(num_parallel_reads)
+    made = made.with_threads(num_parallel_calls)
     return (made.shuffle(seed=seed) if shuffle else made), statistics
+
+
+def _workers(asked: int | None) -> MultiprocessingOptions | None:
+    """The worker processes that a hint stands for; None leaves them to the library, as TensorFlow's -1 does."""
+    return None if asked is None or asked <= 0 else MultiprocessingOptions(min(asked, os.cpu_count() or 1))
+
+
+def _arrays(statistics: Mapping[str, Any]) -> dict[str, Any]:
+    """Statistics with an array at each leaf, counts too: models of this family call `tolist()` on all of them."""
+    return {
+        name: _arrays(value) if isinstance(value, Mapping) else np.array(value) for name, value in statistics.items()
+    }
 
 
 def _masked(statistics: Mapping[str, Any], mask: Sequence[bool]) -> dict[str, Any]:

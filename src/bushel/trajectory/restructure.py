@@ -46,6 +46,10 @@ class Restructure:
         """The trajectory with the new names; what has no old name is left to `constants`."""
         if self.standardize_fn is not None:
             trajectory = self.standardize_fn(trajectory)
+            if not isinstance(trajectory, Mapping):
+                raise ValueError(
+                    f"standardize_fn of {self.name} must return the trajectory, a dict; it returned {trajectory!r}."
+                )
         missing = sorted({"observation", "action"} - set(trajectory))
         if missing:
             raise ValueError(
@@ -59,6 +63,11 @@ class Restructure:
                 f"{kind}_{new}": self._entry(observation, old, kind) for new, old in keys.items() if old is not None
             }
         task = self._task(trajectory)
+        if isinstance(trajectory["action"], Mapping):
+            raise ValueError(
+                f"The action of {self.name} is a dict with {sorted(trajectory['action'])}: make it one array [T, A] in "
+                "standardize_fn, by np.concatenate for example."
+            )
         action = np.asarray(trajectory["action"], dtype=np.float32)
         return {"observation": found, **({"task": task} if task else {}), "action": action}
 
@@ -70,6 +79,11 @@ class Restructure:
             raise ValueError(
                 f"The observations of {self.name} have no {old!r}, which {kind}_obs_keys names; "
                 f"they have {sorted(observation)}."
+            )
+        if isinstance(observation[old], Mapping):
+            raise ValueError(
+                f"{old!r}, which {kind}_obs_keys names, is a dict with {sorted(observation[old])} in the observations "
+                f"of {self.name}: a standardize_fn can put one of its arrays into the observation itself."
             )
         values = np.asarray(observation[old])
         return values.astype(np.float32) if kind == "proprio" else values

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import trees
+from bushel.base import checks, trees
 from bushel.graph.node import InTwoSteps, Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
 from bushel.trajectory.columns import object_array, taken
@@ -25,7 +25,13 @@ from bushel.trajectory.episodes import LANGUAGES, Episodes
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.space import Space
 from bushel.trajectory.task_augmentation import Rephraser
-from bushel.trajectory.traj_transforms import add_head_action_mask, check_chunks, pad_actions_and_proprio
+from bushel.trajectory.traj_transforms import (
+    add_head_action_mask,
+    check_chunks,
+    check_width,
+    pad_actions_and_proprio,
+    proprio_names,
+)
 from bushel.trajectory.windows import Windows
 
 Tree = dict[str, Any]
@@ -77,6 +83,11 @@ class Transforms:
     max_proprio_dim: int | None = None
     head_to_dataset: Mapping[str, Sequence[str]] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("max_goal_distance", "subsample_length", "max_action_dim", "max_proprio_dim"):
+            if getattr(self, name) is not None:
+                checks.positive(getattr(self, name), name)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples(InTwoSteps):
@@ -101,6 +112,14 @@ class Samples(InTwoSteps):
     seed: int = 0
     compat: str | None = None
 
+    def __post_init__(self) -> None:
+        limit = None if self.transforms is None else self.transforms.max_proprio_dim
+        if limit is not None:
+            for name in proprio_names(self._observed, self.compat):
+                column = self._observed[name]
+                if column.is_numeric:
+                    check_width((len(column), *column.entry_shape), limit, f"observation/{name}", "max_proprio_dim")
+
     def __len__(self) -> int:
         """How many samples one epoch has."""
         return len(self.space)
@@ -113,6 +132,12 @@ class Samples(InTwoSteps):
         """Which frames are samples."""
         limit = None if self.transforms is None else self.transforms.subsample_length
         return Space(self.episodes.lengths, self.chosen, self.kept, limit, self.seed)
+
+    @functools.cached_property
+    def name(self) -> str:
+        """What the data set is called, for messages."""
+        column = self.episodes.columns.get("dataset_name")
+        return "the data set" if column is None else column.take(np.zeros(1, np.int64))[0].decode()
 
     def any_label(self) -> np.ndarray:
         """For each episode of the table, whether some step has an instruction."""
@@ -179,8 +204,8 @@ class Samples(InTwoSteps):
     def told(self, number: int, epoch: int) -> Origin:
         """Of which frame of which episode a sample is made, for people."""
         (episode,), (time,) = self.space.located(np.array([number]), np.array([epoch]))
-        numbers, name = self.episodes.numbers, self.episodes.columns.get("dataset_name")
-        of = f" of {name.take(np.array([0]))[0].decode()}" if name is not None else ""
+        numbers = self.episodes.numbers
+        of = f" of {self.name}" if "dataset_name" in self.episodes.columns else ""
         return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (int(time),))
 
     def _rows(self, at: Tree, chance: Draws) -> Tree:
@@ -286,7 +311,7 @@ class Samples(InTwoSteps):
             width = action.shape[-1]
             if transforms.max_action_dim is not None:
                 action = self._padded(action, {})["action"]
-            masks = _masks(reach, windows.action_horizon, action.shape[-1], filled=width)
+            masks = _masks(reach * windows.acting, windows.action_horizon, action.shape[-1], filled=width)
             rows |= {"action": action, "action_pad_mask": masks}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)

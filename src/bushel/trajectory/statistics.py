@@ -25,7 +25,7 @@ from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
 from bushel.sources import stores
 from bushel.sources.tfrecord import cache_folder
-from bushel.state.digest import code_digest
+from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import entry
@@ -71,7 +71,11 @@ class Statistics:
         rows = array.reshape(len(array), -1)
         if not np.isfinite(rows).all():
             where = np.flatnonzero(~np.isfinite(rows).all(axis=0)).tolist()
-            raise ValueError(f"Numbers that are infinite or NaN, in the dimensions {where}. Leave such data out.")
+            raise ValueError(
+                f"Numbers that are infinite or NaN, in the dimensions {where}. Leave such trajectories out, by "
+                "filter_functions for example, or give numbers of your own as dataset_statistics (with skip_norm=True "
+                "an empty dict will do)."
+            )
         exact = rows.astype(np.float64)
         mean = exact.mean(axis=0)
         squares = np.square(exact - mean).sum(axis=0)
@@ -137,7 +141,7 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 
 def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
-    """What a function does, as a short text: its own bytecode and arguments, not that of functions it calls.
+    """What a function does, as a short text: its bytecode and arguments, and what it reads of the user's own modules.
 
     Give it as one of `hash_dependencies`, and statistics are made anew when the function has changed. A `ModuleSpec`
     stands for its function.
@@ -147,11 +151,11 @@ def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
     """
     if function is None:
         return ""
-    return f"{PYTHON} {code_digest(ModuleSpec.instantiate(function) if isinstance(function, Mapping) else function)}"
+    return f"{PYTHON} {whole_digest(ModuleSpec.instantiate(function) if isinstance(function, Mapping) else function)}"
 
 
 def get_dataset_statistics(
-    trajectories: Any,
+    dataset: Any,
     proprio_keys: Sequence[str],
     hash_dependencies: Sequence[str],
     save_dir: str | os.PathLike[str] | None = None,
@@ -173,7 +177,7 @@ def get_dataset_statistics(
     ([2.0], 2, 1)
 
     Args:
-      trajectories: a `MapDataset` or `IterDataset` of trajectories, anything with a length and `[i]`, or an iterable.
+      dataset: a `MapDataset` or `IterDataset` of trajectories, anything with a length and `[i]`, or an iterable.
       proprio_keys: names of entries of `observation`.
       hash_dependencies: texts that say what the data are and how they are made; see `code_of`.
       save_dir: folder of the file. Without one, if it cannot be written, or if it is a URL: Bushel's cache folder.
@@ -188,7 +192,7 @@ def get_dataset_statistics(
     for path in paths if not force_recompute else ():
         if (known := _known(path, proprio_keys)) is not None:
             return known
-    found = _computed(trajectories, tuple(proprio_keys), faithful(compat), progress, workers)
+    found = _computed(dataset, tuple(proprio_keys), faithful(compat), progress, workers)
     for path in paths:
         try:
             save_statistics(path, found)

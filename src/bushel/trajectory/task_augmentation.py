@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from bushel.sources import stores
+from bushel.trajectory.arrays import Rng, generator
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import Rng, Tree, entry, not_empty, to_padding
+from bushel.trajectory.data_utils import Tree, entry, not_empty, to_padding
 
 
 def conditioning_deleted(
@@ -81,7 +82,7 @@ def delete_task_conditioning(
         masks = task.get("pad_mask_dict", {})
         found = [masks[name].any() for name in masks if name.startswith(("image_", "depth_"))]
         has_image = np.full(length, any(found))
-    draws = np.random.default_rng(rng).random(length)
+    draws = generator(rng).random(length)
     return {**traj, "task": conditioning_deleted(task, draws, length, keep_image_prob, has_image=has_image)}
 
 
@@ -204,8 +205,8 @@ def rephrase_instruction(
     if "language_instruction" not in task:
         return dict(traj)
     language = task["language_instruction"]
-    generator = np.random.default_rng(rng)
-    once, each = np.full(len(language), generator.random()), generator.random(len(language))
+    source = generator(rng)
+    once, each = np.full(len(language), source.random()), source.random(len(language))
     labelled = np.full(len(language), not_empty(language).all())
     firsts = np.full(len(language), language[0] if len(language) else b"", object)
     changed = rephrased(language, once, each, rephraser, rephrase_prob, firsts=firsts, labelled=labelled)
@@ -227,6 +228,6 @@ def delete_and_rephrase(
     >>> delete_and_rephrase(traj, {"lift": "raise"}, 0.0, 1.0)["task"]["language_instruction"]
     array([b'lift'], dtype=object)
     """
-    generator = np.random.default_rng(rng)
-    traj = rephrase_instruction(traj, pickle_file_path, rephrase_prob, rng=generator, compat=compat)
-    return delete_task_conditioning(traj, keep_image_prob, rng=generator, compat=compat)
+    source = generator(rng)
+    traj = rephrase_instruction(traj, pickle_file_path, rephrase_prob, rng=source, compat=compat)
+    return delete_task_conditioning(traj, keep_image_prob, rng=source, compat=compat)

@@ -1,18 +1,20 @@
 """Functions on whole trajectories: windows, masks, padding. Which frames a window has is arithmetic: `windows.py`.
 
-All are pure: they return new trees and leave what they got as it was.
+All are pure: they return new trees and leave what they got as it was. They take arrays of NumPy or JAX, also inside of
+`jit` and `vmap`, but for those that look at texts: `add_head_action_mask`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bushel.base import checks
+from bushel.trajectory.arrays import Rng, draws, namespace
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import Rng, Tree, entry, is_text, not_empty, take
+from bushel.trajectory.data_utils import Tree, entry, is_text, not_empty, take
 from bushel.trajectory.windows import Windows
 
 
@@ -59,7 +61,7 @@ def chunk_act_obs(
         **traj,
         "observation": observation | {"timestep_pad_mask": seen_real, "task_completed": ~acted_real},
         "action": action[at],
-        "action_pad_mask": mask & acted_real[..., None],
+        "action_pad_mask": mask & (acted_real & windows.acting[:, None])[..., None],
     }
 
 
@@ -102,18 +104,20 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def kept_steps(draws: np.ndarray, subsample_length: int) -> np.ndarray:
+def kept_steps(drawn: Any, subsample_length: int) -> Any:
     """The steps that subsampling keeps, int64, from a draw of [0, 1) for each step: any of them alike, in any order.
 
     >>> kept_steps(np.array([0.9, 0.1, 0.5]), 2).tolist()
     [1, 2]
     """
     length = checks.positive(subsample_length, "subsample_length")
-    return np.argsort(draws)[:length] if len(draws) > length else np.arange(len(draws))
+    return namespace(drawn).argsort(drawn)[:length] if len(drawn) > length else np.arange(len(drawn))
 
 
 def subsample(traj: Mapping[str, Any], subsample_length: int, *, rng: Rng = None) -> Tree:
     """At most `subsample_length` steps of a trajectory, drawn without repetition, in any order.
+
+    With a `jax.random` key as `rng` it runs inside of `jit` and `vmap`.
 
     >>> sorted(subsample({"action": np.arange(5)}, 9)["action"].tolist())
     [0, 1, 2, 3, 4]
@@ -121,7 +125,7 @@ def subsample(traj: Mapping[str, Any], subsample_length: int, *, rng: Rng = None
     length = len(entry(traj, "action"))
     if length <= checks.positive(subsample_length, "subsample_length"):
         return dict(traj)
-    return take(traj, kept_steps(np.random.default_rng(rng).random(length), subsample_length))
+    return take(traj, kept_steps(draws(rng, length), subsample_length))
 
 
 def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: str | None = None) -> Tree:
@@ -136,14 +140,15 @@ def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: str | None = Non
     observation = dict(entry(traj, "observation"))
     if faithful(compat):
         entry(observation, "proprio", of="The original's observation")
-    for name in _proprio_names(observation, compat):
-        leaf = np.zeros_like(observation[name])
-        leaf[:, :1] = observation[name][:, :1]
-        observation[name] = leaf
+    for name in proprio_names(observation, compat):
+        leaf = observation[name]
+        xp = namespace(leaf)
+        observation[name] = xp.concatenate([leaf[:, :1], xp.zeros_like(leaf[:, 1:])], axis=1)
     return {**traj, "observation": observation}
 
 
-def _proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
+def proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
+    """Which entries of an observation are proprioception; for the original, the one of that name."""
     every = not faithful(compat)
     return [name for name in observation if name == "proprio" or (every and name.startswith("proprio_"))]
 
@@ -195,7 +200,7 @@ def pad_actions_and_proprio(
     action = entry(traj, "action")
     observation = dict(entry(traj, "observation"))
     if max_proprio_dim is not None:
-        for name in _proprio_names(observation, compat):
+        for name in proprio_names(observation, compat):
             observation[name] = _widened(observation[name], max_proprio_dim, f"observation/{name}", "max_proprio_dim")
     mask = np.ones(action.shape, bool)
     if max_action_dim is not None:
@@ -204,9 +209,17 @@ def pad_actions_and_proprio(
     return {**traj, "observation": observation, "action": action, "action_pad_mask": mask}
 
 
-def _widened(leaf: np.ndarray, width: int, name: str, limit: str) -> np.ndarray:
-    if leaf.ndim < 2:
-        raise ValueError(f"{name} must have a width to pad, [T, ..., width]; its shape is {list(leaf.shape)}.")
-    if leaf.shape[-1] > width:
-        raise ValueError(f"{name} has {leaf.shape[-1]} dimensions, more than {limit}={width}. Raise {limit}.")
-    return np.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, width - leaf.shape[-1])])
+def _widened(leaf: Any, width: int, name: str, limit: str) -> Any:
+    check_width(leaf.shape, width, name, limit)
+    return namespace(leaf).pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, width - leaf.shape[-1])])
+
+
+def check_width(shape: Sequence[int], width: int, name: str, limit: str) -> None:
+    """Refuses what cannot be filled up to a width: numbers that have none, and those that are wider."""
+    if len(shape) < 2:
+        raise ValueError(
+            f"{name} is one number per step and has no width that {limit}={width} could fill up. Make it [T, 1], by "
+            f"standardize_fn for example, or leave {limit} away."
+        )
+    if shape[-1] > width:
+        raise ValueError(f"{name} has {shape[-1]} dimensions, more than {limit}={width}. Raise {limit}.")

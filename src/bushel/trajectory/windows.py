@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks
+from bushel.trajectory.arrays import namespace
 from bushel.trajectory.compat import faithful
 
 
@@ -19,10 +22,10 @@ class Windows:
     after it the last action, and masks tell them apart: a mask is true exactly where the data are real. An action is
     real if the time of its slot is not before the episode and its own time is not after the goal, which is the last
     frame of the episode unless another is given. `override_window_size` declares all but that many of the last slots
-    of the observations padding.
+    padding, observations and actions.
 
     With `compat="crossformer"` actions are masked as the original does it: from two steps after the goal on, and
-    also real in slots before the episode.
+    also real in slots that are not.
 
     >>> times, real = Windows(window_size=2).observations([0, 1])
     >>> times.tolist(), real.tolist()
@@ -47,14 +50,9 @@ class Windows:
     def observations(self, times: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """For times int64[N] the times to gather, int64[N, W], and which of them are real, bool[N, W]."""
         history = self._history(times)
-        real = history >= 0
-        if self.override_window_size is not None:
-            real &= np.arange(self.window_size) >= self.window_size - self.override_window_size
-        return np.maximum(history, 0), real
+        return np.maximum(history, 0), (history >= 0) & self._left
 
-    def actions(
-        self, times: ArrayLike, lengths: ArrayLike, goals: ArrayLike | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def actions(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> tuple[np.ndarray, Any]:
         """For times int64[N] the times to gather, int64[N, W, H], and which of them are real, bool[N, W, H].
 
         `lengths` and `goals` belong to the rows, which may come from different episodes, or are one number for all.
@@ -64,21 +62,34 @@ class Windows:
         real = ahead < self.reach(times, lengths, goals)[:, :, None]
         return np.minimum(np.maximum(self._history(times), 0)[:, :, None] + ahead, last), real
 
-    def reach(self, times: ArrayLike, lengths: ArrayLike, goals: ArrayLike | None = None) -> np.ndarray:
+    def reach(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
         """How many actions of each slot are real, int64[N, W]: the first ones. The arguments are those of `actions`.
+
+        `goals` may be an array of JAX; then so is the result.
 
         >>> Windows(window_size=2, action_horizon=3).reach([0, 1, 2], lengths=3).tolist()
         [[0, 3], [3, 2], [2, 1]]
         """
         last = np.asarray(lengths, np.int64).reshape(-1, 1) - 1
-        goals = last if goals is None else np.asarray(goals, np.int64).reshape(-1, 1)
+        xp = namespace(goals)
+        goals = last if goals is None else xp.asarray(goals, np.int64 if xp is np else None).reshape(-1, 1)
         history = self._history(times)
         if (history[:, -1:] > last).any():
             raise ValueError(f"A time is outside its episode: times {times}, lengths {lengths}.")
         if faithful(self.compat):
-            return np.maximum(np.minimum(goals + 2 - history, self.action_horizon), 0)
-        count = np.minimum(np.minimum(goals, last) + 1 - history, self.action_horizon)
-        return np.maximum(count, 0) * (history >= 0)
+            return xp.maximum(xp.minimum(goals + 2 - history, self.action_horizon), 0)
+        count = xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon)
+        return xp.maximum(count, 0) * (history >= 0)
+
+    @property
+    def acting(self) -> np.ndarray:
+        """Which slots of a window may have actions that are real, bool[W]: those that `override_window_size` leaves."""
+        return np.ones(self.window_size, bool) if faithful(self.compat) else self._left
+
+    @functools.cached_property
+    def _left(self) -> np.ndarray:
+        kept = self.window_size if self.override_window_size is None else self.override_window_size
+        return np.arange(self.window_size) >= self.window_size - kept
 
     def _history(self, times: ArrayLike) -> np.ndarray:
         rows = np.asarray(times, np.int64)

@@ -1,0 +1,77 @@
+"""Which globals a function reads, and which modules are the user's own. Nothing is digested here: see digest.py."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+_READS_OF_MODULES = {"LOAD_ATTR", "LOAD_METHOD"}
+
+
+def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The globals that a function and the functions inside of it read, by name; of modules what is read of them.
+
+    >>> def area(radius):
+    ...     return math.pi * radius ** SQUARED
+    >>> area = types.FunctionType(area.__code__, {"math": __import__("math"), "SQUARED": 2})
+    >>> globals_of(area)
+    [('SQUARED', 2), ('math.pi', 3.141592653589793)]
+    """
+    found: dict[str, Any] = {}
+    for path in dict.fromkeys(_paths(function.__code__)):
+        name, *rest = path
+        if name not in function.__globals__:
+            continue  # a built-in
+        value = function.__globals__[name]
+        while rest and isinstance(value, types.ModuleType) and hasattr(value, rest[0]):
+            value, name = getattr(value, rest[0]), f"{name}.{rest.pop(0)}"
+        found[name] = value
+    return sorted(found.items())
+
+
+def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """Names of globals, each with the attributes that are read of it one after another."""
+    path: tuple[str, ...] = ()
+    for instruction in dis.get_instructions(code):
+        if path and instruction.opname in _READS_OF_MODULES:
+            path = (*path, instruction.argval)
+            continue
+        if path:
+            yield path
+        path = (instruction.argval,) if instruction.opname in _READS else ()
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _paths(constant)
+
+
+def is_own(function_or_class: Any) -> bool:
+    """Whether a function or class is the user's: not of the standard library, of an installed package, or of Bushel.
+
+    >>> is_own(Path), is_own(dis.get_instructions)
+    (False, False)
+    """
+    if isinstance(function_or_class, types.FunctionType):
+        module = function_or_class.__globals__
+    else:
+        module = vars(sys.modules.get(function_or_class.__module__, types.ModuleType("")))
+    return _is_own(module.get("__name__") or "", module.get("__file__"))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_own(name: str, file: str | None) -> bool:
+    if name.partition(".")[0] in ("bushel", *sys.builtin_module_names):
+        return False
+    if file is None:  # a notebook, or code that was made at run time
+        return True
+    path = Path(os.path.abspath(file))
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib"))

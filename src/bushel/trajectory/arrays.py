@@ -1,0 +1,72 @@
+"""NumPy or JAX: one code for the arrays of both, and draws from a generator of the one or a key of the other.
+
+JAX is never imported here: who has one of its arrays has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+Rng = Any
+"""What random functions take: a generator, a seed, a `jax.random` key, or None for draws that nobody can repeat."""
+
+
+def is_jax(value: Any) -> bool:
+    """Whether a value is an array or a key of JAX, also inside of `jit` and `vmap`.
+
+    >>> is_jax(np.zeros(2)), is_jax([1, 2])
+    (False, False)
+    """
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
+
+
+def namespace(*values: Any) -> Any:
+    """The module whose functions take these values: `jax.numpy` if one of them is JAX's, else `numpy`.
+
+    >>> namespace(np.zeros(2), None).__name__
+    'numpy'
+    """
+    return sys.modules["jax.numpy"] if any(map(is_jax, values)) else np
+
+
+def rows(leaf: Any, times: Any) -> Any:
+    """The rows of an array at `times`, integers of any shape.
+
+    >>> rows(np.array([5, 6]), np.array([[1, 0]])).tolist()
+    [[6, 5]]
+    """
+    if is_jax(times) and isinstance(leaf, np.ndarray):
+        if leaf.dtype.kind in "OSU":  # there are no texts in JAX
+            times = np.asarray(times)
+        else:
+            leaf = namespace(times).asarray(leaf)
+    return leaf[times]
+
+
+def running_max(values: Any) -> Any:
+    """The largest number up to each one.
+
+    >>> running_max(np.array([1, 3, 2])).tolist()
+    [1, 3, 3]
+    """
+    return sys.modules["jax"].lax.cummax(values) if is_jax(values) else np.maximum.accumulate(values)
+
+
+def draws(rng: Rng, count: int) -> Any:
+    """So many draws from [0, 1): with a key an array of JAX, also inside of `jit` and `vmap`.
+
+    >>> draws(0, 2).shape
+    (2,)
+    """
+    if is_jax(rng):
+        return sys.modules["jax"].random.uniform(rng, (count,))
+    return np.random.default_rng(rng).random(count)
+
+
+def generator(rng: Rng) -> np.random.Generator:
+    """A generator of NumPy, for functions that run on the host alone; a key is its seed."""
+    return np.random.default_rng(np.asarray(sys.modules["jax"].random.key_data(rng)) if is_jax(rng) else rng)
