@@ -13,7 +13,6 @@ import logging
 import os
 import queue
 import selectors
-import signal
 import sys
 import threading
 import time
@@ -31,7 +30,7 @@ from bushel.engine.slabs import Arena
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Channel, Packed
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
 from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
@@ -185,15 +184,18 @@ class _Core:
         self._ended_by: BaseException | None = None
         self._next_job = 0
         self.peers: list[_Peer] = []
+        self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
         try:
             for index in range(at_first):
                 self._start(index)
+            _CORES.add(self)
+            self._thread.start()
         except BaseException:
-            self._end()
+            if self._thread.ident is None:
+                self._end()
+            else:
+                self.stop()
             raise
-        _CORES.add(self)
-        self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
-        self._thread.start()
 
     # Called by the consumer.
 
@@ -532,8 +534,7 @@ class _Core:
                 job.overdue = job.deaths >= CAREFUL_AFTER and job.at is not None
                 job.deaths = max(CAREFUL_AFTER - 1, job.deaths)
                 peer.since = now
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(peer.pid, signal.SIGKILL)
+                kill(peer.pid)
 
     def _start(self, index: int) -> None:
         channel, pid = STARTER.start(fork=FORKS and not self._portable)
@@ -549,7 +550,8 @@ class _Core:
         self.peers.append(peer)
 
     def _let_go(self, peer: _Peer) -> None:
-        self._selector.unregister(peer.channel.socket)
+        with contextlib.suppress(KeyError, ValueError):  # where it was interrupted before it was known there
+            self._selector.unregister(peer.channel.socket)
         peer.channel.close()
         if peer.watch >= 0:
             self._selector.unregister(peer.watch)
@@ -602,8 +604,7 @@ class _Core:
         with self._lock:
             for peer in self.peers:
                 self._let_go(peer)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(peer.pid, signal.SIGKILL)
+                kill(peer.pid)
             for peer in self.peers:
                 STARTER.reap(peer.pid)
             self.peers.clear()
