@@ -272,8 +272,8 @@ def check_chaos(ds: Any, kills: int, seed: int, *, by_thread: bool = False) -> N
             assert run_with_kills(ds, executor, kills, seed, at_least=100) >= kills
         core = executor._core
         wait_until(lambda: not any(peer.jobs for peer in core.peers))
-        assert core._arena is not None
-        wait_until(lambda: core._arena.held() == 0)
+        assert core.room.arena is not None
+        wait_until(lambda: core.room.arena.held() == 0)
         wait_until(lambda: len(alive(executor.pids())) == 3)
         assert not named_memory([os.getpid(), *executor.pids()])
     wait_until(lambda: workers() <= before)
@@ -348,7 +348,7 @@ COUNTED = {
 def jobs_of(executor: Processes) -> list[list[int]]:
     """The first elements of the blocks that each worker has before it."""
     with executor._core._lock:
-        return sorted([job.ticket.task.low for job in peer.jobs] for peer in executor._core.peers)
+        return sorted([job.task.low for job in peer.jobs] for peer in executor._core.peers)
 
 
 @pytest.mark.parametrize("stream", COUNTED)
@@ -423,7 +423,7 @@ def test_a_worker_dies_while_another_waits_for_its_counts(tmp_path):
         # One worker stands at element 0 and has element 2 before it; the other has done 1 and asks for 3.
         wait_until(lambda: jobs_of(executor) == [[0, 2], [3]])
         wait_until(waits.begun.exists)
-        victim = next(peer.pid for peer in executor._core.peers if peer.jobs[0].ticket.task.low == 0)
+        victim = next(peer.pid for peer in executor._core.peers if peer.jobs[0].task.low == 0)
         waits.go_on.touch()
         os.kill(victim, signal.SIGKILL)
         assert read_in_time(it) == list(range(100))
@@ -994,6 +994,70 @@ def test_close_does_not_wait_for_a_worker_that_is_stopped_from_outside():
         begun = time.monotonic()
     assert time.monotonic() - begun < 5
     wait_until(lambda: not alive(mine), 2)
+
+
+class LargeStates(bushel.DatasetIterator[bytes]):
+    """Elements and states, each larger than what a socket holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = 0
+
+    def __next__(self) -> bytes:
+        if self.row == 15:
+            raise StopIteration
+        self.row += 1
+        return b"z" * 300_000
+
+    def get_state(self) -> dict[str, Any]:
+        return {"row": self.row, "buffer": "x" * 300_000}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.row = state["row"]
+
+
+class OfLargeStates(bushel.IterDataset[bytes]):
+    def __iter__(self) -> LargeStates:
+        return LargeStates()
+
+
+def test_large_states_and_large_elements_do_not_wait_for_one_another():
+    ds = bushel.IterDataset.mix([OfLargeStates() for _ in range(6)])
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))) as it:
+        assert read_in_time(it, 30) == [b"z" * 300_000] * 90
+
+
+def test_workers_that_do_not_listen_keep_nobody_from_others():
+    with pool() as executor:
+        with opened(numbers(20), executor) as it:
+            assert len(list(it)) == 20
+        stopped = executor.pids()[0]
+        os.kill(stopped, signal.SIGSTOP)
+        for number in range(400):  # each pipeline is told, and forgotten again: more than a socket holds
+            with opened(numbers(1).map(lambda x, number=number: number), executor) as it:
+                it.start_prefetch()
+        begun = time.monotonic()
+        executor.close()
+        assert time.monotonic() - begun < 2
+
+
+def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced():
+    executor = Processes(2)
+    it = opened(numbers(1000).map(lambda x: time.sleep(0.01) or x), executor)
+    next(it)
+    pids, helper = executor.pids(), zygote()
+    os.kill(helper, signal.SIGSTOP)
+    try:
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: not executor._core._lock.acquire(blocking=False) or executor._core._lock.release())
+        begun = time.monotonic()
+        it.close()
+        executor.close()
+        assert time.monotonic() - begun < 5
+        wait_until(lambda: not alive(pids), 2)
+    finally:
+        os.kill(helper, signal.SIGCONT)
+    wait_until(lambda: not executor._core._thread.is_alive())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def batches(count: int) -> Any:
 
 
 def arena_of(executor: Processes) -> Arena:
-    return wait_until(lambda: executor._core._arena)
+    return wait_until(lambda: executor._core.room.arena)
 
 
 def warm(it: Any, executor: Processes, first: int = 0) -> int:
@@ -508,7 +508,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel.engine.processes.Arena", fail)
+    monkeypatch.setattr("bushel.engine.room.Arena", fail)
     with pool() as executor, opened(batches(50), executor) as it:
         for number, batch in enumerate(it):
             assert (batch["x"] == number).all()

@@ -153,6 +153,8 @@ class Result:
     """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
     tally: Tally | None = None
     """What each stage took, where stages are timed."""
+    size_bytes: int | None = None
+    """What the rows took to travel, if they did."""
 
 
 Skipped = tuple[int, str]

@@ -47,9 +47,10 @@ class Told:
         arrays = self.marks.astype(np.int64, copy=False).tobytes(), self.marks.shape[1], stays
         return _told, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally)
 
-    def with_rows(self, rows: Block) -> Result:
+    def with_rows(self, rows: Block, size_bytes: int) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        return Result(rows, self.marks, self.after, failure, self.skipped, self.states, self.stays, self.tally)
+        rest = self.skipped, self.states, self.stays, self.tally, size_bytes
+        return Result(rows, self.marks, self.after, failure, *rest)
 
 
 def _told(marks: bytes, columns: int, stays: list[bytes | int], after: list[int], *rest: Any) -> Told:

@@ -11,6 +11,7 @@ import contextlib
 import copyreg
 import dataclasses
 import io
+import os
 import pickle
 import select
 import socket
@@ -43,6 +44,34 @@ class Channel:
         self.socket = sock
         self._buffer = bytearray()
         self._posted = b""
+        self._unsent: collections.deque[tuple[memoryview, tuple[int, ...]]] = collections.deque()
+
+    def offer(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a message as far as it is taken now, and keeps the rest for `push`. Never waits."""
+        body = pickle.dumps(message, protocol=5)
+        data = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
+        self._unsent.append((data, tuple(map(os.dup, descriptors))))
+        self.push()
+
+    def push(self) -> None:
+        """Sends of what was offered as much as is taken now. Never waits."""
+        try:
+            while self._unsent:
+                data, descriptors = self._unsent[0]
+                count = self.socket.sendmsg([data], _rights(descriptors), socket.MSG_DONTWAIT)
+                self._unsent[0] = data[count:], ()
+                if count == len(data):
+                    self._unsent.popleft()
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise Closed(str(error)) from None
+
+    def is_stuck(self) -> bool:
+        """Whether something that was offered could not be sent yet."""
+        return bool(self._unsent)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
         body = pickle.dumps(message, protocol=5)
@@ -51,8 +80,7 @@ class Channel:
         try:
             if descriptors:
                 self.socket.sendall(posted)
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
-                self.socket.sendmsg([header], [rights])
+                self.socket.sendmsg([header], _rights(descriptors))
                 self.socket.sendall(body)
             else:
                 self.socket.sendall(posted + header + body)
@@ -141,6 +169,15 @@ class Channel:
 
     def close(self) -> None:
         self.socket.close()
+        while self._unsent:
+            for descriptor in self._unsent.popleft()[1]:
+                os.close(descriptor)
+
+
+def _rights(descriptors: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
+    """Descriptors as what goes along with a message."""
+    numbers = array.array("i", descriptors).tobytes()
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if descriptors else []
 
 
 def _reduced(array: np.ndarray) -> Any:
@@ -234,6 +271,11 @@ class Packed:
     """What it takes as a message."""
     slot_bytes: int
     """What a slot needs to hold it, with all that was made there on the way."""
+
+    @property
+    def heap_bytes(self) -> int:
+        """What of it does not lie in a slot."""
+        return len(self.pickled) + sum(map(len, self.beside))
 
     def __reduce__(self) -> Any:  # a dataclass would find out its fields each time
         return Packed, (self.pickled, self.places, self.beside, self.size_bytes, self.slot_bytes)

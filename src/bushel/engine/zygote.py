@@ -113,8 +113,7 @@ class Starter:
 
     def reap(self, pid: int) -> None:
         """Takes note that a worker was killed, so that nothing of it stays."""
-        with self._lock:
-            process = self._spawned.pop(pid, None)
+        process = self._spawned.pop(pid, None)  # without the lock: a start may hold it for long
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
