@@ -322,7 +322,7 @@ class _Core:
 
     def _choice(self) -> tuple[Job, Peer] | None:
         """The first waiting job that can be begun, and who is to do it."""
-        full = bool(self._waiting) and self.room.is_full()
+        full = bool(self._waiting) and self.room.is_full(sum(len(peer.jobs) for peer in self.peers))
         for job in self._waiting:
             if (job.urgent or not full) and (peer := self._peer_for(job)) is not None:
                 return job, peer

@@ -27,15 +27,16 @@ class Room:
         self._block_bytes = block_bytes
         self._portable = portable
         self._largest = 0
+        self._latest_heap_bytes = 0
         self._outgrown: list[Arena] = []  # smaller ones, in which somebody still looks
         self._waiting: list[Load] = []  # results that were not handed over yet
         self._is_possible = True
         self._warned = False
 
-    def is_full(self) -> bool:
-        """Whether nothing should be begun but what the consumer waits for."""
+    def is_full(self, making: int) -> bool:
+        """Whether nothing should be begun but what the consumer waits for, while so many results are in the making."""
         self._waiting = [load for load in self._waiting if not load.over]
-        taken = sum(load.heap_bytes for load in self._waiting)
+        taken = sum(load.heap_bytes for load in self._waiting) + making * self._latest_heap_bytes
         if self.arena is not None:
             held = self.arena.held()
             if held == self.arena.slots:
@@ -64,7 +65,7 @@ class Room:
             memory = job.load.arena.lease(slot)
             job.place = None
         job.leave()
-        job.load.heap_bytes = packed.heap_bytes
+        job.load.heap_bytes = self._latest_heap_bytes = packed.heap_bytes
         self._waiting.append(job.load)
         self._largest = max(self._largest, packed.slot_bytes)
         if packed.places is None or self.arena is None:

@@ -74,31 +74,42 @@ class Channel:
         return bool(self._unsent)
 
     def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
-        body = pickle.dumps(message, protocol=5)
-        header = _HEADER.pack(len(body), len(descriptors))
-        posted, self._posted = self._posted, b""
-        try:
-            if descriptors:
-                self.socket.sendall(posted)
-                self.socket.sendmsg([header], _rights(descriptors))
-                self.socket.sendall(body)
-            else:
-                self.socket.sendall(posted + header + body)
-        except OSError as error:
-            raise Closed(str(error)) from None
+        """Sends a message, after those that were posted; waits until it is taken."""
+        self._put(message, descriptors)
+        self.flush()
 
     def post(self, message: Any) -> None:
         """Sends a message along with the next one, or before this side has to wait: each piece wakes the other side."""
-        body = pickle.dumps(message, protocol=5)
-        self._posted += _HEADER.pack(len(body), 0) + body
+        self._put(message)
         if len(self._posted) > _PIECE_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Sends what was posted."""
         posted, self._posted = self._posted, b""
+        self._send_all(posted)
+
+    def _put(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Adds a message to what was posted. A large one is not copied once more, but sent."""
+        body = pickle.dumps(message, protocol=5)
+        header = _HEADER.pack(len(body), len(descriptors))
+        if descriptors:
+            self.flush()
+            self._send_all(header, descriptors)
+            self._posted = body
+        elif len(body) < _PIECE_BYTES:
+            self._posted += header + body
+        else:
+            self._posted += header
+            self.flush()
+            self._send_all(body)
+
+    def _send_all(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         try:
-            self.socket.sendall(posted)
+            if descriptors:
+                self.socket.sendmsg([data], _rights(descriptors))
+            else:
+                self.socket.sendall(data)
         except OSError as error:
             raise Closed(str(error)) from None
 

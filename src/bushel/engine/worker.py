@@ -131,7 +131,9 @@ class _Worker:
                 # Announced, it is known which element it was that killed the process.
                 announce = functools.partial(self._announce, task) if careful else None
                 result = run_task(self._programs[program], low, high, count_before, announce, given)
-            answer: tuple[Any, ...] = ("done", task, *self._packed(result, place), time.perf_counter() - begun)
+            packed, told = self._packed(result, place)
+            del result  # what is sent as a copy is not kept meanwhile
+            answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
         except _Abort:
             answer = ("aborted", task)
         except Misfit:
