@@ -5,6 +5,7 @@ The cases are those in which Grain hung, lost elements or left processes and sha
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import gc
@@ -139,7 +140,6 @@ WAYS_TO_LEAVE = {
     "os._exit(0)": lambda: os._exit(0),
     "os._exit(3)": lambda: os._exit(3),
     "sys.exit()": lambda: sys.exit(),
-    "KeyboardInterrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt),
 }
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -623,13 +623,46 @@ class HoldsALock(Exception):
     def __init__(self, message: str):
         super().__init__(message)
         self.lock = threading.Lock()
+        self.message = message
 
 
-class TakesTwo(Exception):
+class TakesTwo(ValueError):
     """Pickles well, and cannot be built again."""
 
+    def __init__(self, path: str, why: str):
+        super().__init__(f"{path}: {why}")
+        self.path = path
+
+
+class SaysMore(Exception):
+    """Pickles well, and says something else when it was built again."""
+
+    def __init__(self, path: str, why: str = "unknown"):
+        super().__init__(f"{path}: {why}")
+
+
+class NamedOnly(KeyError):
+    def __init__(self, *, key: str):
+        super().__init__(key, "is missing")
+
+
+class OfTheSystem(OSError):
+    def __init__(self, path: str, why: str, number: int):
+        super().__init__(number, why, path)
+        self.path = path
+
+
+class Unnamed(Exception):
+    """Builds itself without arguments that are kept."""
+
+    def __new__(cls, one: int, two: int) -> Any:
+        return super().__new__(cls, one)
+
     def __init__(self, one: int, two: int):
-        super().__init__(f"{one} and {two}")
+        self.two = two
+
+    def __str__(self) -> str:
+        return f"{self.args} and {self.two}"
 
 
 class CannotBeShown(Exception):
@@ -646,25 +679,146 @@ def raise_one(error: Any) -> Any:
     return fail
 
 
+ERRORS = {
+    "plain": lambda: ValueError("x", 3),
+    "takes two": lambda: TakesTwo("a.jpg", "truncated"),
+    "says more": lambda: SaysMore("a.jpg", "truncated"),
+    "by name only": lambda: NamedOnly(key="x"),
+    "of the system": lambda: OfTheSystem("a.jpg", "gone", 5),
+    "with its own __new__": lambda: Unnamed(1, 2),
+    "of a decoder": lambda: UnicodeDecodeError("utf-8", b"abc", 0, 1, "odd"),
+    "of json": lambda: json.JSONDecodeError("odd", "text", 1),
+    "a group": lambda: ExceptionGroup("several", [ValueError(1), TakesTwo("b.jpg", "empty")]),
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_is_the_same_with_workers_and_without(error):
+    caught = []
+    with pool() as executor:
+        for where in (None, executor):
+            with opened(numbers(9).map(raise_one(ERRORS[error])), where) as it:
+                assert list(itertools.islice(it, 5)) == list(range(5))
+                with pytest.raises(Exception) as info:
+                    next(it)
+                caught.append(info.value)
+    here, there = caught
+    assert type(there) is type(here)
+    assert str(there) == str(here)
+    attributes = [{k: v for k, v in vars(error).items() if k != "__notes__"} for error in caught]
+    assert attributes[0] == attributes[1]
+    if error == "a group":
+        assert repr(there) == repr(here)
+    else:
+        assert there.args == here.args
+    if error == "of the system":
+        assert (there.errno, there.strerror, there.filename) == (5, "gone", "a.jpg")
+
+
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "kind", "said"),
     [
-        (lambda: HoldsALock("held tight"), "HoldsALock: held tight"),
-        (lambda: TakesTwo(1, 2), "TakesTwo: 1 and 2"),
-        (CannotBeShown, "CannotBeShown"),
+        (lambda: HoldsALock("held tight"), HoldsALock, "held tight"),
+        (lambda: ValueError(threading.Lock()), RuntimeError, "could not be sent. It said:\nValueError: <unlocked"),
+        (CannotBeShown, CannotBeShown, ""),
     ],
-    ids=["holds a lock", "takes two", "cannot be shown"],
+    ids=["holds a lock", "is made of a lock", "cannot be shown"],
 )
-def test_an_error_that_cannot_travel_is_told(error, said):
+def test_an_error_that_cannot_travel_is_told(error, kind, said):
     with pool() as executor, opened(numbers(9).map(raise_one(error)), executor) as it:
         assert list(itertools.islice(it, 5)) == list(range(5))
         for _ in range(2):
-            with pytest.raises(Exception) as caught:  # of some type, with all that can be said
+            with pytest.raises(kind) as caught:
                 next(it)
-            text = f"{type(caught.value).__name__}: {BaseException.__str__(caught.value)}\n{notes(caught.value)}"
+            text = f"{BaseException.__str__(caught.value)}\n{notes(caught.value)}"
             assert said in text
             assert "record 5 of range(9)" in text
             assert "in worker process" in text
+            if kind is HoldsALock:
+                assert caught.value.message == said and "lock could not be sent" in text
+
+
+class Stop(BaseException):
+    """No Exception, so that nobody takes it for one."""
+
+
+class Own(bushel.DatasetIterator[int]):
+    """A stream of a user's own, which fails at an element."""
+
+    def __init__(self, error: Any):
+        super().__init__()
+        self.row, self.error = 0, error
+
+    def __next__(self) -> int:
+        if self.row == 20:
+            raise self.error()
+        self.row += 1
+        return self.row - 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"row": self.row}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.row = state["row"]
+
+
+class OfOwn(bushel.IterDataset[int]):
+    def __init__(self, error: Any):
+        super().__init__()
+        self.error = error
+
+    def __iter__(self) -> Own:
+        return Own(self.error)
+
+
+STOPPED = {
+    "map": lambda error: numbers(100).map(Always(40, raises(error))),
+    "batches": lambda error: numbers(100).map(Always(40, raises(error))).batch(6).map(lambda x: x.tolist()),
+    "counted": lambda error: (
+        numbers(100).filter(lambda x: x % 3).map_with_index(lambda i, x: (i, x)).map(Always((26, 40), raises(error)))
+    ),
+    "a stream run whole": lambda error: bushel.IterDataset.mix([OfOwn(error), OfOwn(error)]),
+}
+
+
+def raises(error: Any) -> Any:
+    def deed() -> None:
+        raise error()
+
+    return deed
+
+
+@pytest.mark.parametrize("stream", STOPPED)
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt, asyncio.CancelledError])
+def test_what_is_no_exception_is_raised_where_it_belongs(stream, error, capfd):
+    def read(it: Any) -> list[Any]:
+        found = []
+        while True:
+            try:
+                found.append(next(it))
+            except error:
+                return found
+
+    with opened(STOPPED[stream](error), None) as it:
+        expected = read(it)
+        assert len(expected) > 5
+    with pool() as executor, opened(STOPPED[stream](error), executor) as it:
+        pids = executor.pids()
+        assert read(it) == expected
+        with pytest.raises(error):
+            next(it)
+        assert executor.pids() == pids
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_function_that_leaves_does_so_without_a_word(capfd):
+    with (
+        pool() as executor,
+        opened(numbers(9).map(Always(5, lambda: sys.exit(3))), executor) as it,
+        pytest.raises(bushel.WorkerDied, match=r"element 5 .*ended with exit code 3"),
+    ):
+        list(it)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_cause_that_cannot_travel_does_not_cost_the_type():

@@ -144,7 +144,7 @@ class Result:
     marks: np.ndarray
     after: list[int]
     """How many elements each counting step has seen after the whole block, those dropped later included."""
-    failure: Exception | None = None
+    failure: BaseException | None = None
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
     """The elements that failed and were left out, in order."""
     states: list[dict[str, Any]] | None = None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import mmap
 import os
 import pickle
+import traceback
 from typing import Any
 
 import cloudpickle
@@ -35,7 +37,7 @@ class Told:
 
     marks: np.ndarray
     after: list[int]
-    failure: tuple[bytes, str] | Exception | None
+    failure: tuple[bytes, str] | BaseException | None
     skipped: list[Skipped]
     states: list[dict[str, Any]] | None
     stays: list[np.ndarray | int]
@@ -123,7 +125,24 @@ def _culprit(program: Program | StreamProgram) -> str:
     return "The pipeline"
 
 
-def rebuilt(pickled: bytes, shown: str) -> Exception:
+def portable(error: BaseException) -> tuple[bytes, str]:
+    """An exception as bytes if it can travel, and as text in any case, with the user's part of the traceback."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
+    text = "".join(traceback.format_list(frames)).rstrip()
+    error.add_note(f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else "."))
+    shown = "".join(traceback.format_exception_only(error)).rstrip()
+    for cause in (error.__cause__, None):
+        for way in (wire.Pickler, _TakenApart):
+            with contextlib.suppress(Exception):
+                pickled = wire.dumps((error, getattr(error, "__notes__", []), cause), kind=way)
+                again = rebuilt(pickled, shown)  # some pickle well, and cannot be built again, or not as they were
+                if type(again) is type(error) and _said(again) == _said(error):
+                    return pickled, shown
+    return b"", shown
+
+
+def rebuilt(pickled: bytes, shown: str) -> BaseException:
     """An exception of a worker as it was, or its text where it could not travel."""
     if pickled:
         error, notes, cause = pickle.loads(pickled)
@@ -133,3 +152,42 @@ def rebuilt(pickled: bytes, shown: str) -> Exception:
         error.__cause__ = cause
         return error
     return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
+
+
+def _said(error: BaseException) -> str | None:
+    try:
+        return str(error)
+    except Exception:
+        return None
+
+
+class _TakenApart(wire.Pickler):
+    """Sends exceptions to be put together without their own `__init__`: it may ask for more than they keep."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, BaseException):
+            return super().reducer_override(obj)
+        kept, lost = {}, []
+        for name, value in vars(obj).items():
+            try:
+                wire.dumps(value)
+                kept[name] = value
+            except Exception:
+                lost.append(name)
+        args = _builtin(type(obj)).__reduce__(obj)[1]
+        return _put_together, (type(obj), args, kept, lost)
+
+
+def _builtin(kind: Any) -> Any:
+    """The class of Python's own that an exception is made of."""
+    return next(above for above in kind.__mro__ if above.__module__ == "builtins")
+
+
+def _put_together(kind: Any, args: tuple[Any, ...], kept: dict[str, Any], lost: list[str]) -> BaseException:
+    base = _builtin(kind)
+    error = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    error.__dict__.update(kept)
+    if lost:
+        error.add_note(f"bushel: of this exception, {', '.join(lost)} could not be sent.")
+    return error

@@ -228,7 +228,7 @@ class _Plain(pickle.Pickler):
     dispatch_table: ClassVar[Any] = _Registered(_ARRAYS)
 
 
-class _Pickler(cloudpickle.Pickler):
+class Pickler(cloudpickle.Pickler):
     """Sends classes that came with a pipeline by their number: at home they are themselves, in a worker copies."""
 
     dispatch_table: ClassVar[Any] = collections.ChainMap[Any, Any](
@@ -263,7 +263,7 @@ def _class_numbered(number: str) -> type:
     return _CLASSES[number]
 
 
-def dumps(value: Any, buffer_callback: Any = None, kind: type[pickle.Pickler] = _Pickler) -> bytes:
+def dumps(value: Any, buffer_callback: Any = None, kind: type[pickle.Pickler] = Pickler) -> bytes:
     """Pickles what pickle cannot name as well: lambdas, and classes of the user's main module."""
     with io.BytesIO() as file:
         kind(file, protocol=5, buffer_callback=buffer_callback).dump(value)

@@ -12,7 +12,6 @@ import pickle
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,7 +65,7 @@ class _Worker:
             if function is not None:
                 function(index, count)
         except Exception as error:
-            self._channel.send(("broken", "worker_init_fn failed", *_portable(error)))
+            self._channel.send(("broken", "worker_init_fn failed", *shipping.portable(error)))
             raise wire.Closed from None
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
@@ -74,7 +73,7 @@ class _Worker:
             with wire.loading_a_pipeline():
                 self._programs[number] = shipping.loaded(descriptor, size, places)
         except Exception as error:
-            self._channel.send(("broken", "a worker cannot load the pipeline", *_portable(error)))
+            self._channel.send(("broken", "a worker cannot load the pipeline", *shipping.portable(error)))
             raise wire.Closed from None
 
     def _on_forget(self, number: int) -> None:
@@ -138,15 +137,17 @@ class _Worker:
             answer = ("aborted", task)
         except Misfit:
             answer = ("misfit", task)
-        except Exception as error:
-            answer = ("failed", task, *_portable(error))
+        except SystemExit:
+            raise  # it leaves, as any process that says so
+        except BaseException as error:
+            answer = ("failed", task, *shipping.portable(error))
         self._channel.post(answer)  # if the next task is there, word of its beginning goes along
 
     def _announce(self, task: int, low: int, high: int) -> None:
         self._channel.send(("at", task, low, high))
 
     def _packed(self, result: Result, place: Slot | None) -> tuple[Packed, Told]:
-        failure = None if result.failure is None else _portable(result.failure)
+        failure = None if result.failure is None else shipping.portable(result.failure)
         try:
             packed = wire.pack(result.rows, place)
         except Exception as error:
@@ -188,21 +189,3 @@ def _batches_in(slot: Slot | None) -> Iterator[None]:
 
     with memory.allocating(empty):
         yield
-
-
-def _portable(error: Exception) -> tuple[bytes, str]:
-    """An exception as bytes if it can be pickled, and as text in any case, with the user's part of the traceback."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
-    text = "".join(traceback.format_list(frames)).rstrip()
-    lines = f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else ".")
-    error.add_note(lines)
-    shown = "".join(traceback.format_exception_only(error)).rstrip()
-    for cause in (error.__cause__, None):
-        try:
-            pickled = wire.dumps((error, getattr(error, "__notes__", []), cause))
-            pickle.loads(pickled)  # some exceptions pickle well and cannot be built again
-            return pickled, shown
-        except Exception:
-            continue
-    return b"", shown

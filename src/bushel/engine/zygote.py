@@ -207,6 +207,8 @@ def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
         _die_with(parent)
         worker.main(descriptor)
         code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
