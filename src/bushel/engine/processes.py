@@ -12,7 +12,6 @@ import logging
 import os
 import queue
 import selectors
-import sys
 import threading
 import time
 import weakref
@@ -29,7 +28,7 @@ from bushel.engine.shipping import Shared, Told
 from bushel.engine.tasks import Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill, search_path
 from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
@@ -116,6 +115,8 @@ class _Core:
         self._num_workers = num_workers
         self._active = at_first  # workers with an index below it get tasks
         self._init = shipping.dumped(init, "worker_init_fn")
+        # As they are now, also for workers that start later.
+        self._surroundings = os.getcwd(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -492,9 +493,8 @@ class _Core:
     def _start(self, index: int) -> None:
         channel, pid = STARTER.start(fork=FORKS and not self._portable)
         peer = Peer(index, channel, pid)
-        variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
-        self._say(peer, "setup", os.getcwd(), list(sys.path), variables, self._init, index, self._num_workers)
+        self._say(peer, "setup", *self._surroundings, self._init, index, self._num_workers)
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # it may be gone already: the end of its channel tells
                 peer.watch = os.pidfd_open(pid)

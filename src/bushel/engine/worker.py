@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import io
 import mmap
 import os
 import pickle
@@ -30,6 +31,8 @@ from bushel.engine.wire import Channel, Packed
 def main(descriptor: int) -> None:
     """Serves one channel until it ends."""
     os.set_inheritable(descriptor, False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # workers are killed in the end, and what they keep is lost
     with contextlib.suppress(wire.Closed):
         _Worker(Channel(socket.socket(fileno=descriptor))).serve()
 

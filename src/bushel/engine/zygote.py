@@ -135,11 +135,16 @@ class Starter:
         return self._channel
 
 
+def search_path() -> list[str]:
+    """Where modules are looked for. Python passes over entries that are no text, such as a Path."""
+    return [str(entry) for entry in sys.path if isinstance(entry, str)]
+
+
 def _python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
     """A clean process that calls a function of this package with a descriptor."""
-    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom bushel.engine import zygote; {function}(int(sys.argv[1]))"
+    code = f"import sys; sys.path[:] = {search_path()!r}\nfrom bushel.engine import zygote; {function}({descriptor})"
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(descriptor)],
+        [sys.executable, "-c", code],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env={**THREADS, **os.environ, **NO_ACCELERATOR},
@@ -205,6 +210,8 @@ def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
     try:
         control.close()
         _die_with(parent)
+        if "numpy.random" in sys.modules:  # or all draw the same; the module `random` sees to that itself
+            sys.modules["numpy.random"].seed()
         worker.main(descriptor)
         code = 0
     except SystemExit as leaving:
