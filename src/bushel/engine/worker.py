@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import alias, memory
+from bushel.base.errors import in_words
 from bushel.engine import shipping, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
@@ -133,7 +134,7 @@ class _Worker:
                 # Announced, it is known which element it was that killed the process.
                 announce = functools.partial(self._announce, task) if careful else None
                 result = run_task(self._programs[program], low, high, count_before, announce, given)
-            packed, told = self._packed(result, place)
+            packed, told = _packed(result, place, skip=self._programs[program].skip)
             del result  # what is sent as a copy is not kept meanwhile
             answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
         except _Abort:
@@ -148,29 +149,6 @@ class _Worker:
 
     def _announce(self, task: int, low: int, high: int) -> None:
         self._channel.send(("at", task, low, high))
-
-    def _packed(self, result: Result, place: Slot | None) -> tuple[Packed, Told]:
-        failure = None if result.failure is None else shipping.portable(result.failure)
-        try:
-            packed = wire.pack(result.rows, place)
-        except Exception as error:
-            # Name the row that cannot travel; those before it do.
-            rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
-            for number, row in enumerate(rows):
-                try:
-                    wire.pack(row, None)
-                except Exception:
-                    position = int(result.marks[number, 0]) - 1
-                    note = f"bushel: element {position} of the output cannot be sent from a worker process: {error}"
-                    wrong = TypeError(note)
-                    if place is not None:
-                        place.reset()
-                    good = dataclasses.replace(result, rows=rows[:number], marks=result.marks[:number])
-                    good.states = None if good.states is None else good.states[: number + 1]
-                    return self._packed(dataclasses.replace(good, failure=wrong), None)
-            raise
-        told = Told(result.marks, result.after, failure, result.skipped, result.states, result.stays, result.tally)
-        return packed, told
 
 
 class _Abort(Exception):
@@ -192,3 +170,49 @@ def _batches_in(slot: Slot | None) -> Iterator[None]:
 
     with memory.allocating(empty):
         yield
+
+
+def _packed(result: Result, place: Slot | None, *, skip: bool) -> tuple[Packed, Told]:
+    try:
+        packed = wire.pack(result.rows, place)
+    except Exception as error:
+        result = _without_unsendable(result, error, skip=skip)
+        packed = wire.pack(result.rows, None)
+    failure = None if result.failure is None else shipping.portable(result.failure)
+    told = Told(result.marks, result.after, failure, result.skipped, result.states, result.stays, result.tally)
+    return packed, told
+
+
+def _without_unsendable(result: Result, error: Exception, *, skip: bool) -> Result:
+    """The rows that can travel: all of them, where others are skipped, or those before the first that cannot."""
+    rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
+    keep: list[int] = []
+    skipped, failure = list(result.skipped), result.failure
+    for number, row in enumerate(rows):
+        try:
+            wire.pack(row, None)
+            keep.append(number)
+        except Exception as reason:
+            position = int(result.marks[number, 0]) - 1
+            wrong = f"bushel: element {position} of the output cannot be sent from a worker process: {reason}"
+            failure = TypeError(wrong)
+            if not skip:
+                break
+            skipped.append((position, in_words(failure)))
+    if len(keep) == len(rows):
+        raise error  # it is not the rows
+    states = result.states
+    if states is not None:
+        kept = [states[0], *(states[number + 1] for number in keep)]
+        if skip:
+            kept += states[len(rows) + 1 :]
+            kept[-1] = states[-1]  # there it goes on, after what was skipped
+        states = kept
+    return dataclasses.replace(
+        result,
+        rows=[rows[number] for number in keep],
+        marks=result.marks[keep],
+        failure=result.failure if skip else failure,
+        skipped=sorted(skipped),
+        states=states,
+    )
