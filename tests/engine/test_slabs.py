@@ -8,7 +8,10 @@ import gc
 import itertools
 import logging
 import os
+import shutil
+import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -212,6 +215,64 @@ def test_a_closed_arena_lives_as_long_as_its_last_view(portable):
     del array
     gc.collect()
     assert descriptors() <= before
+
+
+def no_space_beyond(limit: int) -> Any:
+    def reserve(descriptor: int, start: int, size: int) -> None:
+        if start + size > limit:
+            raise OSError(28, "No space left on device")
+
+    return reserve
+
+
+def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
+    monkeypatch.setattr("bushel.engine.slabs._reserve", no_space_beyond(3 << 20))
+    arena = Arena(1 << 20, 5, portable=True)
+    granted = [arena.grant() for _ in range(4)]
+    assert sorted(granted[:3]) == [0, 1, 2] and granted[3] is None
+    assert arena.held() == arena.slots == 3
+    arena.give_back(1)
+    assert arena.grant() == 1 and arena.grant() is None
+    before = descriptors()
+    with pytest.raises(OSError, match="No space left"):
+        Arena(4 << 20, 5, portable=True)
+    assert descriptors() == before
+
+
+def test_a_slot_is_there_before_it_is_granted(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    arena = Arena(1 << 20, 50, portable=True)
+    for count in (1, 2, 3):
+        arena.grant()
+        assert count << 20 <= os.fstat(arena.descriptor).st_blocks * 512 < (count + 1) << 20
+
+
+SMALL = """
+    import logging
+    import numpy as np
+    import bushel
+    from bushel.engine.processes import Processes
+
+    logging.basicConfig(format="%(message)s")
+    ds = bushel.MapDataset.range(60).map(lambda i: np.full(1 << 20, i, np.uint8)).batch(2).to_iter_dataset()
+    for budget_bytes in (1 << 30, 64 << 20):
+        with ds.iterate_on(Processes(2, portable=True, budget_bytes=budget_bytes)) as it:
+            kept = list(it)
+        print([int(batch[0, 0]) for batch in kept] == list(range(0, 60, 2)))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs a file system of its own")
+def test_a_small_file_system_costs_copies_and_no_worker(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "script.py").write_text(textwrap.dedent(SMALL))
+    mount = f"mount -t tmpfs -o size=8m none {tmp_path}/small"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("may not mount a file system")
+    command = f"{mount} && TMPDIR={tmp_path}/small exec {sys.executable} {tmp_path}/script.py"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
+    assert "No shared memory for results" in done.stderr and "No space left" in done.stderr
 
 
 def test_a_slot_hands_out_aligned_parts_that_do_not_overlap():

@@ -18,7 +18,7 @@ from bushel.base.errors import PipelineNotSent
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
-from bushel.engine.slabs import anonymous_file
+from bushel.engine.slabs import anonymous_file, write
 from bushel.engine.tally import Tally
 from bushel.engine.whole import StreamProgram
 
@@ -75,11 +75,9 @@ class Shared:
             end = start + buffer.raw().nbytes
             self.places.append((start, buffer.raw().nbytes))
         self.descriptor = anonymous_file(max(end, 1), portable=portable)
-        os.pwrite(self.descriptor, pickled, 0)
+        write(self.descriptor, pickled, 0)
         for buffer, (start, _) in zip(buffers, self.places, strict=True):
-            raw, done = buffer.raw(), 0
-            while done < raw.nbytes:
-                done += os.pwrite(self.descriptor, raw[done : done + (1 << 30)], start + done)
+            write(self.descriptor, buffer.raw(), start)
 
     def __del__(self) -> None:
         descriptor = self.__dict__.get("descriptor")
