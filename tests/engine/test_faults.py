@@ -486,6 +486,19 @@ def test_a_killed_worker_is_noticed_though_its_child_lives(tmp_path, how):
             os.kill(int(children.read_text()), signal.SIGKILL)
 
 
+def test_workers_that_die_before_they_have_begun_are_an_error(monkeypatch):
+    died: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    before = workers()
+    with pool(init=lambda index, count: kill_myself()) as executor, opened(numbers(20), executor) as it:
+        with pytest.raises(bushel.WorkerDied, match="keep dying before they finish anything; the last one was killed"):
+            read_in_time(it, 30)
+        thread = executor._core._thread
+    wait_until(lambda: not thread.is_alive())
+    assert not died
+    wait_until(lambda: workers() <= before)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # A record that kills its worker every time
 

@@ -430,6 +430,7 @@ class _Core:
     def _bury(self, peer: Peer) -> None:
         """A worker is dead: another takes its place and its tasks, the first of which may have killed it."""
         self._let_go(peer)
+        self.peers.remove(peer)
         how = STARTER.ended(peer.pid)
         self._deaths_in_a_row += 1
         for job in peer.jobs:
@@ -450,9 +451,7 @@ class _Core:
             self._fail_all(WorkerDied(f"Worker processes keep dying before they finish anything; the last one {how}."))
             self._stopping = True
             return
-        back = [job for job in peer.jobs if not job.load.over]
-        self._waiting = collections.deque(sorted([*back, *self._waiting], key=lambda job: job.number))
-        self.peers.remove(peer)
+        self._waiting = collections.deque(sorted([*peer.jobs, *self._waiting], key=lambda job: job.number))
         self._start(peer.index)
 
     def _condemn(self, job: Job, how: str) -> None:
@@ -502,8 +501,7 @@ class _Core:
         self.peers.append(peer)
 
     def _let_go(self, peer: Peer) -> None:
-        with contextlib.suppress(KeyError, ValueError):  # where it was interrupted before it was known there
-            self._selector.unregister(peer.channel.socket)
+        self._selector.unregister(peer.channel.socket)
         peer.channel.close()
         if peer.watch >= 0:
             self._selector.unregister(peer.watch)
