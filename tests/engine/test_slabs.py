@@ -8,6 +8,7 @@ import gc
 import itertools
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -496,6 +497,24 @@ def test_a_list_of_more_than_the_budget_goes_on_with_one_warning(caplog):
     (record,) = caplog.records
     assert "shared memory for results is full: arrays that are still in use hold" in record.getMessage()
     assert "budget_bytes" in record.getMessage()
+
+
+@pytest.mark.parametrize("budget_mb", [64, 128, 256])
+def test_the_warning_is_true_and_its_advice_is_good(caplog, budget_mb):
+    """More room is there when the budget says so, and it is used before anyone is warned."""
+    with pool(2, budget_bytes=budget_mb << 20) as executor, opened(batches(2500), executor) as it:
+        kept = []
+        while not caplog.records:
+            kept.append(next(it))
+        arena = executor._core.room.arena
+        held_mb = sum(lies_in_shared_memory(batch["x"]) for batch in kept) * BATCH_BYTES / 1e6
+        total_mb = arena.slots * arena.slot_bytes / 1e6
+    assert 0.9 * budget_mb < total_mb / 1.048576 <= budget_mb
+    text = caplog.records[0].getMessage()
+    slots, of, mb = (float(word) for word in re.search(r"hold (\d+) of its (\d+) slots, (\d+) MB", text).groups())
+    assert of == arena.slots and 0.5 < slots / of <= 1
+    assert abs(mb - slots * arena.slot_bytes / 1e6) < 1
+    assert 0.4 * mb < held_mb < 1.1 * mb
 
 
 def test_after_all_was_let_go_results_come_through_shared_memory_again(caplog):

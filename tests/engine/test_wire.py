@@ -213,6 +213,7 @@ def test_what_was_made_in_the_slot_stays_there():
     found = unpack(packed, lease)
     assert same(found, [other, made, made[100:700]])
     assert found[1].ctypes.data == made.ctypes.data  # not moved
+    assert 48_000 <= packed.slot_bytes < 48_000 + 2 * ALIGNMENT  # nor counted twice
 
 
 def test_arrays_beside_the_slot_are_aligned():

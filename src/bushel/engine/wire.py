@@ -320,6 +320,8 @@ def pack(value: Any, slot: Slot | None) -> Packed:
     size = sum(buffer.raw().nbytes for buffer in buffers)
     wanted = size + ALIGNMENT * len(buffers) + (0 if slot is None else slot.used)
     places = _placed(buffers, slot) if slot is not None else None
+    if slot is not None and places is not None:
+        wanted = slot.used  # what was made there needs no other place
     beside = [] if places is not None else [bytes(buffer.raw()) for buffer in buffers]
     return Packed(body, places, beside, size + len(body), wanted)
 
