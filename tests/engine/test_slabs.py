@@ -507,14 +507,14 @@ def test_the_warning_is_true_and_its_advice_is_good(caplog, budget_mb):
         while not caplog.records:
             kept.append(next(it))
         arena = executor._core.room.arena
-        held_mb = sum(lies_in_shared_memory(batch["x"]) for batch in kept) * BATCH_BYTES / 1e6
-        total_mb = arena.slots * arena.slot_bytes / 1e6
-    assert 0.9 * budget_mb < total_mb / 1.048576 <= budget_mb
-    text = caplog.records[0].getMessage()
-    slots, of, mb = (float(word) for word in re.search(r"hold (\d+) of its (\d+) slots, (\d+) MB", text).groups())
-    assert of == arena.slots and 0.5 < slots / of <= 1
-    assert abs(mb - slots * arena.slot_bytes / 1e6) < 1
-    assert 0.4 * mb < held_mb < 1.1 * mb
+        in_slots = sum(lies_in_shared_memory(batch["x"]) for batch in kept) * BATCH_BYTES
+    assert 0.9 * budget_mb < arena.slots * arena.slot_bytes / (1 << 20) <= budget_mb
+    told = re.search(r"hold (\d+) of its (\d+) slots of ([\d.]+) MB", caplog.records[0].getMessage())
+    assert told is not None
+    held, slots, slot_mb = map(float, told.groups())
+    assert slots == arena.slots and 0.5 < held / slots <= 1
+    assert abs(slot_mb - arena.slot_bytes / 1e6) < 0.1
+    assert in_slots / arena.slot_bytes <= held + 8  # not all of a slot need be in use; some were still on the way
 
 
 def test_after_all_was_let_go_results_come_through_shared_memory_again(caplog):

@@ -96,12 +96,12 @@ class Room:
         if not self._warned and held > arena.slots // 2:
             self._warned = True
             logger.warning(
-                "The shared memory for results is full: arrays that are still in use hold %d of its %d slots, %.0f MB "
-                "of budget_bytes=%d. Results go on as copies; to avoid them let go of batches, or raise "
+                "The shared memory for results is full: arrays that are still in use hold %d of its %d slots of %.1f "
+                "MB, which budget_bytes=%d allows. Results go on as copies; to avoid them let go of batches, or raise "
                 "MultiprocessingOptions.budget_bytes.",
                 held,
                 arena.slots,
-                held * arena.slot_bytes / 1e6,
+                arena.slot_bytes / 1e6,
                 self._budget_bytes,
             )
 
