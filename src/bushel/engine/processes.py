@@ -421,6 +421,7 @@ class _Core:
         peer.since, peer.served = None, True
         self._jobs.pop(number, None)
         self._deaths_in_a_row = 0
+        job.rows = None  # nobody will ask for them again
         return job
 
     def _give_up(self, job: Job, error: BaseException) -> None:
