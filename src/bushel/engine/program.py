@@ -144,7 +144,7 @@ class Result:
     marks: np.ndarray
     after: list[int]
     """How many elements each counting step has seen after the whole block, those dropped later included."""
-    failure: Exception | None = None
+    failure: BaseException | None = None
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
     """The elements that failed and were left out, in order."""
     states: list[dict[str, Any]] | None = None
@@ -153,6 +153,8 @@ class Result:
     """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
     tally: Tally | None = None
     """What each stage took, where stages are timed."""
+    size_bytes: int | None = None
+    """What the rows took to travel, if they did."""
 
 
 Skipped = tuple[int, str]

@@ -13,7 +13,7 @@ from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import PipelineNotSent
 from bushel.base.options import DatasetOptions
-from bushel.engine.delivery import BlockCursor, Sizer, Switched, size_of
+from bushel.engine.delivery import BlockCursor, Sizer, Switched, size_of, size_of_result
 from bushel.engine.observe import Observer
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
@@ -242,7 +242,7 @@ class WholeCursor(Cursor):
             raise ValueError("This iterator was closed while its next element was being computed.")
         assert result.states is not None
         self._result, self._row = result, 0
-        self._sizer.learn(max(1, len(result.rows)), seconds, size_of(result.rows))
+        self._sizer.learn(max(1, len(result.rows)), seconds, size_of_result(result))
         if result.failure is None and not self._ended(result):
             self._ticket = self._submit(result.states[-1], ticket.task.high)
 
