@@ -28,7 +28,7 @@ from bushel.graph.node import MapNode
 from bushel.graph.streams import Ahead, Elements
 from bushel.iterator import PipelineIterator
 from bushel.state.digest import digest
-from bushel.state.identity import PYTHON, identity
+from bushel.state.identity import PYTHON, functions_digest, identity
 
 _FORMAT = 1
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
@@ -58,7 +58,7 @@ def _computed(node: Map, folder: Path | None, options: MultiprocessingOptions | 
     progress = Progress(f"column {transforms.short_name(node.transform)}", node.length)
     if folder is None:
         return _joined(list(_pieces(node, 0, options, progress)), node)
-    name = digest(_FORMAT, PYTHON, identity(node))
+    name = digest(_FORMAT, PYTHON, identity(node), functions_digest(node))
     folder.mkdir(parents=True, exist_ok=True)
     whole = folder / f"{name}.npy"
     if not whole.exists():

@@ -585,6 +585,10 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return _IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
 
 
+def _cache_key(node: StreamNode, functions: str) -> str:
+    return digest(identity.identity(node), identity.PYTHON, functions)
+
+
 class _MapPipeline(MapDataset[T]):
     """A map node as a dataset."""
 
@@ -807,7 +811,10 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         parent = self._node
         store = stores.Memory() if folder is None else stores.Files(folder)
-        return _IterPipeline(cache.Cache(parent, store, lambda: digest(identity.identity(parent), identity.PYTHON)))
+        # Taken now: a function may remember something while it runs.
+        functions = "" if folder is None else identity.functions_digest(parent)
+        key = functools.partial(_cache_key, parent, functions)
+        return _IterPipeline(cache.Cache(parent, store, key))
 
     def mp_prefetch(
         self,

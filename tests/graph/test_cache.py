@@ -270,3 +270,17 @@ def test_a_state_past_the_end_is_refused():
     it.set_state({"parent": {"next_index": 10}, "position": 11, "cache_filled": False}, check=False)
     with pytest.raises(bushel.StateMismatch, match="after element 11 of a stream that has 10"):
         next(it)
+
+
+def test_a_cache_is_filled_anew_when_data_that_a_function_reads_have_changed(tmp_path):
+    table = dict.fromkeys(range(1000), 0)  # so large that an identity takes samples of it
+
+    def values():
+        return list(MapDataset.range(10).to_iter_dataset().map(lambda x: table[x]).cache(tmp_path))
+
+    def columns():
+        return np.asarray(MapDataset.range(10).column(lambda x: table[x], cache=tmp_path)).tolist()
+
+    assert values() == columns() == [0] * 10
+    table[5] = 1
+    assert values() == columns() == [0] * 5 + [1] + [0] * 4

@@ -15,7 +15,7 @@ from bushel.graph.leaves import Source
 from bushel.graph.node import Node, opaque
 from bushel.graph.ordered import MixStream
 from bushel.sources.protocol import file_fingerprint
-from bushel.state.digest import class_digest, code_digest, digest
+from bushel.state.digest import class_digest, code_digest, digest, whole_digest
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode belongs to a Python version; across versions functions are compared by name alone."""
@@ -42,13 +42,33 @@ def own_part(node: Node) -> tuple[str, str, str]:
     return known
 
 
+def functions_digest(node: Node) -> str:
+    """A digest of all that the functions of a pipeline read, for the names of files that outlive a program.
+
+    An identity has samples of long lists and nothing of globals, which is enough for a state that is restored soon.
+    """
+    return whole_digest(*_functions(node))
+
+
+def _functions(node: Node) -> list[Any]:
+    node = opaque(node)
+    own = [value for name, value in node.parameters().items() if _is_function(name, value)]
+    if node.own_class is not None:
+        own.append(node.own_class)
+    return own + [function for parent in node.parents for function in _functions(parent)]
+
+
+def _is_function(name: str, value: Any) -> bool:
+    return callable(value) or name in ("transform", "selection_map")
+
+
 def _own_part(node: Node) -> tuple[str, str, str]:
     if isinstance(node, Source):
         return node.call(), digest(fingerprint(node.source)), ""
     parameters: dict[str, Any] = {}
     functions: dict[str, str] = {}
     for name, value in node.parameters().items():
-        if callable(value) or name in ("transform", "selection_map"):
+        if _is_function(name, value):
             parameters[name] = getattr(value, "__qualname__", type(value).__qualname__)
             functions[name] = code_digest(value)
         else:
