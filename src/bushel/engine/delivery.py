@@ -7,6 +7,7 @@ ahead can be thrown away at any time.
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -302,8 +303,11 @@ class BlockCursor(Cursor):
         self._closed = True
         self._result = None
         self._ledger.abort()
-        self._executor.forget(list(self._tickets))
-        self._tickets.clear()
+        tickets: list[Ticket] = []
+        with contextlib.suppress(IndexError):
+            while True:  # one by one: another thread may be about to add more
+                tickets.append(self._tickets.popleft())
+        self._executor.forget(tickets)
 
 
 def size_of(rows: Block) -> int:

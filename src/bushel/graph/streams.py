@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -99,7 +100,9 @@ def counted(state: Any, name: str) -> int:
 
 
 class Skips:
-    """Counts the elements that failed and were left out, within a limit."""
+    """Counts the elements that failed and were left out, within a limit. Streams pulled by threads may share one."""
+
+    _lock = threading.Lock()  # of the class: one of an instance could not be sent to workers
 
     def __init__(self, limit: int | None):
         self.limit = limit
@@ -107,14 +110,16 @@ class Skips:
 
     def add(self, which: str, error: str) -> None:
         """One more. Tells of the first, the tenth, the hundredth ..."""
-        if self.limit is not None and self.count >= self.limit:
-            raise TooManySkipped(
-                f"{which} failed, and {self.count} elements were skipped already, as many as skip_limit allows. "
-                f"It failed with\n{error}"
-            )
-        self.count += 1
-        if str(self.count).strip("0") == "1":
-            logger.warning("Skipped %s, the %d. of this stream:\n%s", which, self.count, error)
+        with self._lock:
+            if self.limit is not None and self.count >= self.limit:
+                raise TooManySkipped(
+                    f"{which} failed, and {self.count} elements were skipped already, as many as skip_limit allows. "
+                    f"It failed with\n{error}"
+                )
+            self.count += 1
+            count = self.count
+        if str(count).strip("0") == "1":
+            logger.warning("Skipped %s, the %d. of this stream:\n%s", which, count, error)
 
 
 class Opener(Protocol):
