@@ -79,10 +79,10 @@ class ThreadedCursor(Cursor):
     def _started(self) -> _Queue:
         queue = self._queue
         if queue is None:
-            queue = self._queue = _Queue(self._size)
+            queue = _Queue(self._size)
             thread = threading.Thread(target=_pull_ahead, args=(self._parent, queue), name="bushel-pull", daemon=True)
-            self._thread = thread
             thread.start()
+            self._queue, self._thread = queue, thread
             weakref.finalize(self, queue.stop).atexit = False
         return queue
 
