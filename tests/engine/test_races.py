@@ -150,9 +150,7 @@ def test_nothing_of_a_watched_result_stays():
     executor = _WatchedExecutor(Threads(THREADS))
     program = Program(Range(0, 6_000, 1))
     for low in range(0, 6_000, 2):
-        tickets = [
-            executor.submit(Task(program, at, at + 1, at, [], Ledger([]))) for at in (low, low + 1)
-        ]
+        tickets = [executor.submit(Task(program, at, at + 1, at, [], Ledger([]))) for at in (low, low + 1)]
         assert [executor.wait(ticket)[0].rows for ticket in tickets] == [[low], [low + 1]]
     executor.close()
     assert executor.ready_now() == 0
