@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import abc
 import copy
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -112,8 +113,9 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        self.close()
+    def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not at_exit():  # then threads stand still, with locks perhaps, and modules are gone; workers have ended
+            self.close()
 
 
 class PipelineIterator(DatasetIterator[T]):

@@ -7,6 +7,7 @@ ahead can be thrown away at any time.
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +104,8 @@ class BlockCursor(Cursor):
         self._ahead = ahead
         self._most = max(most, program.unit)
         self._length = program.length
-        most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
+        # Twice as many as can be under way: while those are computed, others are handed over.
+        most_in_one = max(1, self._most // max(1, min(ahead, 2 * executor.parallelism)))
         self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
         self._watches = watches or [FilterWatch(what, options) for what in program.droppers]
         self._skips = skips
@@ -201,12 +203,9 @@ class BlockCursor(Cursor):
 
     def _fill(self) -> None:
         while len(self._tickets) < self._ahead * self._executor.stretch() and self._next < self._length:
-            held = self._next - self._position
-            if self._tickets and held >= self._most:
-                break
-            high = min(
-                self._length, self._next + min(self._sizer.positions(), max(self._program.unit, self._most - held))
-            )
+            high = min(self._length, self._next + self._sizer.positions())
+            if self._tickets and high - self._position > self._most:
+                break  # until there is room for a whole block: else blocks would stay as small as the first ones
             if high < self._length:
                 high -= (high - self._next) % self._program.unit
             given, high = self._given(self._next, high)
@@ -303,8 +302,11 @@ class BlockCursor(Cursor):
         self._closed = True
         self._result = None
         self._ledger.abort()
-        self._executor.forget(list(self._tickets))
-        self._tickets.clear()
+        tickets: list[Ticket] = []
+        with contextlib.suppress(IndexError):
+            while True:  # one by one: another thread may be about to add more
+                tickets.append(self._tickets.popleft())
+        self._executor.forget(tickets)
 
 
 def size_of_result(result: Result) -> int:

@@ -5,6 +5,7 @@ A stream that is not timed has none of them.
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import Future
 from typing import Any
@@ -140,6 +141,7 @@ class _WatchedExecutor(Executor):
         self.blocks = 0
         self._under_way: dict[Future[Any], float | None] = {}
         """When each result was there, None before. By its future: a result must not be part of a cycle."""
+        self._lock = threading.Lock()
 
     def members(self) -> tuple[int, str]:
         return self._executor.members()
@@ -154,8 +156,9 @@ class _WatchedExecutor(Executor):
         return ticket
 
     def _done(self, done: Future[Any]) -> None:
-        if done in self._under_way:
-            self._under_way[done] = time.perf_counter()
+        with self._lock:  # whoever waited may be taking it out just now
+            if done in self._under_way:
+                self._under_way[done] = time.perf_counter()
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         begun = time.perf_counter()
@@ -164,7 +167,7 @@ class _WatchedExecutor(Executor):
         try:
             result, seconds = self._executor.wait(ticket)
         finally:
-            done = self._under_way.pop(ticket.done, None) or time.perf_counter()
+            done = self._taken_out(ticket) or time.perf_counter()
             waited_s = max(0.0, done - begun)
             self.wait_s += waited_s
             tally.set_aside(waited_s)
@@ -178,8 +181,12 @@ class _WatchedExecutor(Executor):
 
     def forget(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
-            self._under_way.pop(ticket.done, None)
+            self._taken_out(ticket)
         self._executor.forget(tickets)
+
+    def _taken_out(self, ticket: Ticket) -> float | None:
+        with self._lock:
+            return self._under_way.pop(ticket.done, None)
 
     def close(self) -> None:
         self._executor.close()

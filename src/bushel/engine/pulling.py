@@ -77,21 +77,22 @@ class ThreadedCursor(Cursor):
         return rows
 
     def _started(self) -> _Queue:
-        if self._queue is None:
-            self._queue = _Queue(self._size)
-            self._thread = threading.Thread(
-                target=_pull_ahead, args=(self._parent, self._queue), name="bushel-pull", daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, self._queue.stop).atexit = False
-        return self._queue
+        queue = self._queue
+        if queue is None:
+            queue = _Queue(self._size)
+            thread = threading.Thread(target=_pull_ahead, args=(self._parent, queue), name="bushel-pull", daemon=True)
+            thread.start()
+            self._queue, self._thread = queue, thread
+            weakref.finalize(self, queue.stop).atexit = False
+        return queue
 
     def _rest(self, timeout_s: float | None = None) -> None:
         """Ends the thread, once it has the element that it is pulling."""
-        if self._queue is not None and self._thread is not None:
-            self._queue.stop()
-            if self._thread is not threading.current_thread():
-                self._thread.join(timeout_s)
+        queue, thread = self._queue, self._thread
+        if queue is not None and thread is not None:
+            queue.stop()
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
         self._queue = self._thread = None
 
     def get_state(self) -> State:
@@ -118,8 +119,9 @@ class ThreadedCursor(Cursor):
             self._started()
 
     def close(self) -> None:
-        if self._queue is not None:
-            self._queue.stop()
+        queue = self._queue  # another thread may be in the middle of a pull
+        if queue is not None:
+            queue.stop()
         self._parent.close()  # so that a pull that waits for workers ends
         self._rest(_CLOSE_S)
 

@@ -233,6 +233,8 @@ class Threads(Executor):
                 self._threads.append(thread)
         ticket = Ticket(task, Future())
         self._work.put(ticket)
+        if not self._finalizer.alive:  # closed meanwhile by another thread: nobody may be there to run it
+            ticket.done.cancel()
         return ticket
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:

@@ -6,8 +6,10 @@ has ended at, so any worker can take over; the one that has it open goes on with
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -39,12 +41,12 @@ class StreamProgram:
     makes_results_in_place: bool = False
 
     def __post_init__(self) -> None:
-        self._cursor: Cursor | None = None
-        self._at: tuple[int, int] | None = None
-        self._skips = _Listed() if self.skip else None
+        # The open stream, while no task has it: one that was given up may still be under way in another thread.
+        self._idle: collections.deque[_Open] = collections.deque()
+        self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cursor": None, "_at": None}
+        return {**self.__dict__, "_idle": collections.deque()}
 
     def operations(self) -> list[Node]:
         """All that is done, the last first."""
@@ -68,7 +70,8 @@ class StreamProgram:
 
     def _run(self, low: int, high: int, start: Start, announce: Announce | None) -> Result:
         serial, state = start
-        cursor = self._at_row((serial, low), state)
+        opened = self._at_row((serial, low), state)
+        cursor, skips = opened.cursor, opened.skips
         rows: list[Any] = []
         states = [cursor.get_state()]
         failure: BaseException | None = None
@@ -86,29 +89,53 @@ class StreamProgram:
             except BaseException as error:
                 failure = error
                 break
-            if self._skips is not None:
-                skipped.extend((number, error) for error in self._skips.taken())
+            if skips is not None:
+                skipped.extend((number, error) for error in skips.taken())
             states.append(cursor.get_state())
             if not len(block):
                 break
             rows.extend(blocks.rows_of(block))
-        self._at = (serial, low + len(rows)) if failure is None else None
+        opened.at = (serial, low + len(rows)) if failure is None else None
+        self._idle.append(opened)
+        if self._closed:
+            self.close()
         marks = np.arange(low + 1, low + 1 + len(rows))[:, None]
         return Result(rows, marks, [], failure, skipped, states)
 
     def close(self) -> None:
-        """Lets go of what the stream holds."""
-        if self._cursor is not None:
-            self._cursor.close()
-        self._cursor = self._at = None
+        """Lets go of what the stream holds; a task that is under way does so at its end."""
+        self._closed = True
+        for opened in self._taken():
+            opened.cursor.close()
 
-    def _at_row(self, at: tuple[int, int], state: State | None) -> Cursor:
-        if self._cursor is None or self._at != at:
-            self.close()
-            self._cursor = self.open(self.node, self.options, self._skips)
+    def _at_row(self, at: tuple[int, int], state: State | None) -> _Open:
+        """The open stream for one task alone."""
+        found = None
+        for opened in self._taken():
+            if opened.at == at:
+                found = opened
+            else:
+                opened.cursor.close()
+        if found is None:
+            skips = _Listed() if self.skip else None
+            found = _Open(self.open(self.node, self.options, skips), skips)
             if state is not None:
-                self._cursor.set_state(state)
-        return self._cursor
+                found.cursor.set_state(state)
+        return found
+
+    def _taken(self) -> Iterator[_Open]:
+        with contextlib.suppress(IndexError):
+            while True:
+                yield self._idle.pop()
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Open:
+    """An open stream, and at which row of which run it stands, where that is known."""
+
+    cursor: Cursor
+    skips: _Listed | None
+    at: tuple[int, int] | None = None
 
 
 class _Listed(Skips):

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from typing import Any, NoReturn
 
 from bushel.engine import wire, worker
@@ -130,6 +131,13 @@ class Starter:
         self._channel = self._process = None
         self._spawned = {}
         self._lock = threading.Lock()
+
+    def end(self) -> None:
+        """Ends the zygote, at the exit of this process."""
+        if self._channel is not None and self._process is not None and self._owner == os.getpid():
+            self._channel.close()
+            self._process.kill()
+            self._process.wait()
 
     def _control(self) -> Channel:
         if self._channel is None or self._owner != os.getpid():
@@ -249,3 +257,4 @@ def _die_with(parent: int) -> None:
 
 
 STARTER = Starter()
+weakref.finalize(STARTER, STARTER.end)  # at exit the younger finalizers come first, those of the pools

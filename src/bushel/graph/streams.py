@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -102,7 +103,9 @@ def counted(state: Any, name: str) -> int:
 
 
 class Skips:
-    """Counts the elements that failed and were left out, within a limit."""
+    """Counts the elements that failed and were left out, within a limit. Streams pulled by threads may share one."""
+
+    _lock = threading.Lock()  # of the class: one of an instance could not be sent to workers
 
     def __init__(self, limit: int | None):
         self.limit = limit
@@ -110,13 +113,14 @@ class Skips:
 
     def add(self, which: str, error: str, number: int = 1) -> None:
         """One more, or `number` that failed as one. Tells of the first, the tenth, the hundredth ..."""
-        before, count = self.count, self.count + number
-        if self.limit is not None and count > self.limit:
-            allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
-            raise TooManySkipped(
-                f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
-            )
-        self.count = count
+        with self._lock:
+            before, count = self.count, self.count + number
+            if self.limit is not None and count > self.limit:
+                allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
+                raise TooManySkipped(
+                    f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
+                )
+            self.count = count
         if not before or len(str(count)) > len(str(before)):
             logger.warning("Skipped %s, the %d. of this stream:\n%s", which, count, error)
 
