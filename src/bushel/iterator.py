@@ -21,6 +21,9 @@ from bushel.state.loader import parsed
 
 T = TypeVar("T")
 
+_BETWEEN: Any = object()
+_END: Any = object()
+
 
 class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     """A position in a dataset that can be saved and restored.
@@ -116,41 +119,111 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         self.close()
 
 
-class PipelineIterator(DatasetIterator[T]):
-    """The iterator of a stream node. After an error it stands where it stood, so `next` tries again."""
+class _CursorIterator(DatasetIterator[T]):
+    """An iterator of a cursor's elements. After an error it stands where it stood, so `next` tries again."""
 
-    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None):
-        super().__init__()
-        self._node = node
+    def __init__(self, cursor: Cursor, parents: Sequence[DatasetIterator[Any]] = ()):
+        super().__init__(parents)
         self._lock = threading.RLock()
-        self._observer = Observer()
-        self._cursor: Cursor = open_stream(node, read_options, executor, self._observer)
-        # Taken at the start: a function may close over something that changes while it runs.
-        self.identity = identity.identity(node)
+        self._cursor = cursor
+        self._before: Any = _BETWEEN
+        """The mark before what is under way; `_BETWEEN` elements, nothing is."""
+        self._astray = False
+        """Whether what was under way has failed, and the cursor is still where that left it."""
 
     def __next__(self) -> T:
         with self._lock:
             self._assert_not_closed()
-            before = self._cursor.mark()
+            if self._before is not _BETWEEN:
+                self._come_back()
+            self._before = self._cursor.mark()
             try:
                 block = self._cursor.pull(1)
+                element = blocks.rows_of(block)[0] if len(block) else _END
             except RowFailed as failed:
                 error = failed.error
-            except Exception:
-                self._assert_not_closed()  # by another thread, meanwhile
-                self._cursor.rewind(before)
-                raise
+            except BaseException as failure:
+                error = failure
             else:
-                if not len(block):
+                self._before = _BETWEEN
+                if element is _END:
                     raise StopIteration
-                return blocks.rows_of(block)[0]
-            self._cursor.rewind(before)
-            raise error
+                return element
+            self._astray = True
+            try:
+                if isinstance(error, Exception):  # Ctrl-C is heard at once: going back, which may read, can wait
+                    self._assert_not_closed()  # by another thread, meanwhile
+                    self._come_back()
+                raise error
+            finally:
+                del error  # it holds this frame
+
+    def _come_back(self) -> None:
+        """Goes back to where the cursor stood before something failed."""
+        if self._before is _BETWEEN:
+            return
+        if not self._astray:
+            raise RuntimeError("This iterator is in the middle of an element, and cannot be moved from inside of it.")
+        self._cursor.rewind(self._before)
+        self._before, self._astray = _BETWEEN, False
+
+    def _position(self) -> State:
+        """The state after what was delivered, also in the middle of the next element."""
+        before = self._before
+        return self._cursor.get_state() if before is _BETWEEN else self._cursor.state_of(before)
+
+    def _move_to(self, state: State) -> None:
+        self._come_back()
+        self._before = self._cursor.mark()
+        try:
+            self._cursor.set_state(state)
+        except BaseException:
+            self._astray = True
+            self._come_back()
+            raise
+        self._before = _BETWEEN
+
+    def start_prefetch(self) -> None:
+        with self._lock:
+            self._assert_not_closed()
+            self._come_back()
+            self._cursor.start_prefetch()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            cursor = self.__dict__.get("_cursor")
+            if cursor is not None:
+                cursor.close()
+
+    def _get_next_index(self) -> int:
+        with self._lock:
+            self._come_back()
+            return self._cursor.get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        with self._lock:
+            self._come_back()
+            self._cursor.set_next_index(index)
+
+
+class PipelineIterator(_CursorIterator[T]):
+    """The iterator of a stream node."""
+
+    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None):
+        self._node = node
+        self._observer = Observer()
+        super().__init__(open_stream(node, read_options, executor, self._observer))
+        # Taken at the start: a function may close over something that changes while it runs.
+        self.identity = identity.identity(node)
 
     def get_state(self) -> State:
-        """The position as plain JSON data, with the identity of the pipeline under the key "bushel"."""
+        """The position as plain JSON data, with the identity of the pipeline under the key "bushel".
+
+        A signal handler may ask for it while `next` is under way: it is told the position before that element.
+        """
         with self._lock:
-            return envelope.seal(self._cursor.get_state(), self.identity)
+            return envelope.seal(self._position(), self.identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
@@ -160,18 +233,7 @@ class PipelineIterator(DatasetIterator[T]):
           check: False restores the state of another pipeline as far as its form fits.
         """
         with self._lock:
-            inner = envelope.unseal(state, self.identity, check=check)
-            before = self._cursor.get_state()
-            try:
-                self._cursor.set_state(inner)
-            except Exception:
-                self._cursor.set_state(before)
-                raise
-
-    def start_prefetch(self) -> None:
-        with self._lock:
-            self._assert_not_closed()
-            self._cursor.start_prefetch()
+            self._move_to(envelope.unseal(state, self.identity, check=check))
 
     @property
     def skipped(self) -> int:
@@ -194,30 +256,16 @@ class PipelineIterator(DatasetIterator[T]):
         """
         return self._observer.report()
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            cursor = self.__dict__.get("_cursor")
-            if cursor is not None:
-                cursor.close()
-
     def explain(self, steps: int = 1) -> list[Explanation]:
         with self._lock:
+            self._come_back()
             return explain_next(self._node, self._cursor.get_next_index, checks.positive(steps, "steps"))
 
-    def _get_next_index(self) -> int:
-        with self._lock:
-            return self._cursor.get_next_index()
-
-    def _set_next_index(self, index: int) -> None:
-        with self._lock:
-            self._cursor.set_next_index(index)
-
     def __repr__(self) -> str:
-        return f"<iterator of {self._node.call()} at {self._cursor.get_state()}>"
+        return f"<iterator of {self._node.call()} at {self._position()}>"
 
 
-class ThreadPrefetchDatasetIterator(DatasetIterator[T]):
+class ThreadPrefetchDatasetIterator(_CursorIterator[T]):
     """Pulls another iterator ahead in a thread; any iterator with `get_state` and `set_state` will do.
 
     >>> import bushel
@@ -227,43 +275,18 @@ class ThreadPrefetchDatasetIterator(DatasetIterator[T]):
     """
 
     def __init__(self, parent: Iterator[T], prefetch_buffer_size: int):
-        super().__init__([parent] if isinstance(parent, DatasetIterator) else [])
         size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
         cursor = IteratorCursor(parent)
-        self._cursor = ThreadedCursor(cursor, size) if size else cursor
-        self._lock = threading.RLock()
-
-    def __next__(self) -> T:
-        with self._lock:
-            self._assert_not_closed()
-            block = self._cursor.pull(1)
-            if not len(block):
-                raise StopIteration
-            return blocks.rows_of(block)[0]
+        parents = [parent] if isinstance(parent, DatasetIterator) else []
+        super().__init__(ThreadedCursor(cursor, size) if size else cursor, parents)
 
     def get_state(self) -> State:
         with self._lock:
-            return copy.deepcopy(self._cursor.get_state())
+            return copy.deepcopy(self._position())
 
     def set_state(self, state: State) -> None:
         with self._lock:
-            self._cursor.set_state(state)
-
-    def start_prefetch(self) -> None:
-        self._cursor.start_prefetch()
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            cursor = self.__dict__.get("_cursor")
-            if cursor is not None:
-                cursor.close()
-
-    def _get_next_index(self) -> int:
-        return self._cursor.get_next_index()
-
-    def _set_next_index(self, index: int) -> None:
-        self._cursor.set_next_index(index)
+            self._move_to(state)
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

@@ -245,11 +245,11 @@ class _ChainCursor(Switched):
             return self._inner.pull(count)
         except Misfit:
             # The first missing element of a pipeline that seemed to have them all: from here on, batches are cut here.
-            state = self._inner.get_state()
-            self._inner.close()
-            self._inner = self._cut_here()
-            self._inner.set_state(state)
-            return self._inner.pull(count)
+            whole, cut = self._inner, self._cut_here()
+            cut.set_state(whole.get_state())
+            self._inner = cut
+            whole.close()
+            return cut.pull(count)
 
 
 class _SkippingCursor(Same):
@@ -278,6 +278,10 @@ class _SkippingCursor(Same):
     def rewind(self, mark: Any) -> None:
         parent, self._skips.count = mark
         self.parent.rewind(parent)
+
+    def state_of(self, mark: Any) -> State:
+        parent, count = mark
+        return {"parent": self.parent.state_of(parent), "skipped": count}
 
 
 class _Owner(Same):

@@ -24,6 +24,8 @@ class _Queue:
         self.ready: collections.deque[tuple[Any, Any]] = collections.deque()
         self.changed = threading.Condition()
         self.stopped = False
+        self.pulling = False
+        """Whether the thread is at the parent, which nobody else may move then."""
 
     def stop(self) -> None:
         with self.changed:
@@ -78,20 +80,20 @@ class ThreadedCursor(Cursor):
 
     def _started(self) -> _Queue:
         if self._queue is None:
-            self._queue = _Queue(self._size)
-            self._thread = threading.Thread(
-                target=_pull_ahead, args=(self._parent, self._queue), name="bushel-pull", daemon=True
-            )
-            self._thread.start()
-            weakref.finalize(self, self._queue.stop).atexit = False
+            queue = _Queue(self._size)
+            weakref.finalize(self, queue.stop).atexit = False
+            thread = threading.Thread(target=_pull_ahead, args=(self._parent, queue), name="bushel-pull", daemon=True)
+            self._queue, self._thread = queue, thread
+            thread.start()
         return self._queue
 
     def _rest(self, timeout_s: float | None = None) -> None:
         """Ends the thread, once it has the element that it is pulling."""
-        if self._queue is not None and self._thread is not None:
+        if self._queue is not None and self._thread is not threading.current_thread():
             self._queue.stop()
-            if self._thread is not threading.current_thread():
-                self._thread.join(timeout_s)
+            # Not by `join`: a thread that is alive counts as ended after an interrupt in there.
+            with self._queue.changed:
+                self._queue.changed.wait_for(lambda queue=self._queue: not queue.pulling, timeout_s)
         self._queue = self._thread = None
 
     def get_state(self) -> State:
@@ -131,6 +133,7 @@ def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
                 queue.changed.wait()
             if queue.stopped:
                 return
+            queue.pulling = True
         item: tuple[Any, Any]
         try:
             block = parent.pull(1)
@@ -141,6 +144,7 @@ def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
             item = (_Failed(error), None)
         with queue.changed:
             queue.ready.append(item)
+            queue.pulling = False
             queue.changed.notify_all()
         if item[0] is _END or isinstance(item[0], _Failed):
             return

@@ -290,6 +290,9 @@ class WholeCursor(Cursor):
     def rewind(self, mark: Any) -> None:
         self._restart(mark)
 
+    def state_of(self, mark: Any) -> State:
+        return self._program.beginning() if mark is None else mark
+
     def start_prefetch(self) -> None:
         if self._ticket is None and self._result is None:
             self._ticket = self._submit(self._state, 0)

@@ -94,6 +94,14 @@ class StreamProgram:
         marks = np.arange(low + 1, low + 1 + len(rows))[:, None]
         return Result(rows, marks, [], failure, skipped, states)
 
+    def beginning(self) -> State:
+        """The state at the beginning, by opening the stream here."""
+        cursor = self.open(self.node, self.options, None)
+        try:
+            return cursor.get_state()
+        finally:
+            cursor.close()
+
     def close(self) -> None:
         """Lets go of what the stream holds."""
         if self._cursor is not None:

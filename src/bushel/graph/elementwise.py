@@ -223,6 +223,11 @@ class ElementwiseCursor(Through):
         parent, self.count = mark
         self.parent.rewind(parent)
 
+    def state_of(self, mark: Any) -> State:
+        parent, count = mark
+        state = self.parent.state_of(parent)
+        return state if self.node.count_key is None else {"parent": state, self.node.count_key: count}
+
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self.parent.trace(row if self.kept is None else int(np.flatnonzero(self.kept)[row]))
 

@@ -51,6 +51,10 @@ class Cursor(abc.ABC):
         """Goes back to a mark of this very cursor, after an error."""
         self.set_state(mark)
 
+    def state_of(self, mark: Any) -> State:
+        """The state at a mark of this very cursor. It may be asked in the middle of a pull: the mark alone counts."""
+        return mark
+
     def get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
@@ -211,6 +215,9 @@ class Through(Cursor):
 
     def rewind(self, mark: Any) -> None:
         self.parent.rewind(mark)
+
+    def state_of(self, mark: Any) -> State:
+        return self.parent.state_of(mark)
 
     def where(self, node: StreamNode) -> Callable[[int], str]:
         """Tells where row `row` of the parent's last pull failed in `node`."""
