@@ -143,7 +143,7 @@ class BlockCursor(Cursor):
         while result.skipped and result.skipped[0][0] < before:
             position, error = result.skipped.pop(0)
             assert self._skips is not None
-            self._skips.add(f"element {position}", error)
+            self._skips.add(self._program.which(position, position + 1), error)
 
     def _next_block(self) -> bool:
         self._result = None
@@ -177,7 +177,7 @@ class BlockCursor(Cursor):
         if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
             return False
         low, high = error.at
-        self._skips.add(f"element {low}", in_words(error))
+        self._skips.add(self._program.which(low, high), in_words(error))
         self._position = high
         self._restart()
         return True

@@ -77,7 +77,7 @@ class ElementsCursor(Cursor):
             failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
             if self._skips is None:
                 raise
-            self._skips.add(f"element {first}", in_words(failed.error))
+            self._skips.add(f"element {first} of the output", in_words(failed.error))
             return [None]
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:

@@ -513,13 +513,12 @@ class _Core:
         program = job.ticket.task.program
         positions = range(low, min(high, low + 8))
         records = "; ".join(map(str, merged(origin for at in positions for origin in program.origins(at))))
-        which = f"element {low}" if high == low + 1 else f"one of the elements {low} to {high - 1}"
         made_of = f" ({records})" if records else ""
         if job.overdue:
             what = f"took longer than timeout_s={self._timeout_s} s, twice."
         else:
             what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
-        died = WorkerDied(f"Computing {which} of the output{made_of} {what}")
+        died = WorkerDied(f"Computing {program.which(low, high)}{made_of} {what}")
         died.at = low, high
         return died
 

@@ -58,6 +58,13 @@ class Program:
         """The operation that is seen first, as it was written."""
         return self.steps[0].call() if self.node is None else self.node.call()
 
+    def which(self, low: int, high: int) -> str:
+        """The elements at positions [low, high), in words. Where rows are given, their number is not known here."""
+        if self.node is None:
+            return f"an element of {self.steps[0].placed()}"
+        one = high == low + 1
+        return f"{f'element {low}' if one else f'one of the elements {low} to {high - 1}'} of the output"
+
     def operations(self) -> list[Node]:
         """All that is done, the last first."""
         return [*reversed(self.steps), *_nodes(self.node)]
@@ -248,11 +255,13 @@ class _Run:
                 marks = marks[stays[0]]
                 block = dense
         after: list[int] = []
+        numbered = program.node is not None  # whether positions are those of the elements
         for step in program.steps:
             if isinstance(step, BatchStream):
                 with tally.timed(tally.number_of(step)) as stage:
                     block, marks = self._batched(step, block, marks)
                     stage.made(block)
+                numbered = False
                 continue
             first = 0
             if step.count_key:
@@ -263,7 +272,7 @@ class _Run:
             count = len(block)
             if count:
                 with tally.timed(tally.number_of(step)) as stage:
-                    block, kept = self._stepped(step, block, marks, first)
+                    block, kept = self._stepped(step, block, marks, first, numbered)
                     stage.made(block)
                 if kept is not None:
                     marks = marks[kept]
@@ -304,9 +313,9 @@ class _Run:
         self.skipped.append((failed.position, in_words(failed.error)))
 
     def _stepped(
-        self, step: Elementwise, block: Block, marks: np.ndarray, first: int
+        self, step: Elementwise, block: Block, marks: np.ndarray, first: int, numbered: bool
     ) -> tuple[Block, np.ndarray | None]:
-        where = _where(step, self.program, marks)
+        where = _where(step, self.program, marks, numbered)
         if self.announce is None:
             try:
                 return step.run(block, first, where)
@@ -343,8 +352,10 @@ class _Run:
         return batches, marks[ends]
 
 
-def _where(step: Elementwise, program: Program, marks: np.ndarray) -> Callable[[int], str]:
+def _where(step: Elementwise, program: Program, marks: np.ndarray, numbered: bool) -> Callable[[int], str]:
     def where(row: int) -> str:
+        if not numbered:
+            return f"bushel: {step.placed()} failed."
         position = int(marks[row, 0]) - 1
         return told(step.placed(), position, program.origins(position))
 

@@ -259,7 +259,7 @@ class WholeCursor(Cursor):
         while result.skipped and result.skipped[0][0] < before:
             position, error = result.skipped.pop(0)
             assert self._skips is not None
-            self._skips.add(f"element {position}", error)
+            self._skips.add(self._program.which(position, position + 1), error)
 
     def _restart(self, state: State | None) -> None:
         if getattr(self, "_ticket", None) is not None:

@@ -131,7 +131,8 @@ class _Worker:
                 # Announced, it is known which element it was that killed the process.
                 announce = functools.partial(self._announce, task) if careful else None
                 result = run_task(self._programs[program], low, high, count_before, announce, given)
-            answer: tuple[Any, ...] = ("done", task, *self._packed(result, place), time.perf_counter() - begun)
+            packed = self._packed(self._programs[program], result, place)
+            answer: tuple[Any, ...] = ("done", task, *packed, time.perf_counter() - begun)
         except _Abort:
             answer = ("aborted", task)
         except Misfit:
@@ -143,7 +144,7 @@ class _Worker:
     def _announce(self, task: int, low: int, high: int) -> None:
         self._channel.send(("at", task, low, high))
 
-    def _packed(self, result: Result, place: Slot | None) -> tuple[Packed, Told]:
+    def _packed(self, program: Program | StreamProgram, result: Result, place: Slot | None) -> tuple[Packed, Told]:
         failure = None if result.failure is None else _portable(result.failure)
         try:
             packed = wire.pack(result.rows, place)
@@ -155,13 +156,14 @@ class _Worker:
                     wire.pack(row, None)
                 except Exception:
                     position = int(result.marks[number, 0]) - 1
-                    note = f"bushel: element {position} of the output cannot be sent from a worker process: {error}"
+                    which = program.which(position, position + 1)
+                    note = f"bushel: {which} cannot be sent from a worker process: {error}"
                     wrong = TypeError(note)
                     if place is not None:
                         place.reset()
                     good = dataclasses.replace(result, rows=rows[:number], marks=result.marks[:number])
                     good.states = None if good.states is None else good.states[: number + 1]
-                    return self._packed(dataclasses.replace(good, failure=wrong), None)
+                    return self._packed(program, dataclasses.replace(good, failure=wrong), None)
             raise
         told = Told(result.marks, result.after, failure, result.skipped, result.states, result.stays, result.tally)
         return packed, told

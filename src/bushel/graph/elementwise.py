@@ -197,7 +197,7 @@ class ElementwiseCursor(Through):
             try:
                 one, _ = self.node.run([element], self.count + row, lambda _, row=row: self.where_failed(row))
             except RowFailed as failed:
-                self.skips.add(f"element {self.count + row} of {self.node.placed()}", in_words(failed.error))
+                self.skips.add(f"an element of {self.node.placed()}", in_words(failed.error))
                 continue
             made.extend(blocks.rows_of(one))
             stays[row] = len(one) > 0
