@@ -26,6 +26,10 @@ BLOCK_S = 20e-3
 """A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
 
 
+MOST_POSITIONS = 1 << 20
+"""So many may be under way, where nothing else sets a bound."""
+
+
 class Sizer:
     """How many positions a block should hold, learned from the blocks before. Small records travel many at a time."""
 
@@ -93,7 +97,7 @@ class BlockCursor(Cursor):
         options: DatasetOptions,
         *,
         ahead: int,
-        most: int = 1 << 20,
+        most: int = MOST_POSITIONS,
         skips: Skips | None = None,
         watches: Sequence[FilterWatch] | None = None,
     ):
@@ -102,8 +106,7 @@ class BlockCursor(Cursor):
         self._ahead = ahead
         self._most = max(most, program.unit)
         self._length = program.length
-        most_in_one = max(1, self._most // max(1, min(ahead, executor.parallelism)))
-        self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
+        self._sizer = self._new_sizer()
         self._watches = watches or [FilterWatch(what, options) for what in program.droppers]
         self._skips = skips
         self._position = 0
@@ -114,6 +117,10 @@ class BlockCursor(Cursor):
         self._last: tuple[int, int] = (0, 0)
         self._closed = False
         self._restart()
+
+    def _new_sizer(self) -> Sizer:
+        most_in_one = max(1, self._most // max(1, min(self._ahead, self._executor.parallelism)))
+        return Sizer(self._program.unit, most_in_one, self._executor.block_bytes)
 
     def pull(self, count: int) -> Block:
         while True:

@@ -7,8 +7,10 @@ that the one who delivers rows can tell the state without having run anything.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +162,8 @@ class Result:
     """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
     tally: Tally | None = None
     """What each stage took, where stages are timed."""
+    work_s: float = 0.0
+    """What all of it took, but for bringing rows there and back."""
 
 
 Skipped = tuple[int, str]
@@ -182,12 +186,12 @@ def run(
     With `announce` it goes element by element, each announced before it is begun. Where elements that fail are
     skipped, the block is not cut.
     """
-    if not program.timed:
-        return _tried(program, low, high, count_before, announce, given)
-    spent: Tally = {}
-    with tally.taken(spent):
+    begun = time.perf_counter()
+    spent: Tally | None = {} if program.timed else None
+    with contextlib.nullcontext() if spent is None else tally.taken(spent):
         result = _tried(program, low, high, count_before, announce, given)
-    return dataclasses.replace(result, tally=spent)
+    result.tally, result.work_s = spent, time.perf_counter() - begun
+    return result
 
 
 def _tried(

@@ -40,23 +40,25 @@ class Told:
     states: list[dict[str, Any]] | None
     stays: list[np.ndarray | int]
     tally: Tally | None
+    work_s: float
 
     def __reduce__(self) -> Any:
         # Arrays as their bytes: numpy's own pickles take ten times as long as all the rest.
         stays = [stayed if isinstance(stayed, int) else stayed.tobytes() for stayed in self.stays]
         arrays = self.marks.astype(np.int64, copy=False).tobytes(), self.marks.shape[1], stays
-        return _told, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally)
+        return _told, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally, self.work_s)
 
     def with_rows(self, rows: Block) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        return Result(rows, self.marks, self.after, failure, self.skipped, self.states, self.stays, self.tally)
+        rest = self.skipped, self.states, self.stays, self.tally, self.work_s
+        return Result(rows, self.marks, self.after, failure, *rest)
 
 
 def _told(marks: bytes, columns: int, stays: list[bytes | int], after: list[int], *rest: Any) -> Told:
-    failure, skipped, states, tally = rest
+    failure, skipped, states, tally, work_s = rest
     stayed = [stay if isinstance(stay, int) else np.frombuffer(stay, dtype=bool) for stay in stays]
     table = np.frombuffer(marks, dtype=np.int64).reshape(-1, columns)
-    return Told(table, after, failure, skipped, states, stayed, tally)
+    return Told(table, after, failure, skipped, states, stayed, tally, work_s)
 
 
 class Shared:

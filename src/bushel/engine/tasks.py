@@ -125,6 +125,9 @@ class Executor(abc.ABC):
     block_bytes: int = 8 << 20
     """How much a block should hold at most, unless a single row is larger."""
 
+    limits_time: bool = False
+    """Whether it gives up what takes too long: then all that it can do is left to it, however light."""
+
     @abc.abstractmethod
     def submit(self, task: Task) -> Ticket:
         """Takes a task; it should be begun in the order of submission."""

@@ -165,7 +165,8 @@ class _Worker:
                     good.states = None if good.states is None else good.states[: number + 1]
                     return self._packed(program, dataclasses.replace(good, failure=wrong), None)
             raise
-        told = Told(result.marks, result.after, failure, result.skipped, result.states, result.stays, result.tally)
+        what = result.skipped, result.states, result.stays, result.tally, result.work_s
+        told = Told(result.marks, result.after, failure, *what)
         return packed, told
 
 
