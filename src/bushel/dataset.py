@@ -820,7 +820,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         [0, 1, 4, 9]
         """
         del sequential_slice
-        chosen = options or MultiprocessingOptions(num_workers=None)
+        chosen = MultiprocessingOptions(num_workers=None) if options is None else options
         return _IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
@@ -966,7 +966,10 @@ def multithread_prefetch(
     [0, 1, 4, 9]
     """
     del sequential_slice
-    options = MultiprocessingOptions(num_workers=num_threads, per_worker_buffer_size=max(1, buffer_size))
+    checks.instance(ds, IterDataset, "The dataset of multithread_prefetch", "use to_iter_dataset() before")
+    threads = checks.not_negative(num_threads, "num_threads")
+    size = checks.not_negative(buffer_size, "buffer_size")
+    options = MultiprocessingOptions(num_workers=threads, per_worker_buffer_size=max(1, size))
     return _IterPipeline(streams.Ahead(ds._node, options, True))
 
 

@@ -18,6 +18,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -862,6 +863,24 @@ def test_a_worker_init_fn_that_cannot_be_sent_is_an_error():
     with pytest.raises(bushel.PipelineNotSent, match="worker_init_fn cannot be sent"):
         iter(numbers(5).mp_prefetch(TWO, worker_init_fn=lambda index, count: lock.acquire()))
     assert workers() <= before
+
+
+def test_a_function_of_a_module_that_workers_cannot_import_names_the_way_out(monkeypatch):
+    module = types.ModuleType("of_no_folder")
+    exec("def double(x):\n    return 2 * x", vars(module))
+    monkeypatch.setitem(sys.modules, "of_no_folder", module)
+    ds = numbers(5).map(lambda x: x).map(module.double)
+    with iter(ds.mp_prefetch(TWO)) as it:
+        for _ in range(2):
+            with pytest.raises(ModuleNotFoundError) as caught:
+                next(it)
+            (way_out,) = [note for note in caught.value.__notes__ if "workers cannot import" in note]
+            assert way_out.startswith("bushel: map(double) needs of_no_folder, which workers cannot import.")
+            assert "cloudpickle.register_pickle_by_value" in way_out
+    cloudpickle.register_pickle_by_value(module)
+    with iter(ds.mp_prefetch(TWO)) as it:
+        assert list(it) == [0, 2, 4, 6, 8]
+    cloudpickle.unregister_pickle_by_value(module)
 
 
 class Unloadable:

@@ -280,6 +280,7 @@ def test_a_failing_start_of_workers_is_an_error(when):
             wait_until(lambda: workers() <= before)
         for _ in range(2):
             outcome = in_time(lambda: next(it))
+            assert isinstance(outcome, LookupError), outcome
             told = chain(outcome)
             assert "has no licence" in told and "worker_init_fn failed" in told, told
     wait_until(lambda: workers() <= before)

@@ -163,9 +163,10 @@ def test_a_row_that_takes_too_long_is_given_up_however_light_the_others():
 
 def test_an_element_of_a_stream_that_takes_too_long_has_no_number():
     executor = Processes(2, timeout_s=0.3)
-    with opened(bushel.IterDataset.mix([Lines(0, 30).map(_hanging_line), Lines(1, 30)]), executor) as it:
-        with pytest.raises(bushel.WorkerDied, match=r"Computing an element of map\(_hanging_line @ .*\) took longer"):
-            list(it)
+    ds = bushel.IterDataset.mix([Lines(0, 30).map(_hanging_line), Lines(1, 30)])
+    says = r"Computing an element of map\(_hanging_line @ .*\) took longer"
+    with opened(ds, executor) as it, pytest.raises(bushel.WorkerDied, match=says):
+        list(it)
     executor.close()
 
 

@@ -184,6 +184,7 @@ class _Core:
         self._deaths_in_a_row = 0
         self._stopping = False
         self._ended_by: BaseException | None = None
+        self._broken = False  # whether that is an error of the user's
         self._next_job = 0
         self.peers: list[_Peer] = []
         try:
@@ -203,6 +204,8 @@ class _Core:
         ticket = Ticket(task, Future())
         with self._lock:
             if self._ended_by is not None:
+                if self._broken:
+                    raise self._ended_by.with_traceback(None)
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
             program = self._program(task.program)
             whole = isinstance(task.program, StreamProgram)
@@ -440,6 +443,9 @@ class _Core:
     def _on_broken(self, peer: _Peer, what: str, pickled: bytes, shown: str) -> None:
         error = shipping.rebuilt(pickled, shown)
         error.add_note(f"bushel: {what}.")
+        if peer.jobs and isinstance(error, ImportError):
+            error.add_note(shipping.not_importable(peer.jobs[0].ticket.task.program, error))
+        self._broken = True
         self._fail_all(error)
         self._stopping = True
 

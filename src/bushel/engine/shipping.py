@@ -124,6 +124,19 @@ def _culprit(program: Program | StreamProgram) -> str:
     return "The pipeline"
 
 
+def not_importable(program: Program | StreamProgram, error: ImportError) -> str:
+    """Which operation needs a module that workers do not find, and the way out."""
+    name = (error.name or "").encode()
+    found = [
+        node.call() for node in program.operations() if name in cloudpickle.dumps(list(node.parameters().values()))
+    ]
+    return (
+        f"bushel: {found[0] if found else 'the pipeline'} needs {error.name or 'a module'}, which workers cannot import. "
+        "They search sys.path as it was when the iterator was made: put its folder there before. A module that is in "
+        "no folder goes along after cloudpickle.register_pickle_by_value(module)."
+    )
+
+
 def rebuilt(pickled: bytes, shown: str) -> Exception:
     """An exception of a worker as it was, or its text where it could not travel."""
     if pickled:

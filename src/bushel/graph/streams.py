@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import StateMismatch, TooManySkipped
@@ -172,6 +173,10 @@ class Elements(StreamNode):
     read_options: ReadOptions | None = dataclasses.field(default=None, metadata={"identity": False})
     allow_nones: bool = False
 
+    def __post_init__(self) -> None:
+        if self.read_options is not None:
+            checks.instance(self.read_options, ReadOptions, "read_options", "ReadOptions(num_threads=...)")
+
     @property
     def parents(self) -> tuple[Node, ...]:
         return (self.parent,)
@@ -249,6 +254,12 @@ class Ahead(OneParent):
     options: MultiprocessingOptions
     threads: bool = False
     init: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        way_out = "MultiprocessingOptions(num_workers=...)"
+        checks.instance(self.options, MultiprocessingOptions, "options of mp_prefetch", way_out)
+        if self.init is not None and not callable(self.init):
+            raise TypeError(f"worker_init_fn must be a function of (worker index, worker count), got {self.init!r}.")
 
     @property
     def transparent(self) -> bool:
