@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import blocks, checks
-from bushel.base.errors import RowFailed
+from bushel.base.errors import RowFailed, without_our_frames
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph.custom import IteratorCursor
@@ -154,6 +154,7 @@ class _CursorIterator(DatasetIterator[T]):
                 if isinstance(error, Exception):  # Ctrl-C is heard at once: going back, which may read, can wait
                     self._assert_not_closed()  # by another thread, meanwhile
                     self._come_back()
+                    error = without_our_frames(error)
                 raise error
             finally:
                 del error  # it holds this frame

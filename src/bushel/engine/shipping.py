@@ -127,11 +127,14 @@ def _culprit(program: Program | StreamProgram) -> str:
 def not_importable(program: Program | StreamProgram, error: ImportError) -> str:
     """Which operation needs a module that workers do not find, and the way out."""
     name = (error.name or "").encode()
-    found = [
-        node.call() for node in program.operations() if name in cloudpickle.dumps(list(node.parameters().values()))
-    ]
+
+    def dumped(node: Any) -> bytes:
+        return cloudpickle.dumps(list(node.parameters().values()), protocol=5, buffer_callback=lambda _: False)
+
+    found = [node.call() for node in program.operations() if name in dumped(node)]
+    needs = f"{found[0] if found else 'the pipeline'} needs {error.name or 'a module'}"
     return (
-        f"bushel: {found[0] if found else 'the pipeline'} needs {error.name or 'a module'}, which workers cannot import. "
+        f"bushel: {needs}, which workers cannot import. "
         "They search sys.path as it was when the iterator was made: put its folder there before. A module that is in "
         "no folder goes along after cloudpickle.register_pickle_by_value(module)."
     )
