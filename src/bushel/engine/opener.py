@@ -19,7 +19,7 @@ from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
 from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.stages import StageCursor, WholeCursor
-from bushel.engine.tasks import Executor, Threads, cores
+from bushel.engine.tasks import FORKED, Executor, Threads, cores
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
@@ -294,9 +294,7 @@ class _Owner(Same):
 
     def pull(self, count: int) -> Block:
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
-            )
+            raise RuntimeError(FORKED)
         return self.parent.pull(count)
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import weakref
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
+from bushel.engine.tasks import FORKED
 from bushel.graph.streams import Cursor, State
 
 _CLOSE_S = 1.0
@@ -26,8 +28,16 @@ class _Queue:
         self.stopped = False
         self.pulling = False
         """Whether the thread is at the parent, which nobody else may move then."""
+        self.process = os.getpid()
+
+    def check_process(self) -> None:
+        """A forked child has the queue, its lock as it was, and no thread."""
+        if os.getpid() != self.process:
+            raise RuntimeError(FORKED)
 
     def stop(self) -> None:
+        if os.getpid() != self.process:
+            return
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -57,6 +67,7 @@ class ThreadedCursor(Cursor):
         if self._ended:
             return []
         queue = self._started()
+        queue.check_process()
         rows: list[Any] = []
         with queue.changed:
             while not queue.ready:
@@ -90,6 +101,7 @@ class ThreadedCursor(Cursor):
     def _rest(self, timeout_s: float | None = None) -> None:
         """Ends the thread, once it has the element that it is pulling."""
         if self._queue is not None and self._thread is not threading.current_thread():
+            self._queue.check_process()
             self._queue.stop()
             # Not by `join`: a thread that is alive counts as ended after an interrupt in there.
             with self._queue.changed:
@@ -120,6 +132,8 @@ class ThreadedCursor(Cursor):
             self._started()
 
     def close(self) -> None:
+        if self._queue is not None and os.getpid() != self._queue.process:
+            return  # all of it is the parent's
         if self._queue is not None:
             self._queue.stop()
         self._parent.close()  # so that a pull that waits for workers ends

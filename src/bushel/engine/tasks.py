@@ -108,6 +108,10 @@ class Ticket:
     done: Future[tuple[Result, float]]
 
 
+FORKED = "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
+"""Said in a forked child, which has none of the threads and workers of its parent."""
+
+
 def cores() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
