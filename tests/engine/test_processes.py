@@ -652,7 +652,7 @@ def test_shared_memory_keeps_within_the_budget():
     with pool(2, budget_bytes=40 << 20) as executor, opened(ds, executor) as it:
         for number, array in enumerate(it):
             assert array[0] == number
-            arena = executor._core._arena
+            arena = executor._core.room.arena
             assert arena is None or arena.slots * arena.slot_bytes <= 40 << 20
 
 

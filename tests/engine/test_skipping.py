@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -222,3 +223,75 @@ def test_it_tells_of_the_first_and_of_every_tenfold(warm, name, caplog):
 def test_bad_options_are_refused(options):
     with pytest.raises((ValueError, TypeError), match=next(iter(options))):
         bushel.MapDataset.range(3).to_iter_dataset().with_options(**options)
+
+
+class LockAt(FailAt):
+    """The identity, but for some numbers, in whose place comes what cannot leave a process."""
+
+    def __call__(self, x: Any, *_: Any) -> Any:
+        return threading.Lock() if int(np.max(x)) in self.bad else x
+
+
+class Counting(bushel.DatasetIterator[int]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = 0
+
+    def __next__(self) -> int:
+        if self.row == LENGTH:
+            raise StopIteration
+        self.row += 1
+        return self.row - 1
+
+    def get_state(self) -> dict[str, Any]:
+        return {"row": self.row}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.row = state["row"]
+
+
+class OfCounting(bushel.IterDataset[int]):
+    def __iter__(self) -> Counting:
+        return Counting()
+
+
+UNSENDABLE = {
+    "map": lambda bad: numbers(LENGTH).map(LockAt(bad)),
+    "batches": lambda bad: bushel.MapDataset.range(LENGTH).batch(2).map(LockAt(bad)).map(first_of).to_iter_dataset(),
+    "counted": lambda bad: numbers(LENGTH).filter(lambda x: True).map_with_index(lambda i, x: x).map(LockAt(bad)),
+    "a stream run whole": lambda bad: bushel.IterDataset.mix([OfCounting().map(LockAt(bad))]),
+}
+
+
+def numbers(length: int) -> Any:
+    return bushel.MapDataset.range(length).to_iter_dataset()
+
+
+def first_of(x: Any) -> Any:
+    return int(x[0]) if isinstance(x, np.ndarray) else x
+
+
+@pytest.mark.parametrize("stream", UNSENDABLE)
+@pytest.mark.parametrize("bad", [{0}, {1}, {LENGTH - 1}, {7, 8, 9, 31}, set(range(LENGTH)), set(range(1, LENGTH, 2))])
+def test_elements_that_cannot_be_sent_are_skipped(warm, stream, bad):
+    ds = UNSENDABLE[stream](bad)
+    good = [x for x in range(LENGTH) if x not in bad]
+    if stream == "batches":
+        good = [x for x in range(0, LENGTH, 2) if x + 1 not in bad]
+    count = (LENGTH // 2 if stream == "batches" else LENGTH) - len(good)
+    with opened(ds, warm["processes"]) as it:
+        found, states = run(it)
+        assert found == good
+        assert it.skipped == count
+    for number in {0, len(good) // 2, len(good)}:
+        with opened(ds, warm["processes"]) as it:
+            it.set_state(json.loads(states[number]))
+            assert list(it) == good[number:]
+
+
+def test_elements_that_cannot_be_sent_count_for_the_limit(warm):
+    with (
+        opened(UNSENDABLE["map"]({3, 5, 7}), warm["processes"], skip_limit=2) as it,
+        pytest.raises(TooManySkipped, match="cannot be sent from a worker process"),
+    ):
+        list(it)

@@ -8,7 +8,11 @@ import gc
 import itertools
 import logging
 import os
+import re
+import shutil
+import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -70,7 +74,7 @@ def batches(count: int) -> Any:
 
 
 def arena_of(executor: Processes) -> Arena:
-    return wait_until(lambda: executor._core._arena)
+    return wait_until(lambda: executor._core.room.arena)
 
 
 def warm(it: Any, executor: Processes, first: int = 0) -> int:
@@ -212,6 +216,64 @@ def test_a_closed_arena_lives_as_long_as_its_last_view(portable):
     del array
     gc.collect()
     assert descriptors() <= before
+
+
+def no_space_beyond(limit: int) -> Any:
+    def reserve(descriptor: int, start: int, size: int) -> None:
+        if start + size > limit:
+            raise OSError(28, "No space left on device")
+
+    return reserve
+
+
+def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
+    monkeypatch.setattr("bushel.engine.slabs._reserve", no_space_beyond(3 << 20))
+    arena = Arena(1 << 20, 5, portable=True)
+    granted = [arena.grant() for _ in range(4)]
+    assert sorted(granted[:3]) == [0, 1, 2] and granted[3] is None
+    assert arena.held() == arena.slots == 3
+    arena.give_back(1)
+    assert arena.grant() == 1 and arena.grant() is None
+    before = descriptors()
+    with pytest.raises(OSError, match="No space left"):
+        Arena(4 << 20, 5, portable=True)
+    assert descriptors() == before
+
+
+def test_a_slot_is_there_before_it_is_granted(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    arena = Arena(1 << 20, 50, portable=True)
+    for count in (1, 2, 3):
+        arena.grant()
+        assert count << 20 <= os.fstat(arena.descriptor).st_blocks * 512 < (count + 1) << 20
+
+
+SMALL = """
+    import logging
+    import numpy as np
+    import bushel
+    from bushel.engine.processes import Processes
+
+    logging.basicConfig(format="%(message)s")
+    ds = bushel.MapDataset.range(60).map(lambda i: np.full(1 << 20, i, np.uint8)).batch(2).to_iter_dataset()
+    for budget_bytes in (1 << 30, 64 << 20):
+        with ds.iterate_on(Processes(2, portable=True, budget_bytes=budget_bytes)) as it:
+            kept = list(it)
+        print([int(batch[0, 0]) for batch in kept] == list(range(0, 60, 2)))
+"""
+
+
+@pytest.mark.skipif(not shutil.which("unshare"), reason="needs a file system of its own")
+def test_a_small_file_system_costs_copies_and_no_worker(tmp_path):
+    (tmp_path / "small").mkdir()
+    (tmp_path / "script.py").write_text(textwrap.dedent(SMALL))
+    mount = f"mount -t tmpfs -o size=8m none {tmp_path}/small"
+    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("may not mount a file system")
+    command = f"{mount} && TMPDIR={tmp_path}/small exec {sys.executable} {tmp_path}/script.py"
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
+    assert "No shared memory for results" in done.stderr and "No space left" in done.stderr
 
 
 def test_a_slot_hands_out_aligned_parts_that_do_not_overlap():
@@ -437,6 +499,24 @@ def test_a_list_of_more_than_the_budget_goes_on_with_one_warning(caplog):
     assert "budget_bytes" in record.getMessage()
 
 
+@pytest.mark.parametrize("budget_mb", [64, 128, 256])
+def test_the_warning_is_true_and_its_advice_is_good(caplog, budget_mb):
+    """More room is there when the budget says so, and it is used before anyone is warned."""
+    with pool(2, budget_bytes=budget_mb << 20) as executor, opened(batches(2500), executor) as it:
+        kept = []
+        while not caplog.records:
+            kept.append(next(it))
+        arena = executor._core.room.arena
+        in_slots = sum(lies_in_shared_memory(batch["x"]) for batch in kept) * BATCH_BYTES
+    assert 0.9 * budget_mb < arena.slots * arena.slot_bytes / (1 << 20) <= budget_mb
+    told = re.search(r"hold (\d+) of its (\d+) slots of ([\d.]+) MB", caplog.records[0].getMessage())
+    assert told is not None
+    held, slots, slot_mb = map(float, told.groups())
+    assert slots == arena.slots and 0.5 < held / slots <= 1
+    assert abs(slot_mb - arena.slot_bytes / 1e6) < 0.1
+    assert in_slots / arena.slot_bytes <= held + 8  # not all of a slot need be in use; some were still on the way
+
+
 def test_after_all_was_let_go_results_come_through_shared_memory_again(caplog):
     with grown_pool(budget_bytes=BUDGET_BYTES) as executor, opened(batches(600), executor) as it:
         warm(it, executor)
@@ -508,7 +588,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel.engine.processes.Arena", fail)
+    monkeypatch.setattr("bushel.engine.room.Arena", fail)
     with pool() as executor, opened(batches(50), executor) as it:
         for number, batch in enumerate(it):
             assert (batch["x"] == number).all()

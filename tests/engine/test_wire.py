@@ -213,6 +213,7 @@ def test_what_was_made_in_the_slot_stays_there():
     found = unpack(packed, lease)
     assert same(found, [other, made, made[100:700]])
     assert found[1].ctypes.data == made.ctypes.data  # not moved
+    assert 48_000 <= packed.slot_bytes < 48_000 + 2 * ALIGNMENT  # nor counted twice
 
 
 def test_arrays_beside_the_slot_are_aligned():
@@ -401,6 +402,58 @@ def test_messages_larger_than_any_buffer_arrive(ends):
     while not found:
         found = channel.arrived()
     assert found == [message]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([10, 5_000, 300_000, 2_000_000]), min_size=1, max_size=8),
+    counts=st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    data=st.data(),
+)
+def test_what_is_offered_never_waits_and_arrives_whole(sizes, counts, data):
+    one, other = socket.socketpair()
+    with one, other:
+        sender, receiver = Channel(one), Channel(other)
+        for number, (size, count) in enumerate(zip(sizes, counts)):
+            files = [os.memfd_create(f"{number}-{place}") for place in range(count)]
+            for place, file in enumerate(files):
+                os.write(file, f"{number}-{place}".encode())
+            sender.offer(("offered", number, b"x" * size), tuple(files))  # nobody reads
+            for file in files:
+                os.close(file)
+        assert sender.is_stuck() or sum(sizes) < 400_000
+        done = threading.Event()
+
+        def push() -> None:
+            while sender.is_stuck():
+                sender.push()
+            done.set()
+
+        threading.Thread(target=push, daemon=True).start()
+        for number, (size, count) in enumerate(zip(sizes, counts)):
+            message, files = receiver.receive()
+            assert message == ("offered", number, b"x" * size)
+            assert [os.pread(file, 100, 0) for file in files] == [
+                f"{number}-{place}".encode() for place in range(count)
+            ]
+            for file in files:
+                os.close(file)
+        assert done.wait(10)
+
+
+def test_what_was_offered_and_not_sent_leaves_nothing_open(ends):
+    before = len(os.listdir("/proc/self/fd"))
+    channel = Channel(ends[0])
+    for _ in range(20):
+        channel.offer(("large", b"x" * 100_000), (0, 1))
+    assert channel.is_stuck() and len(os.listdir("/proc/self/fd")) > before
+    ends[1].close()
+    with pytest.raises(Closed):
+        channel.push()
+    with pytest.raises(Closed):
+        channel.offer("more")
+    channel.close()
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @settings(deadline=None)

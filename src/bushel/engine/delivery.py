@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -174,7 +175,7 @@ class BlockCursor(Cursor):
             self._after = result.after
         expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
         # A worker makes what a filter drops later, too: bytes are counted as if all of them had stayed.
-        size = size_of(result.rows) * expected // len(result.rows) if len(result.rows) else None
+        size = size_of_result(result) * expected // len(result.rows) if len(result.rows) else None
         self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size)
         self._fill()
         return True
@@ -313,10 +314,21 @@ class BlockCursor(Cursor):
         self._tickets.clear()
 
 
+def size_of_result(result: Result) -> int:
+    """Bytes of the rows of a result: what they took to travel, or what is seen of them."""
+    return size_of(result.rows) if result.size_bytes is None else result.size_bytes
+
+
 def size_of(rows: Block) -> int:
-    """Bytes of the arrays in a block; of many rows, the first few stand for all."""
+    """Bytes of the arrays, texts and bytes in a block; of many rows, the first few stand for all."""
     if isinstance(rows, Columns):
         return sum(leaf.nbytes for leaf in trees.leaves(rows.tree))
     some = rows[:4]
-    total = sum(leaf.nbytes for row in some for leaf in trees.leaves(row) if isinstance(leaf, np.ndarray))
+    total = sum(_size_of_leaf(leaf) for row in some for leaf in trees.leaves(row))
     return total * len(rows) // max(1, len(some))
+
+
+def _size_of_leaf(leaf: Any) -> int:
+    if isinstance(leaf, np.ndarray):
+        return leaf.nbytes
+    return len(leaf) if isinstance(leaf, bytes | str) else 0

@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import logging
 import os
 import queue
 import selectors
-import signal
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, cast
 
 from bushel.base.errors import WorkerDied
-from bushel.base.memory import ALIGNMENT
 from bushel.engine import shipping, wire
+from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
+from bushel.engine.room import Room
 from bushel.engine.shipping import Shared, Told
-from bushel.engine.slabs import Arena
-from bushel.engine.tasks import Aborted, Executor, Task, Ticket
+from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
-from bushel.engine.wire import Channel, Packed
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS
+from bushel.engine.wire import Packed
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill, search_path
 from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
@@ -40,49 +37,6 @@ DEFAULT_BUDGET_BYTES = 1 << 30
 DEPTH = 2  # tasks a worker holds: the one it runs, and the next
 CAREFUL_AFTER = 2  # deaths over one block, it is computed element by element
 WATCHED_DEATHS = 6  # over one and the same element end the matter: so often no stray signal hits one
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Job:
-    """A ticket on its way through the pool."""
-
-    number: int
-    ticket: Ticket
-    program: int
-    high: int
-    rows: Shared | None = None
-    """The rows that the task brings along."""
-    slot: int | None = None
-    arena: Arena | None = None
-    urgent: bool = False
-    forgotten: bool = False
-    asked: tuple[int, int] | None = None
-    """The counting step and the number of elements for which the worker waits."""
-    deaths: int = 0
-    at: tuple[int, int] | None = None
-    killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
-    overdue: bool = False
-    """Whether a single element has taken too long."""
-    verdict: WorkerDied | None = None
-    """What is to be said after the rows before `high`, once an element has killed too many workers."""
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Peer:
-    """A worker as the pool sees it."""
-
-    index: int
-    channel: Channel
-    pid: int
-    jobs: collections.deque[_Job] = dataclasses.field(default_factory=collections.deque)
-    programs: set[int] = dataclasses.field(default_factory=set)
-    arena: Arena | None = None
-    since: float | None = None
-    """When it began what it works on, once it has said so."""
-    watch: int = -1
-    """A descriptor that tells of its death, where the system has such: a child of its own may keep its socket open."""
-    served: bool = False
-    """Whether it has finished anything."""
 
 
 class Processes(Executor):
@@ -108,7 +62,7 @@ class Processes(Executor):
         at_first: int | None = None,
     ):
         self.parallelism = num_workers
-        self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _slots_for(num_workers)))
+        self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _in_flight(num_workers)))
         self.limits_time = timeout_s is not None
         first = num_workers if at_first is None else at_first
         self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first)
@@ -118,10 +72,11 @@ class Processes(Executor):
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        packed, told, memory, seconds = self._core.wait(ticket)
+        self._core.hurry(ticket)
+        packed, told, memory, seconds = cast(Any, ticket.done.result())
         rows = wire.unpack(packed, memory)
-        del memory
-        return told.with_rows(rows), seconds
+        self._core.done_with(ticket)
+        return told.with_rows(rows, packed.size_bytes), seconds
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -156,94 +111,84 @@ class _Core:
         at_first: int,
     ):
         self._owner = os.getpid()
-        self._budget = budget_bytes
-        self._block_bytes = block_bytes
         self._timeout_s = timeout_s
         self._portable = portable
         self._num_workers = num_workers
         self._active = at_first  # workers with an index below it get tasks
         self._init = shipping.dumped(init, "worker_init_fn")
+        # As they are now, also for workers that start later.
+        self._surroundings = os.getcwd(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
         os.set_blocking(self._wake_reader, False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        self._waiting: collections.deque[_Job] = collections.deque()
-        self._jobs: dict[int, _Job] = {}
-        self._of_ticket: dict[Ticket, _Job] = {}
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._jobs: dict[int, Job] = {}  # all that have no result yet
         self._programs: dict[int, Shared] = {}
         self._program_numbers: weakref.WeakKeyDictionary[Program | StreamProgram, int] = weakref.WeakKeyDictionary()
         self._next_program = 0
         self._streams: set[int] = set()  # the programs among them that run a stream whole
         self._classes: list[type] = []
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._arena: Arena | None = None
-        self._largest = 0
-        self._warned = False
+        self.room = Room(budget_bytes, block_bytes, portable=portable)
         self._deaths_in_a_row = 0
         self._stopping = False
         self._ended_by: BaseException | None = None
         self._broken = False  # whether that is an error of the user's
         self._next_job = 0
-        self.peers: list[_Peer] = []
+        self.peers: list[Peer] = []
+        self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
         try:
             for index in range(at_first):
                 self._start(index)
+            _CORES.add(self)
+            self._thread.start()
         except BaseException:
-            self._end()
+            if self._thread.ident is None:
+                self._end()
+            else:
+                self.stop()
             raise
-        _CORES.add(self)
-        self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
-        self._thread.start()
 
     # Called by the consumer.
 
     def submit(self, task: Task) -> Ticket:
         self._check_owner()
-        ticket = Ticket(task, Future())
+        whole = isinstance(task.program, StreamProgram)
+        rows = None if whole or task.given is None else shipping.shared_rows(task.given, portable=self._portable)
         with self._lock:
             if self._ended_by is not None:
                 if self._broken:
                     raise self._ended_by.with_traceback(None)
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
-            program = self._program(task.program)
-            whole = isinstance(task.program, StreamProgram)
-            rows = None if whole or task.given is None else shipping.shared_rows(task.given, portable=self._portable)
-            job = _Job(self._next_job, ticket, program, task.high, rows)
+            job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows)
             self._next_job += 1
-            self._jobs[job.number] = self._of_ticket[ticket] = job
+            self._jobs[job.number] = job
             self._waiting.append(job)
         self._wake()
-        return ticket
+        return job
 
-    def wait(self, ticket: Ticket) -> tuple[Any, ...]:
+    def hurry(self, ticket: Ticket) -> None:
         self._check_owner()
-        with self._lock:
-            job = self._of_ticket.get(ticket)
-            if job is not None and not ticket.done.done():
-                job.urgent = True
-                if job in self._waiting:
-                    self._wake()
-        try:
-            return ticket.done.result()
-        finally:
-            with self._lock:
-                self._of_ticket.pop(ticket, None)
+        assert isinstance(ticket, Job)
+        ticket.urgent = True
+        if not ticket.begun:
+            self._wake()
+
+    def done_with(self, ticket: Ticket) -> None:
+        assert isinstance(ticket, Job)
+        ticket.load.over = True
 
     def forget(self, tickets: list[Ticket]) -> None:
+        """Does not need the lock: closing must not wait for anybody who has it."""
         if self._owner != os.getpid():
             return
-        with self._lock:
-            for ticket in tickets:
-                job = self._of_ticket.pop(ticket, None)
-                if job is not None:
-                    job.forgotten = True
-                    if not ticket.done.done():
-                        ticket.done.set_exception(Aborted())  # somebody may wait for it
-                    if job in self._waiting:
-                        self._waiting.remove(job)
-                        self._jobs.pop(job.number, None)
+        for ticket in tickets:
+            assert isinstance(ticket, Job)
+            ticket.load.over = True
+            ticket.settle(Aborted())  # somebody may wait for it
         self._wake()
 
     def resize(self, workers: int) -> None:
@@ -262,12 +207,13 @@ class _Core:
         self._wake()
         if threading.current_thread() is not self._thread:  # the garbage collector runs on any thread
             self._thread.join(timeout=3)
+            if self._thread.is_alive():  # it waits for the system to start a worker; these at least are to end
+                for peer in list(self.peers):
+                    kill(peer.pid)
 
     def _check_owner(self) -> None:
         if self._owner != os.getpid():
-            raise RuntimeError(
-                "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
-            )
+            raise RuntimeError(FORKED)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
@@ -294,8 +240,7 @@ class _Core:
             for peer in self.peers:
                 if number in peer.programs:
                     peer.programs.remove(number)
-                    with contextlib.suppress(wire.Closed):
-                        peer.channel.send(("forget", number))
+                    self._say(peer, "forget", number)
 
     # Called by the talking thread.
 
@@ -303,12 +248,14 @@ class _Core:
         try:
             while not self._stopping:
                 timeout = 0.2 if self._timeout_s is not None else None
-                for key, _ in self._selector.select(timeout):
-                    if key.data is None:
+                for key, events in self._selector.select(timeout):
+                    peer: Peer | None = key.data
+                    if peer is None:
                         with contextlib.suppress(BlockingIOError):
                             os.read(self._wake_reader, 4096)
-                    else:
-                        peer: _Peer = key.data
+                    elif events & selectors.EVENT_WRITE:
+                        self._say_on(peer)
+                    if peer is not None and events & selectors.EVENT_READ:
                         self._hear(peer, died=key.fd == peer.watch)
                 with self._lock:
                     if self._timeout_s is not None:
@@ -322,7 +269,7 @@ class _Core:
         finally:
             self._end()
 
-    def _hear(self, peer: _Peer, *, died: bool) -> None:
+    def _hear(self, peer: Peer, *, died: bool) -> None:
         if peer not in self.peers:
             return  # buried a moment ago
         try:
@@ -334,6 +281,24 @@ class _Core:
                 getattr(self, f"_on_{kind}")(peer, *arguments)
             if died:
                 self._bury(peer)
+
+    def _say(self, peer: Peer, *message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Tells a worker something. What it does not take now goes on when it does: the thread never waits for one."""
+        with contextlib.suppress(wire.Closed):  # its end is heard next
+            peer.channel.offer(message, descriptors)
+            self._watch_for_room(peer)
+
+    def _say_on(self, peer: Peer) -> None:
+        if peer in self.peers:
+            with contextlib.suppress(wire.Closed):
+                peer.channel.push()
+                self._watch_for_room(peer)
+
+    def _watch_for_room(self, peer: Peer) -> None:
+        if peer.listens == peer.channel.is_stuck():
+            peer.listens = not peer.listens
+            events = selectors.EVENT_READ if peer.listens else selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(peer.channel.socket, events, peer)
 
     def _grow(self) -> None:
         """Starts the workers that were asked for since; as many as the system allows will do."""
@@ -347,27 +312,26 @@ class _Core:
             self._active = len(self.peers)
 
     def _assign(self) -> None:
+        for job in [job for job in self._waiting if job.load.over]:
+            self._waiting.remove(job)
+            self._jobs.pop(job.number, None)
         while (choice := self._choice()) is not None:
             job, peer = choice
-            slot = self._arena.grant() if self._arena is not None else None
-            if slot is None and self._arena is not None:
-                self._warn_of_holding()
             self._waiting.remove(job)
-            job.slot, job.arena, job.at, job.asked = slot, self._arena if slot is not None else None, None, None
+            job.place = self.room.grant(sum(made.place is not None for peer in self.peers for made in peer.jobs))
+            job.at, job.asked, job.begun = None, None, True
             peer.jobs.append(job)
-            with contextlib.suppress(wire.Closed):  # its end is heard next, and the job goes to another
-                self._tell(peer, job)
+            self._tell(peer, job)
 
-    def _choice(self) -> tuple[_Job, _Peer] | None:
+    def _choice(self) -> tuple[Job, Peer] | None:
         """The first waiting job that can be begun, and who is to do it."""
-        # While all slots are held, only what the consumer waits for goes on, by the heap.
-        full = self._arena is not None and self._arena.held() == self._arena.slots
+        full = bool(self._waiting) and self.room.is_full(sum(len(peer.jobs) for peer in self.peers))
         for job in self._waiting:
             if (job.urgent or not full) and (peer := self._peer_for(job)) is not None:
                 return job, peer
         return None
 
-    def _peer_for(self, job: _Job) -> _Peer | None:
+    def _peer_for(self, job: Job) -> Peer | None:
         """A worker with room, and none that holds a later job: that one may wait for the counts of this.
 
         A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with
@@ -380,71 +344,65 @@ class _Core:
             if len(peer.jobs) < DEPTH and (not peer.jobs or peer.jobs[-1].number < job.number)
         ]
         able = [peer for peer in roomy if peer.index < self._active or overtaken]
-        if isinstance(job.ticket.task.program, StreamProgram):
+        if isinstance(job.task.program, StreamProgram):
             holder = next((peer for peer in self.peers if job.program in peer.programs), None)
             if holder is not None:
                 return holder if holder in roomy else None
             return min(able, key=lambda peer: (len(peer.programs & self._streams), len(peer.jobs)), default=None)
         return min(able, key=lambda peer: len(peer.jobs), default=None)
 
-    def _tell(self, peer: _Peer, job: _Job) -> None:
+    def _tell(self, peer: Peer, job: Job) -> None:
         if job.program not in peer.programs:
             program = self._programs[job.program]
-            peer.channel.send(("program", job.program, program.size, program.places), (program.descriptor,))
+            self._say(peer, "program", job.program, program.size, program.places, descriptors=(program.descriptor,))
             peer.programs.add(job.program)
-        if job.arena is not None and peer.arena is not job.arena:
-            peer.channel.send(("arena", job.arena.slot_bytes), (job.arena.descriptor,))
-            peer.arena = job.arena
-        task = job.ticket.task
+        slot = None
+        if job.place is not None:
+            arena, slot = job.place
+            if peer.arena is not arena:
+                self._say(peer, "arena", arena.slot_bytes, descriptors=(arena.descriptor,))
+                peer.arena = arena
+        task = job.task
         careful = job.deaths >= CAREFUL_AFTER
         given, descriptors = task.given, ()
         if job.rows is not None:
             given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
         numbers = (job.number, job.program, task.low, job.high)
-        peer.channel.send(("task", *numbers, task.counts, job.slot, careful, given), descriptors)
+        self._say(peer, "task", *numbers, task.counts, slot, careful, given, descriptors=descriptors)
 
-    def _on_done(self, peer: _Peer, number: int, packed: Packed, told: Told, seconds: float) -> None:
+    def _on_done(self, peer: Peer, number: int, packed: Packed, told: Told, seconds: float) -> None:
         job = self._finished(peer, number)
-        self._largest = max(self._largest, packed.slot_bytes)
-        memory = None
-        if job.slot is not None and job.arena is not None:
-            if packed.places and not job.forgotten:
-                memory = job.arena.lease(job.slot)
-            else:
-                job.arena.give_back(job.slot)
-        if packed.places is None or self._arena is None:
-            self._make_room()
-        if not job.forgotten:
-            told.failure = told.failure or job.verdict
-            job.ticket.done.set_result((packed, told, memory, seconds))  # type: ignore[arg-type]
+        memory = self.room.take_in(job, packed)
+        told.failure = told.failure or job.verdict
+        job.settle((packed, told, memory, seconds))
 
-    def _on_misfit(self, peer: _Peer, number: int) -> None:
+    def _on_misfit(self, peer: Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Misfit())
 
-    def _on_aborted(self, peer: _Peer, number: int) -> None:
+    def _on_aborted(self, peer: Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Aborted())
 
-    def _on_failed(self, peer: _Peer, number: int, pickled: bytes, shown: str) -> None:
+    def _on_failed(self, peer: Peer, number: int, pickled: bytes, shown: str) -> None:
         self._give_up(self._finished(peer, number), shipping.rebuilt(pickled, shown))
 
-    def _on_count(self, peer: _Peer, number: int, step: int, count: int) -> None:
+    def _on_count(self, peer: Peer, number: int, step: int, count: int) -> None:
         job = self._jobs[number]
-        task = job.ticket.task
+        task = job.task
         task.ledger.report(step, task.number, count)
         job.asked = (step, count)
 
-    def _on_at(self, peer: _Peer, number: int, low: int, high: int) -> None:
+    def _on_at(self, peer: Peer, number: int, low: int, high: int) -> None:
         self._jobs[number].at = (low, high)
         peer.since = time.monotonic()
 
-    def _on_begun(self, peer: _Peer, number: int) -> None:
+    def _on_begun(self, peer: Peer, number: int) -> None:
         peer.since = time.monotonic()
 
-    def _on_broken(self, peer: _Peer, what: str, pickled: bytes, shown: str) -> None:
+    def _on_broken(self, peer: Peer, what: str, pickled: bytes, shown: str) -> None:
         error = shipping.rebuilt(pickled, shown)
         error.add_note(f"bushel: {what}.")
         if peer.jobs and isinstance(error, ImportError):
-            error.add_note(shipping.not_importable(peer.jobs[0].ticket.task.program, error))
+            error.add_note(shipping.not_importable(peer.jobs[0].task.program, error))
         self._broken = True
         self._fail_all(error)
         self._stopping = True
@@ -454,16 +412,15 @@ class _Core:
             job = peer.jobs[0] if peer.jobs else None
             if job is None or job.asked is None:
                 continue
-            task = job.ticket.task
+            task = job.task
             before = task.ledger.before(job.asked[0], task.number)
-            if before is not None or job.forgotten:
+            if before is not None or job.load.over:
                 job.asked = None
                 if peer.since is not None:
                     peer.since = time.monotonic()  # waiting was no work
-                with contextlib.suppress(wire.Closed):
-                    peer.channel.send(("abort",) if before is None else ("before", before))
+                self._say(peer, *(("abort",) if before is None else ("before", before)))
 
-    def _finished(self, peer: _Peer, number: int) -> _Job:
+    def _finished(self, peer: Peer, number: int) -> Job:
         job = peer.jobs.popleft()
         assert job.number == number, "workers answer in order"
         peer.since, peer.served = None, True
@@ -471,21 +428,19 @@ class _Core:
         self._deaths_in_a_row = 0
         return job
 
-    def _give_up(self, job: _Job, error: BaseException) -> None:
-        if job.slot is not None and job.arena is not None:
-            job.arena.give_back(job.slot)
-        if not job.forgotten and not job.ticket.done.done():
-            job.ticket.done.set_exception(error)
+    def _give_up(self, job: Job, error: BaseException) -> None:
+        job.leave()
+        job.settle(error)
 
-    def _bury(self, peer: _Peer) -> None:
+    def _bury(self, peer: Peer) -> None:
         """A worker is dead: another takes its place and its tasks, the first of which may have killed it."""
         self._let_go(peer)
+        self.peers.remove(peer)
         how = STARTER.ended(peer.pid)
         self._deaths_in_a_row += 1
         for job in peer.jobs:
-            if job.slot is not None and job.arena is not None:
-                job.arena.give_back(job.slot)
-            job.slot = job.arena = None
+            job.leave()
+            job.begun = False
         if peer.jobs and peer.since is not None and peer.jobs[0].asked is None:  # it was at work, and did not wait
             culprit = peer.jobs[0]
             culprit.deaths += 1
@@ -494,30 +449,28 @@ class _Core:
             again = culprit.killed_at[-WATCHED_DEATHS:]
             if culprit.overdue or (len(again) == WATCHED_DEATHS and len(set(again)) == 1):
                 self._condemn(culprit, how)
-                if culprit.ticket.done.done():
+                if culprit.done.done():
                     peer.jobs.popleft()
                     self._jobs.pop(culprit.number, None)
         if self._deaths_in_a_row > 10 * self._num_workers + 10:
             self._fail_all(WorkerDied(f"Worker processes keep dying before they finish anything; the last one {how}."))
             self._stopping = True
             return
-        back = [job for job in peer.jobs if not job.forgotten]
-        self._waiting = collections.deque(sorted([*back, *self._waiting], key=lambda job: job.number))
-        self.peers.remove(peer)
+        self._waiting = collections.deque(sorted([*peer.jobs, *self._waiting], key=lambda job: job.number))
         self._start(peer.index)
 
-    def _condemn(self, job: _Job, how: str) -> None:
+    def _condemn(self, job: Job, how: str) -> None:
         """The block ends before the element that kills; what comes before it in the block is computed once more."""
-        verdict, task = self._verdict(job, how), job.ticket.task
+        verdict, task = self._verdict(job, how), job.task
         good = task.low + (job.killed_at[-1][0] - task.low) // task.program.unit * task.program.unit
         if good == task.low:
             self._give_up(job, verdict)
         else:
             job.verdict, job.high, job.deaths, job.overdue = verdict, good, 0, False
 
-    def _verdict(self, job: _Job, how: str) -> WorkerDied:
+    def _verdict(self, job: Job, how: str) -> WorkerDied:
         low, high = job.killed_at[-1]
-        program = job.ticket.task.program
+        program = job.task.program
         positions = range(low, min(high, low + 8))
         records = "; ".join(map(str, merged(origin for at in positions for origin in program.origins(at))))
         made_of = f" ({records})" if records else ""
@@ -538,23 +491,20 @@ class _Core:
                 job.overdue = job.deaths >= CAREFUL_AFTER and job.at is not None
                 job.deaths = max(CAREFUL_AFTER - 1, job.deaths)
                 peer.since = now
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(peer.pid, signal.SIGKILL)
+                kill(peer.pid)
 
     def _start(self, index: int) -> None:
         channel, pid = STARTER.start(fork=FORKS and not self._portable)
-        peer = _Peer(index, channel, pid)
-        variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
-        with contextlib.suppress(wire.Closed):
-            channel.send(("setup", os.getcwd(), list(sys.path), variables, self._init, index, self._num_workers))
+        peer = Peer(index, channel, pid)
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
+        self._say(peer, "setup", *self._surroundings, self._init, index, self._num_workers)
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # it may be gone already: the end of its channel tells
                 peer.watch = os.pidfd_open(pid)
                 self._selector.register(peer.watch, selectors.EVENT_READ, peer)
         self.peers.append(peer)
 
-    def _let_go(self, peer: _Peer) -> None:
+    def _let_go(self, peer: Peer) -> None:
         self._selector.unregister(peer.channel.socket)
         peer.channel.close()
         if peer.watch >= 0:
@@ -562,45 +512,11 @@ class _Core:
             os.close(peer.watch)
             peer.watch = -1
 
-    def _make_room(self) -> None:
-        """An arena whose slots hold blocks of the usual size and the largest so far, as many as the budget allows.
-
-        Memory that no one has written to does not exist yet, so slots may be larger than what they hold.
-        """
-        wanted = max(int(1.25 * self._block_bytes), int(1.25 * self._largest), ALIGNMENT)
-        if self._arena is not None and self._arena.slot_bytes >= wanted:
-            return
-        count = min(_slots_for(self._num_workers), self._budget // wanted)
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
-        if count >= 2:
-            try:
-                self._arena = Arena(wanted, count, portable=self._portable)
-            except OSError as error:  # results go on as copies
-                logger.warning("No shared memory for results (%s): they are sent as copies.", error)
-                self._budget = 0
-
-    def _warn_of_holding(self) -> None:
-        if self._warned or self._arena is None:
-            return
-        ours = sum(job.slot is not None for peer in self.peers for job in peer.jobs)
-        ours += sum(ticket.done.done() for ticket in self._of_ticket)  # waiting to be handed over
-        if self._arena.held() - ours > self._arena.slots // 2:
-            self._warned = True
-            held = (self._arena.held() - ours) * self._arena.slot_bytes
-            logger.warning(
-                "The shared memory for results is full: arrays that are still in use hold %.0f MB of it. Results go "
-                "on as copies; to avoid them let go of batches, or raise MultiprocessingOptions.budget_bytes.",
-                held / 1e6,
-            )
-
     def _fail_all(self, error: BaseException) -> None:
         with self._lock:
             self._ended_by = self._ended_by or error
-            for ticket in self._of_ticket:
-                if not ticket.done.done():
-                    ticket.done.set_exception(error)
+            for job in self._jobs.values():
+                job.settle(error)
             self._jobs.clear()
             self._waiting.clear()
 
@@ -608,14 +524,12 @@ class _Core:
         with self._lock:
             for peer in self.peers:
                 self._let_go(peer)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(peer.pid, signal.SIGKILL)
+                kill(peer.pid)
             for peer in self.peers:
                 STARTER.reap(peer.pid)
             self.peers.clear()
             self._fail_all(RuntimeError("The worker processes of this iterator were closed."))
-            if self._arena is not None:
-                self._arena.close()
+            self.room.close()
             self._programs.clear()
             self._selector.close()
             os.close(self._wake_reader)
@@ -639,6 +553,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def _slots_for(num_workers: int) -> int:
-    """Slots for what workers hold, what waits to be handed over, and what the consumer has in use."""
+def _in_flight(num_workers: int) -> int:
+    """Results that workers make, that wait to be handed over, and that the consumer has in use."""
     return num_workers * (DEPTH + 2) + 8

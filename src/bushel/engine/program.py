@@ -153,7 +153,7 @@ class Result:
     marks: np.ndarray
     after: list[int]
     """How many elements each counting step has seen after the whole block, those dropped later included."""
-    failure: Exception | None = None
+    failure: BaseException | None = None
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
     """The elements that failed and were left out, in order."""
     states: list[dict[str, Any]] | None = None
@@ -164,6 +164,8 @@ class Result:
     """What each stage took, where stages are timed."""
     work_s: float = 0.0
     """What all of it took, but for bringing rows there and back."""
+    size_bytes: int | None = None
+    """What the rows took to travel, if they did."""
 
 
 Skipped = tuple[int, str]

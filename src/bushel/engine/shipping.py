@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import mmap
 import os
 import pickle
+import traceback
 from typing import Any
 
 import cloudpickle
@@ -16,7 +18,7 @@ from bushel.base.errors import PipelineNotSent
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
-from bushel.engine.slabs import anonymous_file
+from bushel.engine.slabs import anonymous_file, write
 from bushel.engine.tally import Tally
 from bushel.engine.whole import StreamProgram
 
@@ -35,7 +37,7 @@ class Told:
 
     marks: np.ndarray
     after: list[int]
-    failure: tuple[bytes, str] | Exception | None
+    failure: tuple[bytes, str] | BaseException | None
     skipped: list[Skipped]
     states: list[dict[str, Any]] | None
     stays: list[np.ndarray | int]
@@ -48,9 +50,9 @@ class Told:
         arrays = self.marks.astype(np.int64, copy=False).tobytes(), self.marks.shape[1], stays
         return _told, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally, self.work_s)
 
-    def with_rows(self, rows: Block) -> Result:
+    def with_rows(self, rows: Block, size_bytes: int) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        rest = self.skipped, self.states, self.stays, self.tally, self.work_s
+        rest = self.skipped, self.states, self.stays, self.tally, self.work_s, size_bytes
         return Result(rows, self.marks, self.after, failure, *rest)
 
 
@@ -74,11 +76,9 @@ class Shared:
             end = start + buffer.raw().nbytes
             self.places.append((start, buffer.raw().nbytes))
         self.descriptor = anonymous_file(max(end, 1), portable=portable)
-        os.pwrite(self.descriptor, pickled, 0)
+        write(self.descriptor, pickled, 0)
         for buffer, (start, _) in zip(buffers, self.places, strict=True):
-            raw, done = buffer.raw(), 0
-            while done < raw.nbytes:
-                done += os.pwrite(self.descriptor, raw[done : done + (1 << 30)], start + done)
+            write(self.descriptor, buffer.raw(), start)
 
     def __del__(self) -> None:
         descriptor = self.__dict__.get("descriptor")
@@ -140,7 +140,24 @@ def not_importable(program: Program | StreamProgram, error: ImportError) -> str:
     )
 
 
-def rebuilt(pickled: bytes, shown: str) -> Exception:
+def portable(error: BaseException) -> tuple[bytes, str]:
+    """An exception as bytes if it can travel, and as text in any case, with the user's part of the traceback."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
+    text = "".join(traceback.format_list(frames)).rstrip()
+    error.add_note(f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else "."))
+    shown = "".join(traceback.format_exception_only(error)).rstrip()
+    for cause in (error.__cause__, None):
+        for way in (wire.Pickler, _TakenApart):
+            with contextlib.suppress(Exception):
+                pickled = wire.dumps((error, getattr(error, "__notes__", []), cause), kind=way)
+                again = rebuilt(pickled, shown)  # some pickle well, and cannot be built again, or not as they were
+                if type(again) is type(error) and _said(again) == _said(error):
+                    return pickled, shown
+    return b"", shown
+
+
+def rebuilt(pickled: bytes, shown: str) -> BaseException:
     """An exception of a worker as it was, or its text where it could not travel."""
     if pickled:
         error, notes, cause = pickle.loads(pickled)
@@ -150,3 +167,42 @@ def rebuilt(pickled: bytes, shown: str) -> Exception:
         error.__cause__ = cause
         return error
     return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
+
+
+def _said(error: BaseException) -> str | None:
+    try:
+        return str(error)
+    except Exception:
+        return None
+
+
+class _TakenApart(wire.Pickler):
+    """Sends exceptions to be put together without their own `__init__`: it may ask for more than they keep."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, BaseException):
+            return super().reducer_override(obj)
+        kept, lost = {}, []
+        for name, value in vars(obj).items():
+            try:
+                wire.dumps(value)
+                kept[name] = value
+            except Exception:
+                lost.append(name)
+        args = _builtin(type(obj)).__reduce__(obj)[1]
+        return _put_together, (type(obj), args, kept, lost)
+
+
+def _builtin(kind: Any) -> Any:
+    """The class of Python's own that an exception is made of."""
+    return next(above for above in kind.__mro__ if above.__module__ == "builtins")
+
+
+def _put_together(kind: Any, args: tuple[Any, ...], kept: dict[str, Any], lost: list[str]) -> BaseException:
+    base = _builtin(kind)
+    error = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    error.__dict__.update(kept)
+    if lost:
+        error.add_note(f"bushel: of this exception, {', '.join(lost)} could not be sent.")
+    return error

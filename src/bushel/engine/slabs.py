@@ -12,13 +12,19 @@ import os
 import queue
 import tempfile
 import weakref
+from typing import Any
 
 from bushel.base.memory import ALIGNMENT
 
 
+def is_a_file(*, portable: bool) -> bool:
+    """Whether shared memory is a temporary file, for want of a memfd."""
+    return portable or not hasattr(os, "memfd_create")
+
+
 def anonymous_file(size: int, *, portable: bool = False) -> int:
     """A descriptor of shared memory without a name: a memfd, or an unlinked temporary file where there is none."""
-    if hasattr(os, "memfd_create") and not portable:
+    if not is_a_file(portable=portable):
         descriptor = os.memfd_create("bushel", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile(prefix="bushel-") as file:
@@ -27,22 +33,59 @@ def anonymous_file(size: int, *, portable: bool = False) -> int:
     return descriptor
 
 
+def write(descriptor: int, data: Any, start: int) -> None:
+    """Writes all of a buffer into a file, or says that there is no room."""
+    view, done = memoryview(data), 0
+    while done < view.nbytes:
+        done += os.pwrite(descriptor, view[done : done + (1 << 30)], start + done)
+
+
+def _reserve(descriptor: int, start: int, size: int) -> None:
+    """Makes sure that part of a file has its room: a process that writes where there is none is killed."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, size)
+    else:
+        write(descriptor, bytes(size), start)
+
+
 class Arena:
-    """Slots of shared memory with a free list. One thread grants and takes back; leases may end on any thread."""
+    """Slots of shared memory with a free list. One thread grants and takes back; leases may end on any thread.
+
+    Where it lies in a temporary file, whose file system may be small, a slot gets its room before its first use.
+    If there is none for the first, that is an OSError; if there is none for another, there are so many slots.
+    """
 
     def __init__(self, slot_bytes: int, slots: int, *, portable: bool = False):
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.slots = slots
         self.descriptor = anonymous_file(self.slot_bytes * slots, portable=portable)
-        self._map = mmap.mmap(self.descriptor, self.slot_bytes * slots)
-        self._free = list(range(slots))
+        self._ready = 0 if is_a_file(portable=portable) else slots
+        self._free = list(range(self._ready))
         # A lease ends inside the garbage collector, on any thread: it may do no more than put a number here.
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
+        try:
+            if not self._ready:
+                self._make_ready()
+            self._map = mmap.mmap(self.descriptor, self.slot_bytes * slots)
+        except OSError:
+            self.close()
+            raise
+
+    def _make_ready(self) -> None:
+        """Gets one more slot its room."""
+        _reserve(self.descriptor, self._ready * self.slot_bytes, self.slot_bytes)
+        self._free.append(self._ready)
+        self._ready += 1
 
     def grant(self) -> int | None:
         """A free slot, for its next user alone; None where all are held."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
+        if not self._free and self._ready < self.slots:
+            try:
+                self._make_ready()
+            except OSError:
+                self.slots = self._ready
         return self._free.pop() if self._free else None  # the last one used: its pages are still in the cache
 
     def give_back(self, slot: int) -> None:
@@ -58,7 +101,7 @@ class Arena:
 
     def held(self) -> int:
         """How many slots are granted or leased."""
-        return self.slots - len(self._free) - self._returned.qsize()
+        return self._ready - len(self._free) - self._returned.qsize()
 
     def close(self) -> None:
         """Lets go of the memory; what is leased stays until its last view is gone."""

@@ -14,7 +14,7 @@ from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import PipelineNotSent
 from bushel.base.options import DatasetOptions
-from bushel.engine.delivery import MOST_POSITIONS, BlockCursor, Sizer, Switched, size_of
+from bushel.engine.delivery import MOST_POSITIONS, BlockCursor, Sizer, Switched, size_of_result
 from bushel.engine.observe import Observer
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
@@ -175,7 +175,7 @@ class GivenCursor(BlockCursor):
         there = super()._next_block()
         result = self._result
         if there and result is not None and rows and len(self._tried) < _TRIED_ROWS:
-            took = (result.work_s - size_of(result.rows) / SHIP_BYTES_PER_S) / rows
+            took = (result.work_s - size_of_result(result) / SHIP_BYTES_PER_S) / rows
             self._tried += [took] * rows
         return there
 
@@ -298,7 +298,7 @@ class WholeCursor(Cursor):
             raise ValueError("This iterator was closed while its next element was being computed.")
         assert result.states is not None
         self._result, self._row = result, 0
-        self._sizer.learn(max(1, len(result.rows)), seconds, size_of(result.rows))
+        self._sizer.learn(max(1, len(result.rows)), seconds, size_of_result(result))
         if result.failure is None and not self._ended(result):
             self._ticket = self._submit(result.states[-1], ticket.task.high)
 

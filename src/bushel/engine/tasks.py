@@ -17,6 +17,8 @@ import weakref
 from concurrent.futures import Future
 from typing import Any
 
+import numpy as np
+
 from bushel.engine.program import Announce, CountBefore, Program, Result, run
 from bushel.engine.whole import StreamProgram
 
@@ -97,7 +99,36 @@ def run_task(
     """Runs a task, wherever it is run."""
     if isinstance(program, StreamProgram):
         return program.run(low, high, given, announce)
-    return run(program, low, high, count_before, announce, given)
+    try:
+        return run(program, low, high, count_before, announce, given)
+    except (Exception, SystemExit):
+        raise
+    except BaseException:
+        return _run_until_stopped(program, low, high, count_before, announce, given)
+
+
+def _run_until_stopped(
+    program: Program, low: int, high: int, count_before: CountBefore, announce: Announce | None, given: Any
+) -> Result:
+    """Runs a block once more in which a function has raised what is no Exception: it comes after the rows before it."""
+    at = low
+
+    def note(first: int, last: int) -> None:
+        nonlocal at
+        at = first
+        if announce is not None:
+            announce(first, last)
+
+    try:
+        return run(program, low, high, count_before, note, given)
+    except (Exception, SystemExit):
+        raise
+    except BaseException as error:
+        good = low + (at - low) // program.unit * program.unit
+        made = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
+        if good > low:
+            made = run(program, low, good, count_before, None, given)
+        return dataclasses.replace(made, failure=made.failure or error)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

@@ -75,7 +75,7 @@ class StreamProgram:
         cursor = self._at_row((serial, low), state)
         rows: list[Any] = []
         states = [cursor.get_state()]
-        failure: Exception | None = None
+        failure: BaseException | None = None
         skipped: list[Skipped] = []
         for number in range(low, high):
             if announce is not None:
@@ -85,7 +85,9 @@ class StreamProgram:
             except RowFailed as failed:
                 failure = failed.error
                 break
-            except Exception as error:
+            except SystemExit:
+                raise
+            except BaseException as error:
                 failure = error
                 break
             if self._skips is not None:

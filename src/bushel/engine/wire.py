@@ -11,6 +11,7 @@ import contextlib
 import copyreg
 import dataclasses
 import io
+import os
 import pickle
 import select
 import socket
@@ -43,34 +44,72 @@ class Channel:
         self.socket = sock
         self._buffer = bytearray()
         self._posted = b""
+        self._unsent: collections.deque[tuple[memoryview, tuple[int, ...]]] = collections.deque()
 
-    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+    def offer(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a message as far as it is taken now, and keeps the rest for `push`. Never waits."""
         body = pickle.dumps(message, protocol=5)
-        header = _HEADER.pack(len(body), len(descriptors))
-        posted, self._posted = self._posted, b""
+        data = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
+        self._unsent.append((data, tuple(map(os.dup, descriptors))))
+        self.push()
+
+    def push(self) -> None:
+        """Sends of what was offered as much as is taken now. Never waits."""
         try:
-            if descriptors:
-                self.socket.sendall(posted)
-                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors).tobytes())
-                self.socket.sendmsg([header], [rights])
-                self.socket.sendall(body)
-            else:
-                self.socket.sendall(posted + header + body)
+            while self._unsent:
+                data, descriptors = self._unsent[0]
+                count = self.socket.sendmsg([data], _rights(descriptors), socket.MSG_DONTWAIT)
+                self._unsent[0] = data[count:], ()
+                if count == len(data):
+                    self._unsent.popleft()
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        except BlockingIOError:
+            pass
         except OSError as error:
             raise Closed(str(error)) from None
 
+    def is_stuck(self) -> bool:
+        """Whether something that was offered could not be sent yet."""
+        return bool(self._unsent)
+
+    def send(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Sends a message, after those that were posted; waits until it is taken."""
+        self._put(message, descriptors)
+        self.flush()
+
     def post(self, message: Any) -> None:
         """Sends a message along with the next one, or before this side has to wait: each piece wakes the other side."""
-        body = pickle.dumps(message, protocol=5)
-        self._posted += _HEADER.pack(len(body), 0) + body
+        self._put(message)
         if len(self._posted) > _PIECE_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Sends what was posted."""
         posted, self._posted = self._posted, b""
+        self._send_all(posted)
+
+    def _put(self, message: Any, descriptors: tuple[int, ...] = ()) -> None:
+        """Adds a message to what was posted. A large one is not copied once more, but sent."""
+        body = pickle.dumps(message, protocol=5)
+        header = _HEADER.pack(len(body), len(descriptors))
+        if descriptors:
+            self.flush()
+            self._send_all(header, descriptors)
+            self._posted = body
+        elif len(body) < _PIECE_BYTES:
+            self._posted += header + body
+        else:
+            self._posted += header
+            self.flush()
+            self._send_all(body)
+
+    def _send_all(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         try:
-            self.socket.sendall(posted)
+            if descriptors:
+                self.socket.sendmsg([data], _rights(descriptors))
+            else:
+                self.socket.sendall(data)
         except OSError as error:
             raise Closed(str(error)) from None
 
@@ -141,6 +180,15 @@ class Channel:
 
     def close(self) -> None:
         self.socket.close()
+        while self._unsent:
+            for descriptor in self._unsent.popleft()[1]:
+                os.close(descriptor)
+
+
+def _rights(descriptors: tuple[int, ...]) -> list[tuple[int, int, bytes]]:
+    """Descriptors as what goes along with a message."""
+    numbers = array.array("i", descriptors).tobytes()
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers)] if descriptors else []
 
 
 def _reduced(array: np.ndarray) -> Any:
@@ -180,7 +228,7 @@ class _Plain(pickle.Pickler):
     dispatch_table: ClassVar[Any] = _Registered(_ARRAYS)
 
 
-class _Pickler(cloudpickle.Pickler):
+class Pickler(cloudpickle.Pickler):
     """Sends classes that came with a pipeline by their number: at home they are themselves, in a worker copies."""
 
     dispatch_table: ClassVar[Any] = collections.ChainMap[Any, Any](
@@ -215,7 +263,7 @@ def _class_numbered(number: str) -> type:
     return _CLASSES[number]
 
 
-def dumps(value: Any, buffer_callback: Any = None, kind: type[pickle.Pickler] = _Pickler) -> bytes:
+def dumps(value: Any, buffer_callback: Any = None, kind: type[pickle.Pickler] = Pickler) -> bytes:
     """Pickles what pickle cannot name as well: lambdas, and classes of the user's main module."""
     with io.BytesIO() as file:
         kind(file, protocol=5, buffer_callback=buffer_callback).dump(value)
@@ -234,6 +282,11 @@ class Packed:
     """What it takes as a message."""
     slot_bytes: int
     """What a slot needs to hold it, with all that was made there on the way."""
+
+    @property
+    def heap_bytes(self) -> int:
+        """What of it does not lie in a slot."""
+        return len(self.pickled) + sum(map(len, self.beside))
 
     def __reduce__(self) -> Any:  # a dataclass would find out its fields each time
         return Packed, (self.pickled, self.places, self.beside, self.size_bytes, self.slot_bytes)
@@ -267,6 +320,8 @@ def pack(value: Any, slot: Slot | None) -> Packed:
     size = sum(buffer.raw().nbytes for buffer in buffers)
     wanted = size + ALIGNMENT * len(buffers) + (0 if slot is None else slot.used)
     places = _placed(buffers, slot) if slot is not None else None
+    if slot is not None and places is not None:
+        wanted = slot.used  # what was made there needs no other place
     beside = [] if places is not None else [bytes(buffer.raw()) for buffer in buffers]
     return Packed(body, places, beside, size + len(body), wanted)
 

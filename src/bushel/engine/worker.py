@@ -6,19 +6,20 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import io
 import mmap
 import os
 import pickle
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from bushel.base import alias, memory
+from bushel.base.errors import in_words
 from bushel.engine import shipping, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
@@ -31,6 +32,8 @@ from bushel.engine.wire import Channel, Packed
 def main(descriptor: int) -> None:
     """Serves one channel until it ends."""
     os.set_inheritable(descriptor, False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # workers are killed in the end, and what they keep is lost
     with contextlib.suppress(wire.Closed):
         _Worker(Channel(socket.socket(fileno=descriptor))).serve()
 
@@ -66,7 +69,7 @@ class _Worker:
             if function is not None:
                 function(index, count)
         except Exception as error:
-            self._channel.send(("broken", "worker_init_fn failed", *_portable(error)))
+            self._channel.send(("broken", "worker_init_fn failed", *shipping.portable(error)))
             raise wire.Closed from None
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
@@ -74,7 +77,7 @@ class _Worker:
             with wire.loading_a_pipeline():
                 self._programs[number] = shipping.loaded(descriptor, size, places)
         except Exception as error:
-            self._channel.send(("broken", "a worker cannot load the pipeline", *_portable(error)))
+            self._channel.send(("broken", "a worker cannot load the pipeline", *shipping.portable(error)))
             raise wire.Closed from None
 
     def _on_forget(self, number: int) -> None:
@@ -131,43 +134,21 @@ class _Worker:
                 # Announced, it is known which element it was that killed the process.
                 announce = functools.partial(self._announce, task) if careful else None
                 result = run_task(self._programs[program], low, high, count_before, announce, given)
-            packed = self._packed(self._programs[program], result, place)
-            answer: tuple[Any, ...] = ("done", task, *packed, time.perf_counter() - begun)
+            packed, told = _packed(self._programs[program], result, place)
+            del result  # what is sent as a copy is not kept meanwhile
+            answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
         except _Abort:
             answer = ("aborted", task)
         except Misfit:
             answer = ("misfit", task)
-        except Exception as error:
-            answer = ("failed", task, *_portable(error))
+        except SystemExit:
+            raise  # it leaves, as any process that says so
+        except BaseException as error:
+            answer = ("failed", task, *shipping.portable(error))
         self._channel.post(answer)  # if the next task is there, word of its beginning goes along
 
     def _announce(self, task: int, low: int, high: int) -> None:
         self._channel.send(("at", task, low, high))
-
-    def _packed(self, program: Program | StreamProgram, result: Result, place: Slot | None) -> tuple[Packed, Told]:
-        failure = None if result.failure is None else _portable(result.failure)
-        try:
-            packed = wire.pack(result.rows, place)
-        except Exception as error:
-            # Name the row that cannot travel; those before it do.
-            rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
-            for number, row in enumerate(rows):
-                try:
-                    wire.pack(row, None)
-                except Exception:
-                    position = int(result.marks[number, 0]) - 1
-                    which = program.which(position, position + 1)
-                    note = f"bushel: {which} cannot be sent from a worker process: {error}"
-                    wrong = TypeError(note)
-                    if place is not None:
-                        place.reset()
-                    good = dataclasses.replace(result, rows=rows[:number], marks=result.marks[:number])
-                    good.states = None if good.states is None else good.states[: number + 1]
-                    return self._packed(program, dataclasses.replace(good, failure=wrong), None)
-            raise
-        what = result.skipped, result.states, result.stays, result.tally, result.work_s
-        told = Told(result.marks, result.after, failure, *what)
-        return packed, told
 
 
 class _Abort(Exception):
@@ -191,19 +172,47 @@ def _batches_in(slot: Slot | None) -> Iterator[None]:
         yield
 
 
-def _portable(error: Exception) -> tuple[bytes, str]:
-    """An exception as bytes if it can be pickled, and as text in any case, with the user's part of the traceback."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
-    text = "".join(traceback.format_list(frames)).rstrip()
-    lines = f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else ".")
-    error.add_note(lines)
-    shown = "".join(traceback.format_exception_only(error)).rstrip()
-    for cause in (error.__cause__, None):
+def _packed(program: Program | StreamProgram, result: Result, place: Slot | None) -> tuple[Packed, Told]:
+    try:
+        packed = wire.pack(result.rows, place)
+    except Exception as error:
+        result = _without_unsendable(program, result, error)
+        packed = wire.pack(result.rows, None)
+    failure = None if result.failure is None else shipping.portable(result.failure)
+    rest = result.skipped, result.states, result.stays, result.tally, result.work_s
+    return packed, Told(result.marks, result.after, failure, *rest)
+
+
+def _without_unsendable(program: Program | StreamProgram, result: Result, error: Exception) -> Result:
+    """The rows that can travel: all of them, where others are skipped, or those before the first that cannot."""
+    rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
+    keep: list[int] = []
+    skipped, failure = list(result.skipped), result.failure
+    for number, row in enumerate(rows):
         try:
-            pickled = wire.dumps((error, getattr(error, "__notes__", []), cause))
-            pickle.loads(pickled)  # some exceptions pickle well and cannot be built again
-            return pickled, shown
-        except Exception:
-            continue
-    return b"", shown
+            wire.pack(row, None)
+            keep.append(number)
+        except Exception as reason:
+            position = int(result.marks[number, 0]) - 1
+            which = program.which(position, position + 1)
+            failure = TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")
+            if not program.skip:
+                break
+            skipped.append((position, in_words(failure)))
+    if len(keep) == len(rows):
+        raise error  # it is not the rows
+    states = result.states
+    if states is not None:
+        kept = [states[0], *(states[number + 1] for number in keep)]
+        if program.skip:
+            kept += states[len(rows) + 1 :]
+            kept[-1] = states[-1]  # there it goes on, after what was skipped
+        states = kept
+    return dataclasses.replace(
+        result,
+        rows=[rows[number] for number in keep],
+        marks=result.marks[keep],
+        failure=result.failure if program.skip else failure,
+        skipped=sorted(skipped),
+        states=states,
+    )

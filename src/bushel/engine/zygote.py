@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bushel.engine import wire, worker
 from bushel.engine.wire import Channel
@@ -29,6 +29,9 @@ THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 FORKS = sys.platform == "linux"
 """Whether workers are forked from the zygote, unless asked otherwise."""
+
+ANSWER_S = 60.0
+"""So long the zygote may take to start and to answer; then it is replaced."""
 
 _IDLE_S = 0.01
 _PR_SET_PDEATHSIG = 1
@@ -42,6 +45,7 @@ class Starter:
         self._channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._spawned: dict[int, subprocess.Popen[bytes]] = {}
+        self._asked = 0
         self._owner = 0
 
     def start(self, *, fork: bool) -> tuple[Channel, int]:
@@ -55,20 +59,43 @@ class Starter:
                 self._spawned[process.pid] = process
                 return Channel(ours), process.pid
             try:
-                pid = self._fork(theirs.fileno())
+                pid = self._ask("fork", descriptors=(theirs.fileno(),))
             except wire.Closed:  # the zygote was killed: once more with a new one
-                self._channel = None
                 try:
-                    pid = self._fork(theirs.fileno())
-                except wire.Closed:
-                    raise RuntimeError("Bushel cannot start its helper process; see the messages above.") from None
+                    pid = self._ask("fork", descriptors=(theirs.fileno(),))
+                except wire.Closed as error:
+                    raise RuntimeError(
+                        f"Bushel cannot start its helper process ({error}); see the messages above."
+                    ) from None
         return Channel(ours), pid
 
-    def _fork(self, descriptor: int) -> int:
+    def _ask(self, kind: str, *arguments: Any, descriptors: tuple[int, ...] = ()) -> Any:
+        """What the zygote answers.
+
+        Where the answer does not come, be it for Ctrl-C, it is replaced: nobody takes a late answer for another's.
+        """
         control = self._control()
-        control.send(("fork",), (descriptor,))
-        (_, pid), _ = control.receive()
-        return pid
+        self._asked += 1
+        try:
+            control.send((kind, self._asked, *arguments), descriptors)
+            if not control.has_news(ANSWER_S):
+                raise wire.Closed(f"it has not answered for {ANSWER_S:.0f} s")
+            (number, answer), _ = control.receive()
+            if number != self._asked:
+                raise wire.Closed(f"it has answered request {number} and not {self._asked}")
+        except BaseException:
+            self._drop()
+            raise
+        return answer
+
+    def _drop(self) -> None:
+        """Ends the zygote, and with it the workers that it has forked."""
+        channel, process = self._channel, self._process
+        self._channel = self._process = None
+        if channel is not None and process is not None:
+            channel.close()
+            process.kill()
+            process.wait()
 
     def ended(self, pid: int) -> str:
         """How a worker ended, in words."""
@@ -79,17 +106,14 @@ class Starter:
                     return _in_words(process.wait(1.0))
                 return "ended for an unknown reason"
             try:
-                control = self._control()
-                control.send(("status", pid))
-                (_, status), _ = control.receive()
+                status = self._ask("status", pid)
             except wire.Closed:
                 status = None
         return "ended for an unknown reason" if status is None else _in_words(os.waitstatus_to_exitcode(status))
 
     def reap(self, pid: int) -> None:
         """Takes note that a worker was killed, so that nothing of it stays."""
-        with self._lock:
-            process = self._spawned.pop(pid, None)
+        process = self._spawned.pop(pid, None)  # without the lock: a start may hold it for long
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
@@ -111,16 +135,29 @@ class Starter:
         return self._channel
 
 
+def search_path() -> list[str]:
+    """Where modules are looked for. Python passes over entries that are no text, such as a Path."""
+    return [str(entry) for entry in sys.path if isinstance(entry, str)]
+
+
 def _python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
     """A clean process that calls a function of this package with a descriptor."""
-    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom bushel.engine import zygote; {function}(int(sys.argv[1]))"
+    code = f"import sys; sys.path[:] = {search_path()!r}\nfrom bushel.engine import zygote; {function}({descriptor})"
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(descriptor)],
+        [sys.executable, "-c", code],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
         env={**THREADS, **os.environ, **NO_ACCELERATOR},
         start_new_session=True,
     )
+
+
+def kill(pid: int) -> None:
+    """Kills a worker, which may be gone already."""
+    if pid <= 1:  # the system would take that for many processes
+        raise ValueError(f"There is no worker process {pid}.")
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _in_words(code: int) -> str:
@@ -145,11 +182,10 @@ def main(descriptor: int) -> None:
         while children and later and not control.has_news(_IDLE_S):
             importlib.import_module(later.pop(0))
         try:
-            (kind, *arguments), descriptors = control.receive()
+            (kind, number, *arguments), descriptors = control.receive()
         except wire.Closed:
             for pid in children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                kill(pid)
             os._exit(0)
         _reap(children, ended)
         if kind == "fork":
@@ -159,13 +195,13 @@ def main(descriptor: int) -> None:
                 _become_worker(control, parent, descriptors[0])
             os.close(descriptors[0])
             children.add(pid)
-            control.send(("pid", pid))
+            control.send((number, pid))
         else:
             deadline = time.monotonic() + 1.0
             while arguments[0] in children and time.monotonic() < deadline:
                 _reap(children, ended)
                 time.sleep(0.001)
-            control.send(("status", ended.pop(arguments[0], None)))
+            control.send((number, ended.pop(arguments[0], None)))
 
 
 def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
@@ -174,8 +210,12 @@ def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
     try:
         control.close()
         _die_with(parent)
+        if "numpy.random" in sys.modules:  # or all draw the same; the module `random` sees to that itself
+            sys.modules["numpy.random"].seed()
         worker.main(descriptor)
         code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

@@ -1,0 +1,232 @@
+"""The start of worker processes: whatever interrupts it, and whatever the consumer's surroundings are."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import linecache
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from watching import alive, parents, run_script, wait_until
+
+import bushel
+from bushel.engine import wire, zygote
+from bushel.engine.processes import Processes
+from bushel.engine.zygote import Starter
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
+
+@pytest.fixture
+def starter() -> Iterator[Starter]:
+    """One of its own, so that no other test's workers are at stake."""
+    made = Starter()
+    yield made
+    made._drop()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Interrupts
+
+
+@contextlib.contextmanager
+def interrupted_at(line: int) -> Iterator[list[str]]:
+    """Raises KeyboardInterrupt before the given line that is run of the two modules; says where that was.
+
+    Not at a `with` or a `try`: these do nothing before they hold, so that no signal is ever handled there.
+    """
+    files, seen, where = {zygote.__file__, wire.__file__}, itertools.count(), []
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in files:
+            return None
+        written = linecache.getline(frame.f_code.co_filename, frame.f_lineno).lstrip()
+        if event == "line" and not written.startswith(("with ", "try:")) and next(seen) == line:
+            where.append(f"{frame.f_code.co_name}:{frame.f_lineno}")
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield where
+    finally:
+        sys.settrace(before)
+
+
+def check_start(starter: Starter) -> None:
+    """A worker can be started, is the one it is said to be, and its end is told."""
+    channel, pid = starter.start(fork=True)
+    assert starter._process is not None and parents()[pid] == starter._process.pid
+    channel.close()
+    wait_until(lambda: not alive([pid]))
+    assert starter.ended(pid) == "ended with exit code 0"
+
+
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_start_may_be_interrupted_anywhere(starter, step):
+    check_start(starter)
+    places = []
+    for line in itertools.count(0, step):
+        with interrupted_at(line) as where:
+            try:
+                starter.start(fork=True)
+            except KeyboardInterrupt:
+                assert where
+        if not where:
+            break
+        places += where
+        check_start(starter)
+    assert {place.partition(":")[0] for place in places} >= {"_ask", "receive"}
+
+
+def test_a_question_that_is_interrupted_does_not_change_the_next_answer(starter):
+    first, pid = starter.start(fork=True)
+    first.close()
+    wait_until(lambda: not alive([pid]))
+    for line in range(0, 12, 3):
+        with interrupted_at(line) as where, contextlib.suppress(KeyboardInterrupt):
+            starter.ended(pid)
+        assert where
+        check_start(starter)
+
+
+def test_a_zygote_that_does_not_answer_is_replaced(starter, monkeypatch):
+    check_start(starter)
+    first = starter._process.pid
+    os.kill(first, signal.SIGSTOP)
+    monkeypatch.setattr(zygote, "ANSWER_S", 2.0)
+    begun = time.monotonic()
+    check_start(starter)
+    assert time.monotonic() - begun < 6
+    assert starter._process.pid != first and not alive([first])
+
+
+@pytest.mark.parametrize("pid", [0, 1, -1])
+def test_nobody_is_killed_but_workers(pid):
+    with pytest.raises(ValueError, match=f"no worker process {pid}"):
+        zygote.kill(pid)
+
+
+INTERRUPTED = """
+    import signal, sys
+    import bushel
+
+    def interrupt(*_): raise KeyboardInterrupt
+
+    ds = bushel.MapDataset.range(20).map(lambda x: x + 1).to_iter_dataset()
+    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
+    signal.signal(signal.SIGALRM, interrupt)
+    for number in range(1, 6):
+        signal.setitimer(signal.ITIMER_REAL, number * 0.01)
+        try:
+            iter(ds)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except KeyboardInterrupt:
+            pass
+        print(sum(ds))
+"""
+
+
+def test_a_program_that_was_interrupted_goes_on(tmp_path):
+    code, out, err = run_script(tmp_path, INTERRUPTED)
+    assert (code, out, err) == (0, "210\n" * 5, "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Surroundings
+
+
+def numbers(length: int) -> Any:
+    return bushel.MapDataset.range(length).to_iter_dataset(bushel.ReadOptions(0, 0))
+
+
+def options(num_workers: int = 2) -> bushel.MultiprocessingOptions:
+    return bushel.MultiprocessingOptions(num_workers=num_workers)
+
+
+def test_entries_of_the_path_that_are_no_text_are_passed_over(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path, b"bytes", None])
+    for portable in (False, True):
+        with contextlib.closing(Processes(1, portable=portable)) as executor:
+            with numbers(3).map(lambda x: sys.path).iterate_on(executor) as it:
+                seen = list(it)
+            assert seen == [[entry for entry in sys.path if isinstance(entry, str)]] * 3
+    made = Starter()
+    try:
+        check_start(made)  # a process of its own has read that path
+    finally:
+        made._drop()
+
+
+def test_workers_that_start_later_see_what_the_first_ones_saw(monkeypatch, tmp_path):
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    monkeypatch.setenv("BUSHEL_TEST", "one")
+    Path("file").write_text("here")
+
+    def look(x: int) -> Any:
+        time.sleep(0.002)
+        return Path("file").read_text(), os.environ["BUSHEL_TEST"], sys.path[0], os.getpid()
+
+    with contextlib.closing(Processes(2, at_first=1)) as executor, numbers(300).map(look).iterate_on(executor) as it:
+        first = next(it)
+        monkeypatch.chdir(tmp_path / "two")
+        monkeypatch.setenv("BUSHEL_TEST", "two")
+        monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+        executor.resize(2)
+        os.kill(first[-1], signal.SIGKILL)
+        seen = list(it)
+    assert len({pid for *_, pid in seen} - {first[-1]}) == 2
+    assert {tuple(rest) for *rest, _ in seen} == {first[:3]}
+
+
+def test_random_numbers_differ_between_workers(tmp_path):
+    script = """
+        import os, random, sys, time
+        import numpy as np
+        import bushel
+
+        def draw(x):
+            time.sleep(0.005)
+            return os.getpid(), float(np.random.rand()), random.random()
+
+        ds = bushel.MapDataset.range(40).map(draw).to_iter_dataset()
+        seen = []
+        for _ in range(3):
+            seen += ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=4))
+            time.sleep(0.3)  # the process that forks workers loads more meanwhile
+        print(len({pid for pid, _, _ in seen}) > 6, [len(set(drawn)) for drawn in list(zip(*seen))[1:]])
+    """
+    assert run_script(tmp_path, script) == (0, "True [120, 120]\n", "")
+
+
+def test_what_workers_print_is_seen(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    script = """
+        import sys
+        import bushel
+        from bushel.engine.processes import Processes
+
+        def tell(x):
+            print("seen", x)
+            return x
+
+        ds = bushel.MapDataset.range(5).map(tell).to_iter_dataset()
+        for portable in (False, True):
+            with ds.iterate_on(Processes(2, portable=portable)) as it:
+                assert list(it) == list(range(5))
+    """
+    code, out, err = run_script(tmp_path, script)
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == sorted(2 * [f"seen {x}" for x in range(5)])
