@@ -17,10 +17,10 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any
 
 from bushel.base.errors import WorkerDied
-from bushel.engine import shipping, wire
+from bushel.engine import shipping, stall, wire
 from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.room import Room
@@ -73,7 +73,7 @@ class Processes(Executor):
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         self._core.hurry(ticket)
-        packed, told, memory, seconds = cast(Any, ticket.done.result())
+        packed, told, memory, seconds = stall.result(ticket.done, lambda: self._core.whereabouts(ticket))
         rows = wire.unpack(packed, memory)
         self._core.done_with(ticket)
         return told.with_rows(rows, packed.size_bytes), seconds
@@ -139,6 +139,7 @@ class _Core:
         self._broken = False  # whether that is an error of the user's
         self._next_job = 0
         self.peers: list[Peer] = []
+        self._stacks = stall.Stacks(portable=portable)
         self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
         try:
             for index in range(at_first):
@@ -176,6 +177,19 @@ class _Core:
         ticket.urgent = True
         if not ticket.begun:
             self._wake()
+
+    def whereabouts(self, ticket: Ticket) -> str:
+        """What the workers are at, and where in the code the one is that has a task."""
+        told = []
+        for peer in list(self.peers):
+            jobs = list(peer.jobs)
+            if not jobs or peer.since is None:
+                continue
+            at = jobs[0].task.program.which(*(jobs[0].at or (jobs[0].task.low, jobs[0].high)))
+            worker = f"Worker {peer.index} (process {peer.pid})"
+            stack = f":\n{self._stacks.of(peer.pid)}" if ticket in jobs else "."
+            told.append(f"{worker} has been at {at} for {time.monotonic() - peer.since:.1f} s{stack}")
+        return "\n".join(told) or "No worker has begun with it."
 
     def done_with(self, ticket: Ticket) -> None:
         assert isinstance(ticket, Job)
@@ -497,6 +511,7 @@ class _Core:
         channel, pid = STARTER.start(fork=FORKS and not self._portable)
         peer = Peer(index, channel, pid)
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
+        self._say(peer, "stacks", descriptors=(self._stacks.descriptor,))
         self._say(peer, "setup", *self._surroundings, self._init, index, self._num_workers)
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # it may be gone already: the end of its channel tells

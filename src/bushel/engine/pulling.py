@@ -11,6 +11,7 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
+from bushel.engine import stall
 from bushel.engine.tasks import FORKED
 from bushel.graph.streams import Cursor, State
 
@@ -69,11 +70,14 @@ class ThreadedCursor(Cursor):
         queue = self._started()
         queue.check_process()
         rows: list[Any] = []
+        waited_s = 0.0
         with queue.changed:
             while not queue.ready:
                 if queue.stopped:
                     raise ValueError("This iterator was closed while its next element was being computed.")
-                queue.changed.wait()
+                if not queue.changed.wait(stall.STALL_S):
+                    waited_s += stall.STALL_S
+                    stall.say(waited_s, stall.of_threads(filter(None, [self._thread]), idle=""))
             while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
                 row, state = queue.ready.popleft()
                 self._state = state

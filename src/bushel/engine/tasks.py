@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.engine import stall
 from bushel.engine.program import Announce, CountBefore, Program, Result, run
 from bushel.engine.whole import StreamProgram
 
@@ -243,7 +244,7 @@ class Threads(Executor):
         return ticket
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        return ticket.done.result()
+        return stall.result(ticket.done, lambda: stall.of_threads(self._threads, idle=_serve.__name__))
 
     def forget(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:

@@ -20,7 +20,7 @@ import numpy as np
 
 from bushel.base import alias, memory
 from bushel.base.errors import in_words
-from bushel.engine import shipping, wire
+from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
 from bushel.engine.slabs import Slot
@@ -54,6 +54,9 @@ class _Worker:
             if kind != "task":
                 self._channel.flush()
             getattr(self, f"_on_{kind}")(*arguments, *descriptors)
+
+    def _on_stacks(self, descriptor: int) -> None:
+        stall.answer(descriptor)
 
     def _on_setup(
         self, folder: str, path: list[str], variables: dict[str, str], init: bytes, index: int, count: int
