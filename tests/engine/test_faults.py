@@ -1136,7 +1136,7 @@ def test_whatever_the_elements_are_workers_stay_within_the_budget(tmp_path, elem
         while time.monotonic() - steady_since < 0.3:
             if made.stat().st_size != seen:
                 seen, steady_since = made.stat().st_size, time.monotonic()
-        block_bytes = it._cursor._executor.block_bytes
+        block_bytes = it._observer._pools[0].block_bytes
     in_hand = 2 * 2 * max(size, block_bytes)  # what is in the making in two workers, as docs/workers.md says
     assert (seen - read) * size < budget + in_hand + block_bytes  # one is handed over in part
 
