@@ -70,19 +70,23 @@ def test_a_worker_that_is_stuck_is_named_with_its_stack(caplog, portable):
     assert not [line for line in lines if "/bushel/engine/" in line]
 
 
+def stopped_at_three(x: int) -> int:
+    if x == 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return x
+
+
 def test_a_worker_that_cannot_answer_is_named(caplog):
     executor = Processes(1)
-    with opened(numbers(4).map(lambda x: x), executor) as it:
-        assert next(it) == 0
+    with opened(numbers(6).map(stopped_at_three), executor) as it:
         (pid,) = executor.pids()
-        os.kill(pid, signal.SIGSTOP)
-        it.set_state(it.get_state())  # what is there already is made again
         wake = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
         wake.start()
-        assert list(it) == [1, 2, 3]
+        assert list(it) == [0, 1, 2, 3, 4, 5]
         wake.join()
     executor.close()
-    assert "Nothing has come for 0.3 s. No worker has begun with it." in caplog.text
+    first = caplog.records[0].getMessage()
+    assert f"Worker 0 (process {pid}) has been at " in first and first.endswith(":\n  (it does not answer)")
 
 
 def test_a_worker_is_none_the_worse_for_being_asked(caplog):

@@ -91,6 +91,7 @@ class StageCursor(Switched):
             skips = self._observer.skips
             program = Program(None, allow_nones=True, steps=self._steps, skip=skips is not None)
             counts = [cursor.count for cursor in self._counting()]
+            self._parent.start_prefetch()  # its state may be known only when all of its streams have begun
             self._out = GivenCursor(self._parent, program, counts, self._executor, self._options, self._ahead, skips)
             self._inner = self._observer.delivery(self._out)
         elif (seconds := self._out.seconds_per_row()) is not None:
