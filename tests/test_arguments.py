@@ -434,6 +434,37 @@ ARGUMENTS = {
         ValueError,
         "rounds must be an even integer between 4 and 1024, but got rounds = 5",
     ),
+    "mp_prefetch(4)": (
+        lambda g: stream(g).mp_prefetch(4),
+        TypeError,
+        "options of mp_prefetch must be MultiprocessingOptions, got 4 of type int: MultiprocessingOptions(num_workers=",
+    ),
+    "mp_prefetch(0)": (lambda g: stream(g).mp_prefetch(0), TypeError, "options of mp_prefetch must be"),
+    "mp_prefetch, no init function": (
+        lambda g: stream(g).mp_prefetch(g.multiprocessing.MultiprocessingOptions(2), worker_init_fn=3),
+        TypeError,
+        "worker_init_fn must be a function of (worker index, worker count), got 3.",
+    ),
+    "to_iter_dataset(3)": (
+        lambda g: g.MapDataset.range(4).to_iter_dataset(3),
+        TypeError,
+        "read_options must be ReadOptions, got 3 of type int: ReadOptions(num_threads=...).",
+    ),
+    "multithread_prefetch of a map": (
+        lambda g: g.experimental.multithread_prefetch(g.MapDataset.range(4), num_threads=2, buffer_size=1),
+        TypeError,
+        "The dataset of multithread_prefetch must be IterDataset, got ",
+    ),
+    "multithread_prefetch, negative": (
+        lambda g: g.experimental.multithread_prefetch(stream(g), num_threads=-1, buffer_size=1),
+        ValueError,
+        "num_threads must be greater than or equal to 0, got -1.",
+    ),
+    "multithread_prefetch, buffer of text": (
+        lambda g: g.experimental.multithread_prefetch(stream(g), num_threads=1, buffer_size="2"),
+        TypeError,
+        "buffer_size must be an integer, got '2' of type str.",
+    ),
     "index_shuffle, negative seed": (
         lambda g: g.experimental.index_shuffle(1, max_index=10, seed=-1, rounds=4),
         ValueError,
@@ -464,6 +495,8 @@ OTHER_TYPE = {
     "element of an empty source": "ZeroDivisionError",
     "element of an empty slice": "ZeroDivisionError",
     "index_shuffle, negative seed": "TypeError",
+    "mp_prefetch(4)": "AttributeError",
+    "multithread_prefetch of a map": "AssertionError",
 }
 
 # What Grain takes without a word, when it is built.
@@ -499,6 +532,10 @@ TAKEN_BY_GRAIN = {
     "ds[1.5]",
     "ds[True]",
     "ReadOptions, half a thread",
+    "mp_prefetch(0)",
+    "to_iter_dataset(3)",
+    "multithread_prefetch, negative",
+    "multithread_prefetch, buffer of text",
 }
 
 
@@ -521,6 +558,15 @@ def test_the_type_of_error_is_grains_or_listed(name):
 def test_take_needs_integers(indices):
     with pytest.raises(TypeError, match="take needs a list of integers, got "):
         ten().take(indices)
+
+
+def test_a_time_is_a_number():
+    for wrong in ("5", True, [1]):
+        with pytest.raises(TypeError, match="timeout_s must be a number, got "):
+            bushel.MultiprocessingOptions(2, timeout_s=wrong)
+    for wrong in (0, -1.0, math.nan):
+        with pytest.raises(ValueError, match="timeout_s must be positive, got "):
+            bushel.MultiprocessingOptions(2, timeout_s=wrong)
 
 
 def test_take_of_nothing_is_an_empty_block():

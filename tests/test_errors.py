@@ -9,6 +9,7 @@ import pytest
 
 import bushel
 from bushel import IterDataset, MapDataset, ReadOptions
+from bushel import experimental as ex
 from bushel.base.errors import StoppedByUser
 
 HERE = "/".join(pathlib.Path(__file__).parts[-3:])
@@ -671,3 +672,60 @@ def test_a_batch_of_unlike_elements_shows_them():
         MapDataset.source([np.zeros(2), np.zeros(3)]).batch(2)[0]
     assert "same structure but got:\n  1 x float64[2]\n  1 x float64[3]\n" in str(raised.value)
     assert raised.value.__notes__[0] == "bushel: batch(2) failed at its element 0, made of records 0, 1 of list of 2."
+
+
+# Tracebacks.
+
+
+def fail_at_three(x):
+    return 1 // (3 - x) and x
+
+
+def frames_of(error):
+    """The functions in a traceback, after this file's own call: whether Bushel's, and their names."""
+    trace = error.__traceback__.tb_next
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        yield code.co_filename.startswith(str(pathlib.Path(bushel.__file__).parent)), code.co_name
+        trace = trace.tb_next
+
+
+def streams_that_fail():
+    ds = MapDataset.range(10).map(fail_at_three)
+    stream = MapDataset.range(10).to_iter_dataset().map(fail_at_three)
+    workers = bushel.MultiprocessingOptions(num_workers=1)
+    return {
+        "map": ds.to_iter_dataset(),
+        "batches": ds.batch(2).to_iter_dataset(),
+        "stream": stream.batch(2),
+        "threads": ds.to_iter_dataset(bushel.ReadOptions(2, 4)),
+        "pulled": ex.ThreadPrefetchIterDataset(stream, prefetch_buffer_size=2),
+        "workers": ds.to_iter_dataset().mp_prefetch(workers),
+        "a mixture": bushel.IterDataset.mix([stream, stream]).mp_prefetch(workers),
+    }
+
+
+@pytest.mark.parametrize("name", streams_that_fail())
+def test_a_traceback_goes_from_next_to_the_users_code(name):
+    with iter(streams_that_fail()[name]) as it, pytest.raises(ZeroDivisionError) as raised:
+        while True:
+            next(it)
+    ours, *theirs = frames_of(raised.value)
+    assert ours == (True, "__next__")
+    in_a_worker = any("in worker process" in note for note in raised.value.__notes__)
+    assert theirs == ([] if in_a_worker else [(False, "fail_at_three")])
+
+
+def test_a_traceback_can_be_had_whole(monkeypatch):
+    monkeypatch.setitem(vars(bushel.config)["_values"], "py_traceback_filtering", "off")
+    with iter(streams_that_fail()["threads"]) as it, pytest.raises(ZeroDivisionError) as raised:
+        list(it)
+    assert sum(ours for ours, _ in frames_of(raised.value)) > 2
+
+
+def test_errors_of_bushels_own_that_nobody_foresaw_keep_their_traceback():
+    it = iter(MapDataset.range(3))
+    it._cursor._inline = None
+    with pytest.raises(AttributeError) as raised:
+        next(it)
+    assert [name for ours, name in frames_of(raised.value) if ours] == ["__next__", "__next__", "pull", "_taken"]

@@ -144,5 +144,7 @@ def test_bad_arguments_are_refused_in_a_sentence(changes, sentence):
     with pytest.raises(ValueError) as raised:
         picked(bushel.MapDataset.range(10).to_iter_dataset(), **changes)
     assert sentence in str(raised.value)
+    with pytest.raises(TypeError, match="ram_budget_mb must be a number, got 'x' of type str"):
+        picked(bushel.MapDataset.range(10).to_iter_dataset(), ram_budget_mb="x")
     with pytest.raises(TypeError, match=r"takes an IterDataset, got .*: use to_iter_dataset"):
         picked(bushel.MapDataset.range(10))

@@ -15,7 +15,7 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed
+from bushel.base.errors import RowFailed, without_our_frames
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.engine import Executor
@@ -839,7 +839,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         [0, 1, 4, 9]
         """
         del sequential_slice
-        chosen = options or MultiprocessingOptions(num_workers=None)
+        chosen = MultiprocessingOptions(num_workers=None) if options is None else options
         return _IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
@@ -985,7 +985,10 @@ def multithread_prefetch(
     [0, 1, 4, 9]
     """
     del sequential_slice
-    options = MultiprocessingOptions(num_workers=num_threads, per_worker_buffer_size=max(1, buffer_size))
+    checks.instance(ds, IterDataset, "The dataset of multithread_prefetch", "use to_iter_dataset() before")
+    threads = checks.not_negative(num_threads, "num_threads")
+    size = checks.not_negative(buffer_size, "buffer_size")
+    options = MultiprocessingOptions(num_workers=threads, per_worker_buffer_size=max(1, size))
     return _IterPipeline(streams.Ahead(ds._node, options, True))
 
 
@@ -997,7 +1000,7 @@ def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
     except RowFailed as failed:
         error = failed.error
         error.add_note(f"bushel: this was element {int(indices[failed.row])} of the dataset.")
-    raise error
+    raise without_our_frames(error)
 
 
 def _map_nodes(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:

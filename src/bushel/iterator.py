@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import blocks, checks
-from bushel.base.errors import RowFailed
+from bushel.base.errors import RowFailed, without_our_frames
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph.custom import IteratorCursor
@@ -21,6 +21,9 @@ from bushel.state import envelope, files, identity
 from bushel.state.loader import parsed
 
 T = TypeVar("T")
+
+_BETWEEN: Any = object()
+_END: Any = object()
 
 
 class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
@@ -118,46 +121,117 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
             self.close()
 
 
-class PipelineIterator(DatasetIterator[T]):
-    """The iterator of a stream node. After an error it stands where it stood, so `next` tries again."""
+class _CursorIterator(DatasetIterator[T]):
+    """An iterator of a cursor's elements. After an error it stands where it stood, so `next` tries again."""
 
-    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None):
-        super().__init__()
-        self._node = node
+    def __init__(self, cursor: Cursor, parents: Sequence[DatasetIterator[Any]] = ()):
+        super().__init__(parents)
         self._lock = threading.RLock()
-        self._observer = Observer()
-        self._cursor: Cursor = open_stream(node, read_options, executor, self._observer)
-        # Taken at the start: a function may close over something that changes while it runs.
-        self.identity = identity.identity(node)
+        self._cursor = cursor
+        self._before: Any = _BETWEEN
+        """The mark before what is under way; `_BETWEEN` elements, nothing is."""
+        self._astray = False
+        """Whether what was under way has failed, and the cursor is still where that left it."""
 
     def __next__(self) -> T:
         with self._lock:
             if self._closed:
                 self._assert_not_closed()
+            if self._before is not _BETWEEN:
+                self._come_back()
             cursor = self._cursor
             for row in cursor.at_hand:
                 return row
-            before = cursor.mark()
+            self._before = cursor.mark()
             try:
                 block = cursor.pull(1)
+                rows = block if type(block) is list else blocks.rows_of(block)
+                element = rows[0] if rows else _END
             except RowFailed as failed:
                 error = failed.error
-            except Exception:
-                self._assert_not_closed()  # by another thread, meanwhile
-                cursor.rewind(before)
-                raise
+            except BaseException as failure:
+                error = failure
             else:
-                rows = block if type(block) is list else blocks.rows_of(block)
-                if rows:
-                    return rows[0]
-                raise StopIteration
-            cursor.rewind(before)
-            raise error
+                self._before = _BETWEEN
+                if element is _END:
+                    raise StopIteration
+                return element
+            self._astray = True
+            try:
+                if isinstance(error, Exception):  # Ctrl-C is heard at once: going back, which may read, can wait
+                    self._assert_not_closed()  # by another thread, meanwhile
+                    self._come_back()
+                    error = without_our_frames(error)
+                raise error
+            finally:
+                del error  # it holds this frame
+
+    def _come_back(self) -> None:
+        """Goes back to where the cursor stood before something failed."""
+        if self._before is _BETWEEN:
+            return
+        if not self._astray:
+            raise RuntimeError("This iterator is in the middle of an element, and cannot be moved from inside of it.")
+        self._cursor.rewind(self._before)
+        self._before, self._astray = _BETWEEN, False
+
+    def _position(self) -> State:
+        """The state after what was delivered, also in the middle of the next element."""
+        before = self._before
+        return self._cursor.get_state() if before is _BETWEEN else self._cursor.state_of(before)
+
+    def _move_to(self, state: State) -> None:
+        self._come_back()
+        self._before = self._cursor.mark()
+        try:
+            self._cursor.set_state(state)
+        except BaseException:
+            self._astray = True
+            self._come_back()
+            raise
+        self._before = _BETWEEN
+
+    def start_prefetch(self) -> None:
+        with self._lock:
+            self._assert_not_closed()
+            self._come_back()
+            self._cursor.start_prefetch()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            cursor = self.__dict__.get("_cursor")
+            if cursor is not None:
+                cursor.close()
+
+    def _get_next_index(self) -> int:
+        with self._lock:
+            self._come_back()
+            return self._cursor.get_next_index()
+
+    def _set_next_index(self, index: int) -> None:
+        with self._lock:
+            self._come_back()
+            self._cursor.set_next_index(index)
+
+
+class PipelineIterator(_CursorIterator[T]):
+    """The iterator of a stream node."""
+
+    def __init__(self, node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None):
+        self._node = node
+        self._observer = Observer()
+        super().__init__(open_stream(node, read_options, executor, self._observer))
+        # Taken at the start: a function may close over something that changes while it runs.
+        self.identity = identity.identity(node)
 
     def get_state(self) -> State:
-        """The position as plain JSON data, with the identity of the pipeline under the key "bushel"."""
+        """The position as plain JSON data, with the identity of the pipeline under the key "bushel".
+
+        A signal handler may ask for it while `next` is under way: it is told the position before that element.
+        """
         with self._lock:
-            return envelope.seal(self._cursor.get_state(), self.identity)
+            return envelope.seal(self._position(), self.identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position of this pipeline, or of the same one built elsewhere, or of Grain's.
@@ -167,18 +241,7 @@ class PipelineIterator(DatasetIterator[T]):
           check: False restores the state of another pipeline as far as its form fits.
         """
         with self._lock:
-            inner = envelope.unseal(state, self.identity, check=check)
-            before = self._cursor.get_state()
-            try:
-                self._cursor.set_state(inner)
-            except Exception:
-                self._cursor.set_state(before)
-                raise
-
-    def start_prefetch(self) -> None:
-        with self._lock:
-            self._assert_not_closed()
-            self._cursor.start_prefetch()
+            self._move_to(envelope.unseal(state, self.identity, check=check))
 
     @property
     def skipped(self) -> int:
@@ -201,30 +264,16 @@ class PipelineIterator(DatasetIterator[T]):
         """
         return self._observer.report()
 
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            cursor = self.__dict__.get("_cursor")
-            if cursor is not None:
-                cursor.close()
-
     def explain(self, steps: int = 1) -> list[Explanation]:
         with self._lock:
+            self._come_back()
             return explain_next(self._node, self._cursor.get_next_index, checks.positive(steps, "steps"))
 
-    def _get_next_index(self) -> int:
-        with self._lock:
-            return self._cursor.get_next_index()
-
-    def _set_next_index(self, index: int) -> None:
-        with self._lock:
-            self._cursor.set_next_index(index)
-
     def __repr__(self) -> str:
-        return f"<iterator of {self._node.call()} at {self._cursor.get_state()}>"
+        return f"<iterator of {self._node.call()} at {self._position()}>"
 
 
-class ThreadPrefetchDatasetIterator(DatasetIterator[T]):
+class ThreadPrefetchDatasetIterator(_CursorIterator[T]):
     """Pulls another iterator ahead in a thread; any iterator with `get_state` and `set_state` will do.
 
     >>> import bushel
@@ -234,43 +283,18 @@ class ThreadPrefetchDatasetIterator(DatasetIterator[T]):
     """
 
     def __init__(self, parent: Iterator[T], prefetch_buffer_size: int):
-        super().__init__([parent] if isinstance(parent, DatasetIterator) else [])
         size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
         cursor = IteratorCursor(parent)
-        self._cursor = ThreadedCursor(cursor, size) if size else cursor
-        self._lock = threading.RLock()
-
-    def __next__(self) -> T:
-        with self._lock:
-            self._assert_not_closed()
-            block = self._cursor.pull(1)
-            if not len(block):
-                raise StopIteration
-            return blocks.rows_of(block)[0]
+        parents = [parent] if isinstance(parent, DatasetIterator) else []
+        super().__init__(ThreadedCursor(cursor, size) if size else cursor, parents)
 
     def get_state(self) -> State:
         with self._lock:
-            return copy.deepcopy(self._cursor.get_state())
+            return copy.deepcopy(self._position())
 
     def set_state(self, state: State) -> None:
         with self._lock:
-            self._cursor.set_state(state)
-
-    def start_prefetch(self) -> None:
-        self._cursor.start_prefetch()
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            cursor = self.__dict__.get("_cursor")
-            if cursor is not None:
-                cursor.close()
-
-    def _get_next_index(self) -> int:
-        return self._cursor.get_next_index()
-
-    def _set_next_index(self, index: int) -> None:
-        self._cursor.set_next_index(index)
+            self._move_to(state)
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:

@@ -74,7 +74,7 @@ def pick_performance_config(
         raise TypeError(
             f"pick_performance_config takes an IterDataset, got {type(ds).__name__}: use to_iter_dataset()."
         )
-    if ram_budget_mb is not None and not ram_budget_mb > 0:
+    if ram_budget_mb is not None and not checks.number(ram_budget_mb, "ram_budget_mb") > 0:
         raise ValueError(f"ram_budget_mb must be positive, or None for no bound; got {ram_budget_mb}.")
     most_workers = cores() if max_workers is None else _at_least_zero(max_workers, "max_workers")
     most_ahead = MOST_AHEAD if max_buffer_size is None else _at_least_zero(max_buffer_size, "max_buffer_size")

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from recipes import Facts, Leaf, Recipe, as_stream
 
 import bushel
+from bushel import experimental as ex
 from bushel.engine import opener, stages
 from bushel.engine.delivery import BLOCK_S, BlockCursor, Sizer
 from bushel.engine.processes import Processes
@@ -118,8 +119,13 @@ def told(it: Any, most: int) -> tuple[list[Any], list[str], Any]:
             elements.append(element)
             states.append(state_of(it))
     except Exception as error:
-        return elements, [*states, state_of(it)], (type(error), str(error))
+        return elements, [*states, state_of(it)], (type(error), str(error), notes_of(error))
     return elements, [*states, state_of(it)], None
+
+
+def notes_of(error: Exception) -> list[str]:
+    """What is said of the place of an error, but for the worker."""
+    return [note for note in getattr(error, "__notes__", []) if not note.startswith("bushel: in worker process")]
 
 
 def place_of(it: Any) -> int | None:
@@ -597,6 +603,15 @@ FAILING = {
     "random map of batches": lambda f: numbers(200).map(f).batch(4).random_map(lambda x, rng: x, seed=1),
 }
 
+FAILING_LATE = {
+    "after a batch": lambda f: numbers(200).batch(2).map(lambda batch: [f(int(x)) for x in batch]),
+    "after a batch of what a filter left": lambda f: (
+        numbers(200).filter(lambda x: x != 3).batch(1).map(lambda x: f(int(x[0])))
+    ),
+    "after a window": lambda f: ex.WindowShuffleIterDataset(numbers(200), window_size=1, seed=0).map(f),
+    "in a mixture": lambda f: bushel.IterDataset.mix([numbers(200).map(f), numbers(200)]),
+}
+
 
 @pytest.mark.parametrize("where", FAILING)
 @pytest.mark.parametrize("at", [(0,), (7, 8), (150, 199)])
@@ -613,6 +628,22 @@ def test_an_error_comes_in_its_place_and_again_until_it_is_stepped_over(warm, wh
             with pytest.raises(OSError, match=f"cannot read {at[0]} now"):  # it stands where it stood, and tries again
                 next(it)
             assert state_of(it) == expected[1][-1], name
+
+
+@pytest.mark.parametrize("place", PLACINGS)
+@pytest.mark.parametrize("where", FAILING_LATE)
+def test_an_error_says_the_same_wherever_the_work_is_done(warm, where, place):
+    """No number where there is none to be had: positions in the engine count from the last state that was set."""
+    ds = FAILING_LATE[where](Breaks(41))
+    with opened(ds, None) as it:
+        _, states, error = told(it, 300)
+    assert error is not None and error[2]
+    for name, executor in warm.items():
+        with placing(place), opened(ds, executor) as it:
+            assert told(it, 300)[1:] == (states, error), name
+        with placing(place), opened(ds, executor) as it:
+            it.set_state(json.loads(states[-3]))
+            assert told(it, 300)[2] == error, name
 
 
 @settings(laws, max_examples=25)

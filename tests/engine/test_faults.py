@@ -20,6 +20,7 @@ import sysconfig
 import textwrap
 import threading
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -1033,6 +1034,24 @@ def test_a_worker_init_fn_that_cannot_be_sent_is_an_error():
     assert workers() <= before
 
 
+def test_a_function_of_a_module_that_workers_cannot_import_names_the_way_out(monkeypatch):
+    module = types.ModuleType("of_no_folder")
+    exec("def double(x):\n    return 2 * x", vars(module))
+    monkeypatch.setitem(sys.modules, "of_no_folder", module)
+    ds = numbers(5).map(lambda x: x).map(module.double)
+    with iter(ds.mp_prefetch(TWO)) as it:
+        for _ in range(2):
+            with pytest.raises(ModuleNotFoundError) as caught:
+                next(it)
+            (way_out,) = [note for note in caught.value.__notes__ if "workers cannot import" in note]
+            assert way_out.startswith("bushel: map(double) needs of_no_folder, which workers cannot import.")
+            assert "cloudpickle.register_pickle_by_value" in way_out
+    cloudpickle.register_pickle_by_value(module)
+    with iter(ds.mp_prefetch(TWO)) as it:
+        assert list(it) == [0, 2, 4, 6, 8]
+    cloudpickle.unregister_pickle_by_value(module)
+
+
 class Unloadable:
     """A function that pickles and cannot be built again."""
 
@@ -1120,7 +1139,7 @@ def test_whatever_the_elements_are_workers_stay_within_the_budget(tmp_path, elem
         while time.monotonic() - steady_since < 0.3:
             if made.stat().st_size != seen:
                 seen, steady_since = made.stat().st_size, time.monotonic()
-        block_bytes = it._cursor._executor.block_bytes
+        block_bytes = it._observer._pools[0].block_bytes
     in_hand = 2 * 2 * max(size, block_bytes)  # what is in the making in two workers, as docs/workers.md says
     assert (seen - read) * size < budget + in_hand + block_bytes  # one is handed over in part
 

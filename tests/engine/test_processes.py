@@ -297,6 +297,7 @@ def test_a_failing_start_of_workers_is_an_error(when):
             wait_until(lambda: workers() <= before)
         for _ in range(2):
             outcome = in_time(lambda: next(it))
+            assert isinstance(outcome, LookupError), outcome
             told = chain(outcome)
             assert "has no licence" in told and "worker_init_fn failed" in told, told
     wait_until(lambda: workers() <= before)
@@ -612,7 +613,7 @@ def test_a_child_forked_at_any_moment_can_close(tmp_path):
         ds = bushel.MapDataset.range(100).to_iter_dataset()
         it = iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)))
         next(it)
-        lock, held, go_on = it._cursor._executor._core._lock, threading.Event(), threading.Event()
+        lock, held, go_on = it._observer._pools[0]._core._lock, threading.Event(), threading.Event()
 
         def hold():
             with lock:
@@ -679,3 +680,56 @@ def test_a_quiet_run_says_nothing(caplog, capfd):
             pass
     assert not caplog.records
     assert capfd.readouterr() == ("", "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Several marks in one iterator
+
+
+def with_pid(x: Any) -> Any:
+    time.sleep(1e-3)
+    return x, os.getpid()
+
+
+def marked(length: int, **more: Any) -> Any:
+    return numbers(length).map(with_pid).mp_prefetch(bushel.MultiprocessingOptions(num_workers=2), **more)
+
+
+def test_marks_that_ask_for_the_same_share_a_pool():
+    before = workers()
+    ds = bushel.IterDataset.mix([marked(60), marked(60)])
+    with iter(ds) as it:
+        found = list(it)
+        assert len(it.report().pools) == 1
+        mine = workers() - before
+        assert {pid for _, pid in found} <= mine and len(mine) == 2
+    assert [x for x, _ in found] == [x for x in range(60) for _ in range(2)]
+    wait_until(lambda: not workers() & mine)
+
+
+def test_marks_that_ask_for_something_else_have_pools_of_their_own():
+    more = numbers(20).map(with_pid).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+    init = marked(20, worker_init_fn=lambda index, count: None)
+    with iter(bushel.IterDataset.mix([marked(20), more, init, marked(20)])) as it:
+        assert len(it.report().pools) == 3
+        assert [x for x, _ in it] == [x for x in range(20) for _ in range(4)]
+
+
+def test_a_part_that_ends_leaves_the_pool_to_the_others():
+    before = workers()
+    ds = bushel.experimental.InterleaveIterDataset([marked(5), marked(90), marked(3), marked(40)], cycle_length=2)
+    plain = bushel.experimental.InterleaveIterDataset(
+        [numbers(5), numbers(90), numbers(3), numbers(40)], cycle_length=2
+    )
+    with iter(ds) as it:
+        found = list(it)
+        assert len({pid for _, pid in found}) == 2  # the same two throughout
+    assert [x for x, _ in found] == list(plain)
+    wait_until(lambda: workers() <= before)
+
+
+def test_iterators_have_pools_of_their_own():
+    with iter(marked(40)) as one, iter(marked(40)) as other:
+        first = {pid for _, pid in one}
+        one.close()
+        assert not first & {pid for _, pid in other}

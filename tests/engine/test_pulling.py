@@ -15,7 +15,7 @@ import strategies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import as_stream
-from watching import wait_until
+from watching import run_script, wait_until
 
 import bushel
 from bushel import experimental as ex
@@ -166,3 +166,42 @@ def test_no_thread_outlives_its_iterator():
 def test_a_size_that_is_none_is_refused(size):
     with pytest.raises((ValueError, TypeError), match="prefetch_buffer_size must be"):
         ex.ThreadPrefetchIterDataset(bushel.MapDataset.range(3).to_iter_dataset(), prefetch_buffer_size=size)
+
+
+FORKING = ("-W", "ignore::DeprecationWarning")  # from Python 3.12 on, it warns of forks beside threads
+
+
+@pytest.mark.parametrize(
+    "made",
+    ["iter(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3))", "ex.ThreadPrefetchDatasetIterator(iter(ds), 3)"],
+)
+def test_a_forked_child_gets_an_error_and_does_no_harm(tmp_path, made):
+    script = f"""
+        import gc, os, signal, sys, time
+        import bushel
+        from bushel import experimental as ex
+
+        ds = bushel.MapDataset.range(200).map(lambda x: time.sleep(1e-3) or x).to_iter_dataset(bushel.ReadOptions(0, 0))
+        it = {made}
+        found = [next(it) for _ in range(20)]
+        child = os.fork()
+        if not child:
+            signal.alarm(10)
+            for deed in (lambda: next(it), lambda: next(it), lambda: it.set_state(it.get_state())):
+                try:
+                    deed()
+                except RuntimeError as error:
+                    print(error, flush=True)
+            it.close()
+            del it
+            gc.collect()
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        found += it
+        print(found == list(range(200)))
+    """
+    code, out, err = run_script(tmp_path, script, *FORKING)
+    assert (code, err) == (0, "")
+    *said, ended, whole = out.splitlines()
+    assert [line.startswith("This iterator belongs to the process that forked") for line in said] == [True] * 3
+    assert (ended, whole) == ("7", "True")

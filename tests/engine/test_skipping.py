@@ -212,9 +212,9 @@ def test_it_tells_of_the_first_and_of_every_tenfold(warm, name, caplog):
         list(it)
     told = [record.getMessage() for record in caplog.records if "Skipped" in record.getMessage()]
     assert [message.partition(" of this")[0] for message in told] == [
-        "Skipped element 0, the 1.",
-        "Skipped element 9, the 10.",
-        "Skipped element 99, the 100.",
+        "Skipped element 0 of the output, the 1.",
+        "Skipped element 9 of the output, the 10.",
+        "Skipped element 99 of the output, the 100.",
     ]
     assert "ValueError: no 0" in told[0] and "made of record 0" in told[0]
 

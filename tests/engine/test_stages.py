@@ -97,17 +97,94 @@ AFTER = {
 
 
 @pytest.mark.parametrize("after", AFTER)
-def test_heavy_work_goes_to_workers_and_light_work_stays(pool, after):
+def test_heavy_work_goes_to_workers_and_light_work_comes_home(pool, after):
+    with opened(AFTER[after](), None) as it:
+        expected = list(it)
     with opened(AFTER[after]().map(heavy), pool) as it:
         found = list(it)
-    with opened(AFTER[after](), None) as it:
-        assert same([element for element, _ in found], list(it))
-    where = [process for _, process in found]
-    here = where.count(HERE)
-    assert 1 <= here <= 8 and where[:here] == [HERE] * here  # measured here
-    assert set(where[here:]) <= set(pool.pids())
+    assert same([element for element, _ in found], expected)
+    assert {process for _, process in found} <= set(pool.pids())
     with opened(AFTER[after]().map(light), pool) as it:
-        assert {process for _, process in it} == {HERE}
+        found = list(it)
+    assert same([element for element, _ in found], expected)
+    where = [process for _, process in found]
+    out = where.index(HERE)
+    assert 8 <= out <= 20 and set(where[:out]) <= set(pool.pids())  # measured there
+    assert set(where[out:]) == {HERE}
+
+
+def test_work_that_is_slow_at_first_comes_home_too(pool):
+    def slow_once(x: Any) -> Any:
+        if not hasattr(sys, "_warm"):
+            time.sleep(0.1)
+            sys._warm = True  # type: ignore[attr-defined]
+        return light(x)
+
+    with opened(AFTER["a mixture"]().map(slow_once), pool) as it:
+        assert [process for _, process in it][-1] == HERE
+
+
+def test_with_a_limit_of_time_light_work_stays_with_the_workers():
+    executor = Processes(2, timeout_s=30)
+    with opened(AFTER["a mixture"]().map(light), executor) as it:
+        assert {process for _, process in it} <= set(executor.pids())
+    executor.close()
+
+
+def poisoned(x: Any) -> Any:
+    if x[0] == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return light(x)
+
+
+def hanging(x: Any) -> Any:
+    if x[0] == 60:
+        time.sleep(60)
+    return light(x)
+
+
+def test_a_row_that_kills_its_process_does_so_in_a_worker(pool):
+    with opened(numbers(300).filter(lambda x: True).batch(2).map(poisoned), pool) as it:
+        assert [int(x[0]) for x, _ in itertools.islice(it, 4)] == [0, 2, 4, 6]
+        state = it.get_state()
+        with pytest.raises(bushel.WorkerDied, match=r"Computing an element of map\(poisoned @ .*\) killed"):
+            next(it)
+        assert it.get_state() == state
+
+
+def test_a_row_that_takes_too_long_is_given_up_however_light_the_others():
+    executor = Processes(2, timeout_s=0.3)
+    with opened(numbers(300).filter(lambda x: True).batch(2).map(hanging), executor) as it:
+        assert len(list(itertools.islice(it, 30))) == 30
+        with pytest.raises(bushel.WorkerDied, match=r"Computing an element of map\(hanging @ .*\) took longer than"):
+            next(it)
+    executor.close()
+
+
+def test_an_element_of_a_stream_that_takes_too_long_has_no_number():
+    executor = Processes(2, timeout_s=0.3)
+    ds = bushel.IterDataset.mix([Lines(0, 30).map(_hanging_line), Lines(1, 30)])
+    says = r"Computing an element of map\(_hanging_line @ .*\) took longer"
+    with opened(ds, executor) as it, pytest.raises(bushel.WorkerDied, match=says):
+        list(it)
+    executor.close()
+
+
+def _hanging_line(element: Any) -> Any:
+    if element["line"] == 7:
+        time.sleep(60)
+    return element
+
+
+@pytest.mark.parametrize("work", [light, heavy])
+def test_the_next_index_is_known_wherever_the_work_is_done(pool, work):
+    ds = numbers(60).pipe(bushel.experimental.LimitIterDataset, count=50).map(work)
+    with opened(ds, pool) as it:
+        for number in range(30):
+            assert bushel.experimental.get_next_index(it) == number
+            next(it)
+        bushel.experimental.set_next_index(it, 5)
+        assert next(it)[0] == 5 and bushel.experimental.get_next_index(it) == 6
 
 
 def test_the_function_of_flat_map_runs_in_workers(pool):

@@ -417,6 +417,49 @@ def test_any_fsspec_store(tmp_path):
         BagzDataSource("nothing://x.bag")
 
 
+@pytest.fixture
+def vault():
+    """A store of the user's own, with the three methods that are asked for, and the files that it holds."""
+    import fsspec
+
+    files = {}
+
+    class Vault(fsspec.AbstractFileSystem):
+        cut = 0
+
+        def info(self, path, **_):
+            if path not in files:
+                raise FileNotFoundError(path)
+            return {"name": path, "size": len(files[path]), "type": "file", "etag": str(hash(files[path]))}
+
+        def cat_file(self, path, start=None, end=None, **_):
+            return files[path][start : end - self.cut]
+
+        def ls(self, path, detail=True, **_):
+            found = [self.info(name) for name in files if name.rpartition("/")[0] == path.rstrip("/")]
+            return found if detail else [entry["name"] for entry in found]
+
+    fsspec.register_implementation("vault", Vault, clobber=True)
+    return Vault, files
+
+
+def test_a_store_of_ones_own_needs_three_methods(vault, tmp_path):
+    Vault, files = vault
+    for part in range(2):
+        path = written(tmp_path, "bag", RECORDS[part::2], f"part-{part}")
+        files[f"folder/part-{part}.bag"] = path.read_bytes()
+    source = BagzDataSource("vault://folder/part-*.bag")
+    assert list(source) == RECORDS[0::2] + RECORDS[1::2]
+    before = stores.fingerprint(["vault://folder/part-0.bag"])
+    files["folder/part-0.bag"] += b"more"
+    assert stores.fingerprint(["vault://folder/part-0.bag"]) != before
+    with pytest.raises(FileNotFoundError, match=r"vault://folder/none\.bag does not exist"):
+        BagzDataSource("vault://folder/none.bag")
+    Vault.cut = 1
+    with pytest.raises(DamagedFile, match=r"vault://folder/part-1\.bag ended early"):
+        BagzDataSource("vault://folder/part-1.bag")
+
+
 def test_near_ranges_of_any_store_are_one_request(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 

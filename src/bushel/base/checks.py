@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,19 @@ def not_negative(value: Any, what: str) -> int:
     if number < 0:
         raise ValueError(f"{what} must be greater than or equal to 0, got {number}.")
     return number
+
+
+def number(value: Any, what: str) -> float:
+    """`value` as a float; bools and strings are refused."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, got {value!r} of type {type(value).__name__}.")
+    return float(value)
+
+
+def instance(value: Any, kind: type, what: str, way_out: str) -> None:
+    """Refuses what is no `kind`, and says how it is done."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{what} must be {kind.__name__}, got {value!r} of type {type(value).__name__}: {way_out}.")
 
 
 def seed(value: Any, *, what: str = "Seed", below: int | None = None) -> int:

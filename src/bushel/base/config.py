@@ -1,4 +1,4 @@
-"""Grain's settings by name, for programs that set them. Nothing in Bushel depends on them."""
+"""Grain's settings by name, for programs that set them. One of them means something to Bushel."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _DEFAULTS = {
 
 
 class Config:
-    """Remembers settings of Grain's names, from `update` on, without flags to parse. They change nothing.
+    """Remembers settings of Grain's names, from `update` on, without flags to parse.
 
-    What they are for in Grain has other ways here: `iterator.report()`, `DatasetOptions`, notes on errors.
+    `py_traceback_filtering="off"` keeps Bushel's own code in the tracebacks of your errors. The others change nothing:
+    what they are for in Grain has other ways here, `iterator.report()`, `DatasetOptions`, notes on errors.
 
     >>> config = Config()
     >>> config.update("py_debug_mode", True)

@@ -5,6 +5,10 @@ A user's exception keeps its type: what failed and where is added as a note (PEP
 
 from __future__ import annotations
 
+import os
+
+from bushel.base.config import config
+
 
 class StateMismatch(ValueError):
     """A state that belongs to another pipeline, or that is no state at all."""
@@ -61,3 +65,23 @@ def located(error: Exception, where: str) -> Exception:
         error = stopped
     error.add_note(where)
     return error
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = os.path.join(_PACKAGE, ""), os.path.join(os.path.dirname(os.__file__), "concurrent", "futures", "")
+"""Folders of code that is no business of the user's when an element fails."""
+
+
+def without_our_frames(error: Exception) -> Exception:
+    """The error with a traceback that begins with the user's own code, as far as it is about the user's code.
+
+    Errors from inside of Bushel that nobody has foreseen keep it whole, as do all after
+    `config.update("py_traceback_filtering", "off")`.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    foreseen = hasattr(error, "__notes__") or type(error).__module__ == __name__
+    if config.py_traceback_filtering == "off" or (trace is None and not foreseen):
+        return error
+    return error.with_traceback(trace)

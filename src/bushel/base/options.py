@@ -73,7 +73,7 @@ class MultiprocessingOptions:
         checks.positive(self.per_worker_buffer_size, "per_worker_buffer_size")
         if self.budget_bytes is not None:
             checks.positive(self.budget_bytes, "budget_bytes")
-        if self.timeout_s is not None and not self.timeout_s > 0:
+        if self.timeout_s is not None and not checks.number(self.timeout_s, "timeout_s") > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
 
 

@@ -28,6 +28,10 @@ BLOCK_S = 20e-3
 """A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
 
 
+MOST_POSITIONS = 1 << 20
+"""So many may be under way, where nothing else sets a bound."""
+
+
 class Sizer:
     """How many positions a block should hold, learned from the blocks before. Small records travel many at a time."""
 
@@ -95,7 +99,7 @@ class BlockCursor(Cursor):
         options: DatasetOptions,
         *,
         ahead: int,
-        most: int = 1 << 20,
+        most: int = MOST_POSITIONS,
         skips: Skips | None = None,
         watches: Sequence[FilterWatch] | None = None,
     ):
@@ -104,9 +108,7 @@ class BlockCursor(Cursor):
         self._ahead = ahead
         self._most = max(most, program.unit)
         self._length = program.length
-        # Twice as many as can be under way: while those are computed, others are handed over.
-        most_in_one = max(1, self._most // max(1, min(ahead, 2 * executor.parallelism)))
-        self._sizer = Sizer(program.unit, most_in_one, executor.block_bytes)
+        self._sizer = self._new_sizer()
         self._watches = watches or [FilterWatch(what, options) for what in program.droppers]
         self._skips = skips
         self._position = 0
@@ -117,6 +119,11 @@ class BlockCursor(Cursor):
         self._last: tuple[int, int] = (0, 0)
         self._closed = False
         self._restart()
+
+    def _new_sizer(self) -> Sizer:
+        # Twice as many as can be under way: while those are computed, others are handed over.
+        most_in_one = max(1, self._most // max(1, min(self._ahead, 2 * self._executor.parallelism)))
+        return Sizer(self._program.unit, most_in_one, self._executor.block_bytes)
 
     def pull(self, count: int) -> Block:
         while True:
@@ -146,7 +153,7 @@ class BlockCursor(Cursor):
         while result.skipped and result.skipped[0][0] < before:
             position, error = result.skipped.pop(0)
             assert self._skips is not None
-            self._skips.add(f"element {position}", error)
+            self._skips.add(self._program.which(position, position + 1), error)
 
     def _next_block(self) -> bool:
         self._result = None
@@ -180,7 +187,7 @@ class BlockCursor(Cursor):
         if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
             return False
         low, high = error.at
-        self._skips.add(f"element {low}", in_words(error))
+        self._skips.add(self._program.which(low, high), in_words(error))
         self._position = high
         self._restart()
         return True

@@ -36,8 +36,8 @@ class Inline:
         """`count` elements from `position` on. Raises RowFailed, with the row counted from `position`."""
         if self._plan is None or position < self._start or position + count > self._end:
             end = min(self._node.length, position + max(count, self._size))
-            self._plan = self._node.plan(np.arange(position, end))
-            self._start, self._end = position, end
+            plan = self._node.plan(np.arange(position, end))
+            self._plan, self._start, self._end = plan, position, end  # at once, whatever interrupts
             self._size = min(self._most, 2 * self._size)
         low = position - self._start
         return self._plan.take(low, low + count)
@@ -77,7 +77,7 @@ class ElementsCursor(Cursor):
             failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
             if self._skips is None:
                 raise
-            self._skips.add(f"element {first}", in_words(failed.error))
+            self._skips.add(f"element {first} of the output", in_words(failed.error))
             return [None]
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:

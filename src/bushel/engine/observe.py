@@ -134,6 +134,7 @@ class _WatchedExecutor(Executor):
         self.parallelism = executor.parallelism
         self.block_bytes = executor.block_bytes
         self.kind = executor.kind
+        self.limits_time = executor.limits_time
         self.tally: Tally = {}
         self.busy_s = 0.0
         self.wait_s = 0.0

@@ -6,7 +6,8 @@ import contextvars
 import dataclasses
 import itertools
 import os
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +20,7 @@ from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
 from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.stages import StageCursor, WholeCursor
-from bushel.engine.tasks import Executor, Threads, cores
+from bushel.engine.tasks import FORKED, Executor, Threads, cores
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
@@ -94,6 +95,7 @@ class _Opener:
     executor: Executor | None = None
     blocks_ahead: int = 0
     alone: bool = False
+    pools: _Pools = dataclasses.field(default_factory=lambda: _Pools())
 
     @property
     def skips(self) -> Skips | None:
@@ -149,39 +151,82 @@ class _Opener:
         program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
         size = options.prefetch_buffer_size
         cursor = BlockCursor(program, executor, self.options, ahead=size, most=size, skips=self.skips, watches=watches)
-        return _Owner(self.observer.delivery(cursor), executor)
+        return _Owner(self.observer.delivery(cursor), executor.close)
 
     def ahead(self, node: Ahead) -> Cursor:
         if self.executor is not None or self.alone:  # one mark inside another: one pool serves both
             return self.open(node.parent)
-        options = node.options
-        num_workers = cores() if options.num_workers is None else options.num_workers
-        blocks_ahead = num_workers * (2 + options.per_worker_buffer_size)
-        if node.threads:
-            executor: Executor = Threads(num_workers)
-        else:
-            # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
-            from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
-
-            executor = Processes(
-                num_workers,
-                init=node.init,
-                budget_bytes=options.budget_bytes or DEFAULT_BUDGET_BYTES,
-                timeout_s=options.timeout_s,
-                at_first=1 if options.num_workers is None else None,
-            )
-            if options.num_workers is None:
-                from bushel.engine.autotune import Tuned
-
-                executor = Tuned(executor)
-        executor = self.observer.executor(executor)
-        return _Owner(self.running_ahead(node.parent, executor, blocks_ahead), executor)
+        num_workers = cores() if node.options.num_workers is None else node.options.num_workers
+        blocks_ahead = num_workers * (2 + node.options.per_worker_buffer_size)
+        pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers)))
+        return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
 
     def pulled(self, node: Pulled) -> Cursor:
         return ThreadedCursor(self.open(node.parent), node.size)
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
+
+
+def _executor(node: Ahead, num_workers: int) -> Executor:
+    """Those whom a mark asks for."""
+    if node.threads:
+        return Threads(num_workers)
+    # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
+    from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
+
+    executor = Processes(
+        num_workers,
+        init=node.init,
+        budget_bytes=node.options.budget_bytes or DEFAULT_BUDGET_BYTES,
+        timeout_s=node.options.timeout_s,
+        at_first=1 if node.options.num_workers is None else None,
+    )
+    if node.options.num_workers is not None:
+        return executor
+    from bushel.engine.autotune import Tuned
+
+    return Tuned(executor)
+
+
+class _Pools:
+    """The pools of one iterator: marks that ask for the same share one, and its budget."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: list[_Pool] = []
+
+    def hold(self, mark: Ahead, make: Callable[[], Executor]) -> _Pool:
+        """The pool for a mark, open until all who hold it have let it go."""
+        with self._lock:
+            pool = next((pool for pool in self._open if pool.serves(mark)), None)
+            if pool is None:
+                pool = _Pool(self, mark, make())
+                self._open.append(pool)
+            pool.holders += 1
+            return pool
+
+    def let_go(self, pool: _Pool) -> None:
+        with self._lock:
+            pool.holders -= 1
+            if pool.holders:
+                return
+            self._open.remove(pool)
+        pool.executor.close()
+
+
+class _Pool:
+    def __init__(self, pools: _Pools, mark: Ahead, executor: Executor):
+        self._pools, self._mark = pools, mark
+        self.executor = executor
+        self.holders = 0
+
+    def serves(self, mark: Ahead) -> bool:
+        mine = self._mark
+        return mine.threads == mark.threads and mine.options == mark.options and mine.init is mark.init
+
+    def let_go(self) -> None:
+        self._pools.let_go(self)
 
 
 def default_options(node: MapNode) -> ReadOptions:
@@ -245,11 +290,11 @@ class _ChainCursor(Switched):
             return self._inner.pull(count)
         except Misfit:
             # The first missing element of a pipeline that seemed to have them all: from here on, batches are cut here.
-            state = self._inner.get_state()
-            self._inner.close()
-            self._inner = self._cut_here()
-            self._inner.set_state(state)
-            return self._inner.pull(count)
+            whole, cut = self._inner, self._cut_here()
+            cut.set_state(whole.get_state())
+            self._inner = cut
+            whole.close()
+            return cut.pull(count)
 
 
 class _SkippingCursor(Same):
@@ -281,23 +326,27 @@ class _SkippingCursor(Same):
         self.parent.rewind(parent)
         self._skips.count = count
 
+    def state_of(self, mark: Any) -> State:
+        parent, count = mark
+        return {"parent": self.parent.state_of(parent), "skipped": count}
+
 
 class _Owner(Same):
-    """A cursor that ends its executor when it is closed."""
+    """A cursor that ends what it has of an executor when it is closed."""
 
-    def __init__(self, cursor: Cursor, executor: Executor):
+    def __init__(self, cursor: Cursor, end: Callable[[], None]):
         super().__init__(cursor)
-        self._executor = executor
+        self._end: Callable[[], None] | None = end
         self._process = os.getpid()
 
     def pull(self, count: int) -> Block:
         if os.getpid() != self._process:
-            raise RuntimeError(
-                "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
-            )
+            raise RuntimeError(FORKED)
         return self.parent.pull(count)
 
     def close(self) -> None:
         if os.getpid() == self._process:  # a forked child leaves all to its parent
             super().close()
-            self._executor.close()
+            end, self._end = self._end, None
+            if end is not None:
+                end()

@@ -17,15 +17,15 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, cast
+from typing import Any
 
 from bushel.base.errors import WorkerDied
-from bushel.engine import shipping, wire
+from bushel.engine import shipping, stall, wire
 from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.room import Room
 from bushel.engine.shipping import Shared, Told
-from bushel.engine.tasks import Aborted, Executor, Task, Ticket
+from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
 from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill, search_path
@@ -63,6 +63,7 @@ class Processes(Executor):
     ):
         self.parallelism = num_workers
         self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _in_flight(num_workers)))
+        self.limits_time = timeout_s is not None
         first = num_workers if at_first is None else at_first
         self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first)
         self._finalizer = weakref.finalize(self, self._core.stop)
@@ -72,7 +73,7 @@ class Processes(Executor):
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         self._core.hurry(ticket)
-        packed, told, memory, seconds = cast(Any, ticket.done.result())
+        packed, told, memory, seconds = stall.result(ticket.done, lambda: self._core.whereabouts(ticket))
         rows = wire.unpack(packed, memory)
         self._core.done_with(ticket)
         return told.with_rows(rows, packed.size_bytes), seconds
@@ -135,8 +136,10 @@ class _Core:
         self._deaths_in_a_row = 0
         self._stopping = False
         self._ended_by: BaseException | None = None
+        self._broken = False  # whether that is an error of the user's
         self._next_job = 0
         self.peers: list[Peer] = []
+        self._stacks = stall.Stacks(portable=portable)
         self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
         try:
             for index in range(at_first):
@@ -158,6 +161,8 @@ class _Core:
         rows = None if whole or task.given is None else shipping.shared_rows(task.given, portable=self._portable)
         with self._lock:
             if self._ended_by is not None:
+                if self._broken:
+                    raise self._ended_by.with_traceback(None)
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
             job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows)
             self._next_job += 1
@@ -172,6 +177,19 @@ class _Core:
         ticket.urgent = True
         if not ticket.begun:
             self._wake()
+
+    def whereabouts(self, ticket: Ticket) -> str:
+        """What the workers are at, and where in the code the one is that has a task."""
+        told = []
+        for peer in list(self.peers):
+            jobs = list(peer.jobs)
+            if not jobs or peer.since is None:
+                continue
+            at = jobs[0].task.program.which(*(jobs[0].at or (jobs[0].task.low, jobs[0].high)))
+            worker = f"Worker {peer.index} (process {peer.pid})"
+            stack = f":\n{self._stacks.of(peer.pid)}" if ticket in jobs else "."
+            told.append(f"{worker} has been at {at} for {time.monotonic() - peer.since:.1f} s{stack}")
+        return "\n".join(told) or "No worker has begun with it."
 
     def done_with(self, ticket: Ticket) -> None:
         assert isinstance(ticket, Job)
@@ -209,9 +227,7 @@ class _Core:
 
     def _check_owner(self) -> None:
         if self._owner != os.getpid():
-            raise RuntimeError(
-                "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
-            )
+            raise RuntimeError(FORKED)
 
     def _wake(self) -> None:
         with contextlib.suppress(BlockingIOError, OSError):
@@ -399,6 +415,9 @@ class _Core:
     def _on_broken(self, peer: Peer, what: str, pickled: bytes, shown: str) -> None:
         error = shipping.rebuilt(pickled, shown)
         error.add_note(f"bushel: {what}.")
+        if peer.jobs and isinstance(error, ImportError):
+            error.add_note(shipping.not_importable(peer.jobs[0].task.program, error))
+        self._broken = True
         self._fail_all(error)
         self._stopping = True
 
@@ -469,13 +488,12 @@ class _Core:
         program = job.task.program
         positions = range(low, min(high, low + 8))
         records = "; ".join(map(str, merged(origin for at in positions for origin in program.origins(at))))
-        which = f"element {low}" if high == low + 1 else f"one of the elements {low} to {high - 1}"
         made_of = f" ({records})" if records else ""
         if job.overdue:
             what = f"took longer than timeout_s={self._timeout_s} s, twice."
         else:
             what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
-        died = WorkerDied(f"Computing {which} of the output{made_of} {what}")
+        died = WorkerDied(f"Computing {program.which(low, high)}{made_of} {what}")
         died.at = low, high
         return died
 
@@ -494,6 +512,7 @@ class _Core:
         channel, pid = STARTER.start(fork=FORKS and not self._portable)
         peer = Peer(index, channel, pid)
         self._selector.register(channel.socket, selectors.EVENT_READ, peer)
+        self._say(peer, "stacks", descriptors=(self._stacks.descriptor,))
         self._say(peer, "setup", *self._surroundings, self._init, index, self._num_workers)
         if hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):  # it may be gone already: the end of its channel tells

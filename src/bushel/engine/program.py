@@ -7,8 +7,10 @@ that the one who delivers rows can tell the state without having run anything.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +59,13 @@ class Program:
     def call(self) -> str:
         """The operation that is seen first, as it was written."""
         return self.steps[0].call() if self.node is None else self.node.call()
+
+    def which(self, low: int, high: int) -> str:
+        """The elements at positions [low, high), in words. Where rows are given, their number is not known here."""
+        if self.node is None:
+            return f"an element of {self.steps[0].placed()}"
+        one = high == low + 1
+        return f"{f'element {low}' if one else f'one of the elements {low} to {high - 1}'} of the output"
 
     def operations(self) -> list[Node]:
         """All that is done, the last first."""
@@ -153,6 +162,8 @@ class Result:
     """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
     tally: Tally | None = None
     """What each stage took, where stages are timed."""
+    work_s: float = 0.0
+    """What all of it took, but for bringing rows there and back."""
     size_bytes: int | None = None
     """What the rows took to travel, if they did."""
 
@@ -177,12 +188,12 @@ def run(
     With `announce` it goes element by element, each announced before it is begun. Where elements that fail are
     skipped, the block is not cut.
     """
-    if not program.timed:
-        return _tried(program, low, high, count_before, announce, given)
-    spent: Tally = {}
-    with tally.taken(spent):
+    begun = time.perf_counter()
+    spent: Tally | None = {} if program.timed else None
+    with contextlib.nullcontext() if spent is None else tally.taken(spent):
         result = _tried(program, low, high, count_before, announce, given)
-    return dataclasses.replace(result, tally=spent)
+    result.tally, result.work_s = spent, time.perf_counter() - begun
+    return result
 
 
 def _tried(
@@ -250,11 +261,13 @@ class _Run:
                 marks = marks[stays[0]]
                 block = dense
         after: list[int] = []
+        numbered = program.node is not None  # whether positions are those of the elements
         for step in program.steps:
             if isinstance(step, BatchStream):
                 with tally.timed(tally.number_of(step)) as stage:
                     block, marks = self._batched(step, block, marks)
                     stage.made(block)
+                numbered = False
                 continue
             first = 0
             if step.count_key:
@@ -265,7 +278,7 @@ class _Run:
             count = len(block)
             if count:
                 with tally.timed(tally.number_of(step)) as stage:
-                    block, kept = self._stepped(step, block, marks, first)
+                    block, kept = self._stepped(step, block, marks, first, numbered)
                     stage.made(block)
                 if kept is not None:
                     marks = marks[kept]
@@ -306,9 +319,9 @@ class _Run:
         self.skipped.append((failed.position, in_words(failed.error)))
 
     def _stepped(
-        self, step: Elementwise, block: Block, marks: np.ndarray, first: int
+        self, step: Elementwise, block: Block, marks: np.ndarray, first: int, numbered: bool
     ) -> tuple[Block, np.ndarray | None]:
-        where = _where(step, self.program, marks)
+        where = _where(step, self.program, marks, numbered)
         if self.announce is None:
             try:
                 return step.run(block, first, where)
@@ -345,8 +358,10 @@ class _Run:
         return batches, marks[ends]
 
 
-def _where(step: Elementwise, program: Program, marks: np.ndarray) -> Callable[[int], str]:
+def _where(step: Elementwise, program: Program, marks: np.ndarray, numbered: bool) -> Callable[[int], str]:
     def where(row: int) -> str:
+        if not numbered:
+            return f"bushel: {step.placed()} failed."
         position = int(marks[row, 0]) - 1
         return told(step.placed(), position, program.origins(position))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import weakref
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
+from bushel.engine import stall
+from bushel.engine.tasks import FORKED
 from bushel.graph.streams import Cursor, State
 
 _CLOSE_S = 1.0
@@ -24,8 +27,18 @@ class _Queue:
         self.ready: collections.deque[tuple[Any, Any]] = collections.deque()
         self.changed = threading.Condition()
         self.stopped = False
+        self.pulling = False
+        """Whether the thread is at the parent, which nobody else may move then."""
+        self.process = os.getpid()
+
+    def check_process(self) -> None:
+        """A forked child has the queue, its lock as it was, and no thread."""
+        if os.getpid() != self.process:
+            raise RuntimeError(FORKED)
 
     def stop(self) -> None:
+        if os.getpid() != self.process:
+            return
         with self.changed:
             self.stopped = True
             self.changed.notify_all()
@@ -55,12 +68,16 @@ class ThreadedCursor(Cursor):
         if self._ended:
             return []
         queue = self._started()
+        queue.check_process()
         rows: list[Any] = []
+        waited_s = 0.0
         with queue.changed:
             while not queue.ready:
                 if queue.stopped:
                     raise ValueError("This iterator was closed while its next element was being computed.")
-                queue.changed.wait()
+                if not queue.changed.wait(stall.STALL_S):
+                    waited_s += stall.STALL_S
+                    stall.say(waited_s, stall.of_threads(filter(None, [self._thread]), idle=""))
             while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
                 row, state = queue.ready.popleft()
                 self._state = state
@@ -80,19 +97,21 @@ class ThreadedCursor(Cursor):
         queue = self._queue
         if queue is None:
             queue = _Queue(self._size)
-            thread = threading.Thread(target=_pull_ahead, args=(self._parent, queue), name="bushel-pull", daemon=True)
-            thread.start()
-            self._queue, self._thread = queue, thread
             weakref.finalize(self, queue.stop).atexit = False
+            thread = threading.Thread(target=_pull_ahead, args=(self._parent, queue), name="bushel-pull", daemon=True)
+            self._queue, self._thread = queue, thread
+            thread.start()
         return queue
 
     def _rest(self, timeout_s: float | None = None) -> None:
         """Ends the thread, once it has the element that it is pulling."""
-        queue, thread = self._queue, self._thread
-        if queue is not None and thread is not None:
+        queue = self._queue  # another thread may close meanwhile
+        if queue is not None and self._thread is not threading.current_thread():
+            queue.check_process()
             queue.stop()
-            if thread is not threading.current_thread():
-                thread.join(timeout_s)
+            # Not by `join`: a thread that is alive counts as ended after an interrupt in there.
+            with queue.changed:
+                queue.changed.wait_for(lambda: not queue.pulling, timeout_s)
         self._queue = self._thread = None
 
     def get_state(self) -> State:
@@ -121,6 +140,8 @@ class ThreadedCursor(Cursor):
     def close(self) -> None:
         queue = self._queue  # another thread may be in the middle of a pull
         if queue is not None:
+            if os.getpid() != queue.process:
+                return  # all of it is the parent's
             queue.stop()
         self._parent.close()  # so that a pull that waits for workers ends
         self._rest(_CLOSE_S)
@@ -133,6 +154,7 @@ def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
                 queue.changed.wait()
             if queue.stopped:
                 return
+            queue.pulling = True
         item: tuple[Any, Any]
         try:
             block = parent.pull(1)
@@ -143,6 +165,7 @@ def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
             item = (_Failed(error), None)
         with queue.changed:
             queue.ready.append(item)
+            queue.pulling = False
             queue.changed.notify_all()
         if item[0] is _END or isinstance(item[0], _Failed):
             return

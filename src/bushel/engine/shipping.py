@@ -42,24 +42,25 @@ class Told:
     states: list[dict[str, Any]] | None
     stays: list[np.ndarray | int]
     tally: Tally | None
+    work_s: float
 
     def __reduce__(self) -> Any:
         # Arrays as their bytes: numpy's own pickles take ten times as long as all the rest.
         stays = [stayed if isinstance(stayed, int) else stayed.tobytes() for stayed in self.stays]
         arrays = self.marks.astype(np.int64, copy=False).tobytes(), self.marks.shape[1], stays
-        return _told, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally)
+        return _told, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally, self.work_s)
 
     def with_rows(self, rows: Block, size_bytes: int) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        rest = self.skipped, self.states, self.stays, self.tally, size_bytes
+        rest = self.skipped, self.states, self.stays, self.tally, self.work_s, size_bytes
         return Result(rows, self.marks, self.after, failure, *rest)
 
 
 def _told(marks: bytes, columns: int, stays: list[bytes | int], after: list[int], *rest: Any) -> Told:
-    failure, skipped, states, tally = rest
+    failure, skipped, states, tally, work_s = rest
     stayed = [stay if isinstance(stay, int) else np.frombuffer(stay, dtype=bool) for stay in stays]
     table = np.frombuffer(marks, dtype=np.int64).reshape(-1, columns)
-    return Told(table, after, failure, skipped, states, stayed, tally)
+    return Told(table, after, failure, skipped, states, stayed, tally, work_s)
 
 
 class Shared:
@@ -121,6 +122,22 @@ def _culprit(program: Program | StreamProgram) -> str:
             except Exception:
                 return node.call()
     return "The pipeline"
+
+
+def not_importable(program: Program | StreamProgram, error: ImportError) -> str:
+    """Which operation needs a module that workers do not find, and the way out."""
+    name = (error.name or "").encode()
+
+    def dumped(node: Any) -> bytes:
+        return cloudpickle.dumps(list(node.parameters().values()), protocol=5, buffer_callback=lambda _: False)
+
+    found = [node.call() for node in program.operations() if name in dumped(node)]
+    needs = f"{found[0] if found else 'the pipeline'} needs {error.name or 'a module'}"
+    return (
+        f"bushel: {needs}, which workers cannot import. "
+        "They search sys.path as it was when the iterator was made: put its folder there before. A module that is in "
+        "no folder goes along after cloudpickle.register_pickle_by_value(module)."
+    )
 
 
 def portable(error: BaseException) -> tuple[bytes, str]:

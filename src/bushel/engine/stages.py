@@ -4,40 +4,41 @@ from __future__ import annotations
 
 import collections
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import PipelineNotSent
 from bushel.base.options import DatasetOptions
-from bushel.engine.delivery import BlockCursor, Sizer, Switched, size_of, size_of_result
+from bushel.engine.delivery import MOST_POSITIONS, BlockCursor, Sizer, Switched, size_of_result
 from bushel.engine.observe import Observer
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, ElementwiseCursor
-from bushel.graph.streams import Cursor, Same, Skips, State
+from bushel.graph.node import Origin
+from bushel.graph.streams import Cursor, Skips, State
 
 logger = logging.getLogger("bushel")
 
 SHIP_S = 200e-6
-"""Work on a row that takes longer than this is worth sending the row to a worker and back."""
+"""Work on a row that takes longer than this, and than its bytes take, is worth sending the row there and back."""
 
 SHIP_BYTES_PER_S = 500e6
 """Beyond that, so fast do rows travel."""
 
 _TRIED_ROWS = 8
-_TRIED_S = 50e-3
 
 
 class StageCursor(Switched):
     """Per-element operations on rows that come from the consumer's side.
 
-    They begin here, and are measured. If the work on a row is heavy, rows go to the executor from then on: what
-    comes out is the same.
+    They begin with the executor, and are measured there. If the work on a row is light, it comes home, once what is
+    under way is there: what comes out is the same.
     """
 
     def __init__(
@@ -52,71 +53,72 @@ class StageCursor(Switched):
         self._parent, self._steps = parent, tuple(steps)
         self._executor, self._ahead = executor, ahead
         self._options, self._observer = options, observer
-        self._timed = _Timed(parent)
         self._here: list[ElementwiseCursor] = []
-        self._inner = self._begun_here()
+        self._inner = self._home()
+        self._out: GivenCursor | None = None
         self._undecided = True
-        self._rows = 0
-        self._bytes = 0
-        self._own_s = 0.0
 
-    def _begun_here(self) -> Cursor:
+    def _home(self) -> Cursor:
         self._here.clear()
-        cursor: Cursor = self._timed
+        cursor: Cursor = self._parent
         for step in self._steps:
             self._here.append(ElementwiseCursor(cursor, step, self._options, self._observer.skips))
             cursor = self._observer.cursor(step, self._here[-1])
         return cursor
 
     def pull(self, count: int) -> Block:
-        if not self._undecided:
-            try:
-                return self._inner.pull(count)
-            except PipelineNotSent as error:
-                logger.warning("%s stays in this process: %s", ", ".join(step.call() for step in self._steps), error)
-                state = self._inner.get_state()
-                self._inner.set_state(state)  # what is under way there is not waited for
-                self._inner = self._begun_here()
-                self._inner.set_state(state)
-                return self._inner.pull(count)
-        begun, before = time.perf_counter(), self._timed.seconds
-        block = self._inner.pull(count)
-        self._own_s += time.perf_counter() - begun - (self._timed.seconds - before)
-        self._rows += len(block)
-        self._bytes += size_of(block)
-        if self._rows >= _TRIED_ROWS or (self._rows and self._own_s > _TRIED_S):
+        if self._undecided:
             self._decide()
-        return block
+        try:
+            if self._out is None:
+                return self._inner.pull(count)
+            if not self._out.drained() and len(block := self._inner.pull(count)):
+                return block
+            if not self._out.drained():
+                return []
+            self._come_home(self._out)
+            return self._inner.pull(count)
+        except PipelineNotSent as error:
+            logger.warning("%s stays in this process: %s", ", ".join(step.call() for step in self._steps), error)
+            state = self._inner.get_state()
+            self._inner.set_state(state)  # what is under way there is not waited for
+            self._inner, self._out, self._undecided = self._home(), None, False
+            self._inner.set_state(state)
+            return self._inner.pull(count)
 
     def _decide(self) -> None:
-        self._undecided = False
-        if self._own_s / self._rows > SHIP_S + self._bytes / self._rows / SHIP_BYTES_PER_S:
-            counts = [cursor.count for cursor in self._here if cursor.node.count_key]
+        if self._out is None:  # not before the first row is wanted: it draws on the parent
             skips = self._observer.skips
             program = Program(None, allow_nones=True, steps=self._steps, skip=skips is not None)
-            cursor = GivenCursor(self._parent, program, counts, self._executor, self._options, self._ahead, skips)
-            self._inner = self._observer.delivery(cursor)
+            counts = [cursor.count for cursor in self._counting()]
+            self._parent.start_prefetch()  # its state may be known only when all of its streams have begun
+            self._out = GivenCursor(self._parent, program, counts, self._executor, self._options, self._ahead, skips)
+            self._inner = self._observer.delivery(self._out)
+        elif (seconds := self._out.seconds_per_row()) is not None:
+            self._undecided = False
+            if seconds > SHIP_S or self._executor.limits_time:
+                self._out.go_on()
+            else:
+                self._out.stop_drawing()
 
+    def _come_home(self, out: GivenCursor) -> None:
+        counts, home = out.end(), self._home()
+        for cursor, number in zip(self._counting(), counts, strict=True):
+            cursor.count = number
+        self._inner, self._out = home, None
 
-class _Timed(Same):
-    """Knows how long its parent took."""
+    def _counting(self) -> list[ElementwiseCursor]:
+        return [cursor for cursor in self._here if cursor.node.count_key]
 
-    def __init__(self, parent: Cursor):
-        super().__init__(parent)
-        self.seconds = 0.0
-
-    def pull(self, count: int) -> Block:
-        begun = time.perf_counter()
-        try:
-            return self.parent.pull(count)
-        finally:
-            self.seconds += time.perf_counter() - begun
+    def start_prefetch(self) -> None:
+        self._parent.start_prefetch()
 
 
 class GivenCursor(BlockCursor):
     """The rows of a program whose tasks bring their rows along, drawn from another cursor.
 
-    Positions count rows of that cursor from where it stood last. Its state after each row under way is kept.
+    Positions count rows of that cursor from where it stood last. Its state after each row under way is kept. At first
+    only a few rows are under way, which are measured, until it is told to `go_on` or to `stop_drawing`.
     """
 
     def __init__(
@@ -135,10 +137,48 @@ class GivenCursor(BlockCursor):
         self._failure: Exception | None = None
         self._end: State | None = None  # where the parent stands after it was asked past its end
         self._past_end = False
-        super().__init__(program, executor, options, ahead=ahead, skips=skips)
+        self._drawing = True
+        self._tried: list[float] = []  # what each row took beyond what sending it would, until enough are known
+        super().__init__(program, executor, options, ahead=ahead, most=_TRIED_ROWS, skips=skips)
         self.parents = (parent,)
         self._counts = counts
         self._restart()
+
+    def seconds_per_row(self) -> float | None:
+        """What the work on a row takes beyond the time that its bytes travel, once enough of them are done."""
+        # The middle one: the first rows may load code and open files.
+        return None if len(self._tried) < _TRIED_ROWS else float(np.median(self._tried))
+
+    def go_on(self) -> None:
+        """Works as far ahead as it may from now on."""
+        self._most = MOST_POSITIONS
+        self._sizer = self._new_sizer()
+
+    def stop_drawing(self) -> None:
+        """Draws no more rows: it is `drained` when those under way are delivered."""
+        self._drawing = False
+
+    def drained(self) -> bool:
+        """Whether all that was drawn is delivered, and no more will be drawn."""
+        result = self._result
+        done = result is None or (self._row == len(result.rows) and result.failure is None)
+        over = self._failure is not None or self._end is not None
+        return not self._drawing and not self._tickets and done and not over
+
+    def end(self) -> list[int]:
+        """Leaves the parent where it stands. Returns how many elements each counting step has seen."""
+        if self._result is not None:
+            self._count_skipped(self._result, INFINITE)
+        return list(self._after)
+
+    def _next_block(self) -> bool:
+        rows = self._tickets[0].task.high - self._tickets[0].task.low if self._tickets else 0
+        there = super()._next_block()
+        result = self._result
+        if there and result is not None and rows and len(self._tried) < _TRIED_ROWS:
+            took = (result.work_s - size_of_result(result) / SHIP_BYTES_PER_S) / rows
+            self._tried += [took] * rows
+        return there
 
     def pull(self, count: int) -> Block:
         block = super().pull(count)
@@ -151,7 +191,7 @@ class GivenCursor(BlockCursor):
 
     def _given(self, low: int, high: int) -> tuple[Block | None, int]:
         parts: list[Block] = []
-        while low < high:
+        while low < high and self._drawing:
             try:
                 block = self._parent.pull(1)
             except Exception as error:
@@ -190,11 +230,28 @@ class GivenCursor(BlockCursor):
         self._failure = self._end = None
         self._restart()
 
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return None
+
     def get_next_index(self) -> int:
-        raise NotImplementedError("This stream has no index of its next element: workers are ahead of it.")
+        counts = list(self._counts)
+        for step in reversed(self._program.steps):
+            if isinstance(step, Elementwise) and step.drops:
+                raise NotImplementedError(
+                    "How many elements are left over by a filter is not known: there is no index."
+                )
+            if isinstance(step, Elementwise) and step.count_key:
+                return counts.pop()
+        self._state_of_rows()  # forgets the states of rows that were delivered
+        return self._parent.get_next_index() - (len(self._states) - 1)
 
     def set_next_index(self, index: int) -> None:
-        raise NotImplementedError("This stream cannot seek to an index: what comes next depends on what came before.")
+        if self._program.drops:
+            raise NotImplementedError(
+                "This stream cannot seek to an index: what comes next depends on what came before."
+            )
+        self._parent.set_next_index(index)
+        self._set_state_of_rows(self._parent.get_state(), [index] * len(self._counts))
 
     def close(self) -> None:
         super().close()
@@ -206,7 +263,7 @@ class WholeCursor(Cursor):
 
     def __init__(self, program: StreamProgram, executor: Executor, skips: Skips | None):
         self._program, self._executor, self._skips = program, executor, skips
-        self._sizer = Sizer(1, 1 << 20, executor.block_bytes)
+        self._sizer = Sizer(1, MOST_POSITIONS, executor.block_bytes)
         self._serial = 0
         self._closed = False
         self._restart(None)
@@ -259,7 +316,7 @@ class WholeCursor(Cursor):
         while result.skipped and result.skipped[0][0] < before:
             position, error = result.skipped.pop(0)
             assert self._skips is not None
-            self._skips.add(f"element {position}", error)
+            self._skips.add(self._program.which(position, position + 1), error)
 
     def _restart(self, state: State | None) -> None:
         if getattr(self, "_ticket", None) is not None:
@@ -289,6 +346,9 @@ class WholeCursor(Cursor):
 
     def rewind(self, mark: Any) -> None:
         self._restart(mark)
+
+    def state_of(self, mark: Any) -> State:
+        return self._program.beginning() if mark is None else mark
 
     def start_prefetch(self) -> None:
         if self._ticket is None and self._result is None:

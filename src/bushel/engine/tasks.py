@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.engine import stall
 from bushel.engine.program import Announce, CountBefore, Program, Result, run
 from bushel.engine.whole import StreamProgram
 
@@ -139,6 +140,10 @@ class Ticket:
     done: Future[tuple[Result, float]]
 
 
+FORKED = "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
+"""Said in a forked child, which has none of the threads and workers of its parent."""
+
+
 def cores() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -155,6 +160,9 @@ class Executor(abc.ABC):
 
     block_bytes: int = 8 << 20
     """How much a block should hold at most, unless a single row is larger."""
+
+    limits_time: bool = False
+    """Whether it gives up what takes too long: then all that it can do is left to it, however light."""
 
     @abc.abstractmethod
     def submit(self, task: Task) -> Ticket:
@@ -238,7 +246,7 @@ class Threads(Executor):
         return ticket
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        return ticket.done.result()
+        return stall.result(ticket.done, lambda: stall.of_threads(self._threads, idle=_serve.__name__))
 
     def forget(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:

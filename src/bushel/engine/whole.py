@@ -55,6 +55,10 @@ class StreamProgram:
             found.extend(node.parents)
         return found
 
+    def which(self, low: int, high: int) -> str:
+        """The elements of rows [low, high), in words. Rows count from the last state, so their number says nothing."""
+        return f"an element of {self.node.placed()}"
+
     def origins(self, position: int) -> tuple[Origin, ...]:
         """Not known: the stream would have to be read."""
         return ()
@@ -101,6 +105,14 @@ class StreamProgram:
             self.close()
         marks = np.arange(low + 1, low + 1 + len(rows))[:, None]
         return Result(rows, marks, [], failure, skipped, states)
+
+    def beginning(self) -> State:
+        """The state at the beginning, by opening the stream here."""
+        cursor = self.open(self.node, self.options, None)
+        try:
+            return cursor.get_state()
+        finally:
+            cursor.close()
 
     def close(self) -> None:
         """Lets go of what the stream holds; a task that is under way does so at its end."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from bushel.base import alias, memory
 from bushel.base.errors import in_words
-from bushel.engine import shipping, wire
+from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
 from bushel.engine.slabs import Slot
@@ -54,6 +54,9 @@ class _Worker:
             if kind != "task":
                 self._channel.flush()
             getattr(self, f"_on_{kind}")(*arguments, *descriptors)
+
+    def _on_stacks(self, descriptor: int) -> None:
+        stall.answer(descriptor)
 
     def _on_setup(
         self, folder: str, path: list[str], variables: dict[str, str], init: bytes, index: int, count: int
@@ -134,7 +137,7 @@ class _Worker:
                 # Announced, it is known which element it was that killed the process.
                 announce = functools.partial(self._announce, task) if careful else None
                 result = run_task(self._programs[program], low, high, count_before, announce, given)
-            packed, told = _packed(result, place, skip=self._programs[program].skip)
+            packed, told = _packed(self._programs[program], result, place)
             del result  # what is sent as a copy is not kept meanwhile
             answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
         except _Abort:
@@ -172,18 +175,18 @@ def _batches_in(slot: Slot | None) -> Iterator[None]:
         yield
 
 
-def _packed(result: Result, place: Slot | None, *, skip: bool) -> tuple[Packed, Told]:
+def _packed(program: Program | StreamProgram, result: Result, place: Slot | None) -> tuple[Packed, Told]:
     try:
         packed = wire.pack(result.rows, place)
     except Exception as error:
-        result = _without_unsendable(result, error, skip=skip)
+        result = _without_unsendable(program, result, error)
         packed = wire.pack(result.rows, None)
     failure = None if result.failure is None else shipping.portable(result.failure)
-    told = Told(result.marks, result.after, failure, result.skipped, result.states, result.stays, result.tally)
-    return packed, told
+    rest = result.skipped, result.states, result.stays, result.tally, result.work_s
+    return packed, Told(result.marks, result.after, failure, *rest)
 
 
-def _without_unsendable(result: Result, error: Exception, *, skip: bool) -> Result:
+def _without_unsendable(program: Program | StreamProgram, result: Result, error: Exception) -> Result:
     """The rows that can travel: all of them, where others are skipped, or those before the first that cannot."""
     rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
     keep: list[int] = []
@@ -194,9 +197,9 @@ def _without_unsendable(result: Result, error: Exception, *, skip: bool) -> Resu
             keep.append(number)
         except Exception as reason:
             position = int(result.marks[number, 0]) - 1
-            wrong = f"bushel: element {position} of the output cannot be sent from a worker process: {reason}"
-            failure = TypeError(wrong)
-            if not skip:
+            which = program.which(position, position + 1)
+            failure = TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")
+            if not program.skip:
                 break
             skipped.append((position, in_words(failure)))
     if len(keep) == len(rows):
@@ -204,7 +207,7 @@ def _without_unsendable(result: Result, error: Exception, *, skip: bool) -> Resu
     states = result.states
     if states is not None:
         kept = [states[0], *(states[number + 1] for number in keep)]
-        if skip:
+        if program.skip:
             kept += states[len(rows) + 1 :]
             kept[-1] = states[-1]  # there it goes on, after what was skipped
         states = kept
@@ -212,7 +215,7 @@ def _without_unsendable(result: Result, error: Exception, *, skip: bool) -> Resu
         result,
         rows=[rows[number] for number in keep],
         marks=result.marks[keep],
-        failure=result.failure if skip else failure,
+        failure=result.failure if program.skip else failure,
         skipped=sorted(skipped),
         states=states,
     )

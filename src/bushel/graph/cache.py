@@ -115,6 +115,10 @@ class _CacheCursor(Cursor):
         elif recording is not None:
             recording.back_to(self.position)
 
+    def state_of(self, mark: Any) -> State:
+        *_, (position, here, _, behind, _) = mark
+        return {"parent": here, "position": position, "cache_filled": behind}
+
     def get_state(self) -> State:
         return {"parent": self.here, "position": self.position, "cache_filled": self.behind}
 

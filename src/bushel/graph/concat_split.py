@@ -257,12 +257,19 @@ class _ConcatCursor(Cursor):
         self.ready = collections.deque(ready)
         self.parent.rewind(parent)
 
+    def state_of(self, mark: Any) -> State:
+        *_, (_, _, before, cut, given, _) = mark
+        return self._state(before, cut, given)
+
     def get_state(self) -> State:
-        cut = self.cut or dict.fromkeys(self.cuttable, _WHOLE)
+        return self._state(self.before, self.cut, self.given)
+
+    def _state(self, before: State, cut: _Cut | None, given: int) -> State:
+        cut = cut or dict.fromkeys(self.cuttable, _WHOLE)
         return {
-            "parent_state": self.before,
+            "parent_state": before,
             "remainder_slices": {name: list(pair) for name, pair in cut.items()},
-            "elements_from_buffer_after_checkpoint": self.given,
+            "elements_from_buffer_after_checkpoint": given,
         }
 
     def set_state(self, state: State) -> None:

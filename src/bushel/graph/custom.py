@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -83,7 +83,7 @@ class CustomStream(StreamNode):
         return tuple(parent._node for parent in self.dataset.parents)
 
     def open(self, opener: Opener) -> Cursor:
-        return IteratorCursor(iter(self.dataset))
+        return IteratorCursor(iter(self.dataset), lambda: iter(self.dataset))
 
     def element_spec(self) -> Any:
         return self.dataset._element_spec
@@ -108,13 +108,13 @@ class IteratorCursor(Cursor):
     """A user's own iterator as a cursor.
 
     Its state may be dear to take, so a mark is the state of up to 64 elements ago and a count: going back reads these
-    elements again.
+    elements again. Where another such iterator can be had, by `another`, the state at a mark can be told meanwhile.
     """
 
     EVERY = 64
 
-    def __init__(self, iterator: Iterator[Any]):
-        self._iterator = iterator
+    def __init__(self, iterator: Iterator[Any], another: Callable[[], Iterator[Any]] | None = None):
+        self._iterator, self._another = iterator, another
         self._base: State | None = None
         self._since = 0
 
@@ -146,6 +146,18 @@ class IteratorCursor(Cursor):
         for _ in range(count):
             next(self._iterator)
         self._base, self._since = base, count
+
+    def state_of(self, mark: Any) -> State:
+        base, count = mark
+        if not count:
+            return copy.deepcopy(base)
+        if self._another is None:
+            raise RuntimeError("The state is not known while the next element is being computed. Ask for it after.")
+        other = IteratorCursor(self._another())
+        other.rewind(mark)
+        state = other.get_state()
+        other.close()
+        return state
 
     def get_next_index(self) -> int:
         return self._has("_get_next_index")()

@@ -197,7 +197,7 @@ class ElementwiseCursor(Through):
             try:
                 one, _ = self.node.run([element], self.count + row, lambda _, row=row: self.where_failed(row))
             except RowFailed as failed:
-                self.skips.add(f"element {self.count + row} of {self.node.placed()}", in_words(failed.error))
+                self.skips.add(f"an element of {self.node.placed()}", in_words(failed.error))
                 continue
             made.extend(blocks.rows_of(one))
             stays[row] = len(one) > 0
@@ -222,6 +222,11 @@ class ElementwiseCursor(Through):
     def rewind(self, mark: Any) -> None:
         parent, self.count = mark
         self.parent.rewind(parent)
+
+    def state_of(self, mark: Any) -> State:
+        parent, count = mark
+        state = self.parent.state_of(parent)
+        return state if self.node.count_key is None else {"parent": state, self.node.count_key: count}
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self.parent.trace(row if self.kept is None else int(np.flatnonzero(self.kept)[row]))

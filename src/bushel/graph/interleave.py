@@ -179,6 +179,14 @@ class _InterleaveCursor(Cursor):
             elif slot.cursor is not None:
                 slot.cursor = self._again(slot)  # it has ended since, and was closed
 
+    def state_of(self, mark: Any) -> State:
+        slots, turn, following = mark
+        saved = [(number, cursor, ended_at, at) for (number, cursor, _, _, ended_at), at in slots]
+        # A stream whose turn has not come yet has no state here, and is begun by whoever restores this.
+        states = [ended_at if cursor is None else cursor.state_of(at) for _, cursor, ended_at, at in saved]
+        ended = [ended_at is not None for _, _, ended_at, _ in saved]
+        return _state(turn, following, [number for number, *_ in saved], states, ended)
+
     def _again(self, slot: _Slot) -> Cursor:
         """The stream of a slot opened anew, and read to where it was."""
         cursor = self._opened(slot.number)
@@ -192,16 +200,9 @@ class _InterleaveCursor(Cursor):
 
     def get_state(self) -> State:
         self._begin_all()  # as in Grain: a state has all streams of the cycle, begun or not
-        return {
-            "next_index_in_cycle": self._turn,
-            "next_index_in_datasets": self._next,
-            "iterators_in_use_indices": [slot.number for slot in self._slots],
-            "iterators_in_use_states": [
-                slot.ended_at if slot.cursor is None else slot.cursor.get_state() for slot in self._slots
-            ],
-            "exhausted": [int(slot.ended_at is not None) for slot in self._slots],
-            "future_states": {},
-        }
+        states = [slot.ended_at if slot.cursor is None else slot.cursor.get_state() for slot in self._slots]
+        ended = [slot.ended_at is not None for slot in self._slots]
+        return _state(self._turn, self._next, [slot.number for slot in self._slots], states, ended)
 
     def set_state(self, state: State) -> None:
         turn, following = counted(state, "next_index_in_cycle"), counted(state, "next_index_in_datasets")
@@ -259,3 +260,14 @@ class _InterleaveCursor(Cursor):
     def close(self) -> None:
         for slot in self._slots:
             slot.close()
+
+
+def _state(turn: int, following: int, numbers: list[int], states: list[State | None], ended: list[bool]) -> State:
+    return {
+        "next_index_in_cycle": turn,
+        "next_index_in_datasets": following,
+        "iterators_in_use_indices": numbers,
+        "iterators_in_use_states": states,
+        "exhausted": [int(gone) for gone in ended],
+        "future_states": {},
+    }

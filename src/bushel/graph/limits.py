@@ -65,6 +65,10 @@ class _LimitCursor(Through):
         parent, self.given = mark
         self.parent.rewind(parent)
 
+    def state_of(self, mark: Any) -> State:
+        parent, given = mark
+        return {"parent": self.parent.state_of(parent), "count_elements_read": given}
+
     def get_next_index(self) -> int:
         return self.given
 
@@ -133,6 +137,10 @@ class _RepeatCursor(Through):
     def rewind(self, mark: Any) -> None:
         parent, self.epoch, self.fresh = mark
         self.parent.rewind(parent)
+
+    def state_of(self, mark: Any) -> State:
+        parent, epoch, _ = mark
+        return {"parent": self.parent.state_of(parent), "epoch": epoch}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -230,6 +238,10 @@ class _RebatchCursor(Cursor):
     def rewind(self, mark: Any) -> None:
         parent, (self.before, self.batch, self.size, self.row, self.behind, self.ended) = mark
         self.parent.rewind(parent)
+
+    def state_of(self, mark: Any) -> State:
+        _, (before, _, _, row, *_) = mark
+        return {"parent": before, "batch_idx": row}
 
     def get_state(self) -> State:
         return {"parent": self.before, "batch_idx": self.row}

@@ -184,3 +184,6 @@ class _OperationCursor(Through):
 
     def rewind(self, mark: Any) -> None:
         self.set_state(mark)
+
+    def state_of(self, mark: Any) -> State:
+        return mark

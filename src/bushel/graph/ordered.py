@@ -87,6 +87,9 @@ class BatchCursor(Through):
         parent, self.ended = mark
         self.parent.rewind(parent)
 
+    def state_of(self, mark: Any) -> State:
+        return self.parent.state_of(mark[0])
+
     def get_next_index(self) -> int:
         return -(-self.parent.get_next_index() // self.node.batch_size)
 
@@ -169,6 +172,10 @@ class _FlatMapCursor(Through):
         parent, (self.before, self.parts, self.position, self.restored, self.ended) = mark
         self.parent.rewind(parent)
 
+    def state_of(self, mark: Any) -> State:
+        _, (before, _, position, *_) = mark
+        return {"parent": before, "next_index_in_buffer": position}
+
     def get_state(self) -> State:
         return {"parent": self.before, "next_index_in_buffer": self.position}
 
@@ -244,10 +251,17 @@ class _MixCursor(Cursor):
         for parent, parent_mark in zip(self.parents, marks, strict=True):
             parent.rewind(parent_mark)
 
+    def state_of(self, mark: Any) -> State:
+        marks, index, stop = mark
+        states = [parent.state_of(parent_mark) for parent, parent_mark in zip(self.parents, marks, strict=True)]
+        return self._state(states, index, stop)
+
     def get_state(self) -> State:
-        states = [parent.get_state() for parent in self.parents]
+        return self._state([parent.get_state() for parent in self.parents], self.index, self.stop)
+
+    def _state(self, states: list[State], index: int, stop: bool) -> State:
         parents = states if self.node.keys is None else dict(zip(self.node.keys, states, strict=True))
-        return {"parents": parents, "index": self.index, "stop": self.stop}
+        return {"parents": parents, "index": index, "stop": stop}
 
     def set_state(self, state: State) -> None:
         keys = self.node.keys
@@ -346,6 +360,9 @@ class _ZipCursor(Cursor):
     def rewind(self, mark: Any) -> None:
         for parent, parent_mark in zip(self.parents, mark, strict=True):
             parent.rewind(parent_mark)
+
+    def state_of(self, mark: Any) -> State:
+        return {"parents": [parent.state_of(at) for parent, at in zip(self.parents, mark, strict=True)]}
 
     def get_state(self) -> State:
         return {"parents": [parent.get_state() for parent in self.parents]}

@@ -274,6 +274,10 @@ class _PackCursor(Cursor):
         parent, (self.before, self.after, self.begun, self.group, self.row, self.counter, self.ended) = mark
         self.parent.rewind(parent)
 
+    def state_of(self, mark: Any) -> State:
+        _, (before, _, _, _, row, counter, _) = mark
+        return {"parent": before, "next_row": row, "counter": counter}
+
     def get_state(self) -> State:
         return {"parent": self.before, "next_row": self.row, "counter": self.counter}
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import StateMismatch, TooManySkipped
@@ -54,6 +55,10 @@ class Cursor(abc.ABC):
     def rewind(self, mark: Any) -> None:
         """Goes back to a mark of this very cursor, after an error."""
         self.set_state(mark)
+
+    def state_of(self, mark: Any) -> State:
+        """The state at a mark of this very cursor. It may be asked in the middle of a pull: the mark alone counts."""
+        return mark
 
     def get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
@@ -176,6 +181,10 @@ class Elements(StreamNode):
     read_options: ReadOptions | None = dataclasses.field(default=None, metadata={"identity": False})
     allow_nones: bool = False
 
+    def __post_init__(self) -> None:
+        if self.read_options is not None:
+            checks.instance(self.read_options, ReadOptions, "read_options", "ReadOptions(num_threads=...)")
+
     @property
     def parents(self) -> tuple[Node, ...]:
         return (self.parent,)
@@ -220,6 +229,9 @@ class Through(Cursor):
     def rewind(self, mark: Any) -> None:
         self.parent.rewind(mark)
 
+    def state_of(self, mark: Any) -> State:
+        return self.parent.state_of(mark)
+
     def where(self, node: StreamNode) -> Callable[[int], str]:
         """Tells where row `row` of the parent's last pull failed in `node`."""
 
@@ -250,6 +262,12 @@ class Ahead(OneParent):
     options: MultiprocessingOptions
     threads: bool = False
     init: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        way_out = "MultiprocessingOptions(num_workers=...)"
+        checks.instance(self.options, MultiprocessingOptions, "options of mp_prefetch", way_out)
+        if self.init is not None and not callable(self.init):
+            raise TypeError(f"worker_init_fn must be a function of (worker index, worker count), got {self.init!r}.")
 
     @property
     def transparent(self) -> bool:

@@ -97,6 +97,10 @@ class _WindowCursor(Cursor):
         parent, (self.before, self.window, self.number, self.row, self.behind, self.ended) = mark
         self.parent.rewind(parent)
 
+    def state_of(self, mark: Any) -> State:
+        _, (before, _, number, row, *_) = mark
+        return {"parent_window_start_state": before, "window_index": number, "pos_in_window": row}
+
     def get_state(self) -> State:
         return {"parent_window_start_state": self.before, "window_index": self.number, "pos_in_window": self.row}
 
