@@ -654,3 +654,26 @@ def test_elements_are_the_same_through_shared_memory_and_beside_it():
     for options in ({"budget_bytes": 1}, {}, {"portable": True}):
         with pool(**options) as executor, opened(ds, executor) as it:
             assert same(list(it), expected)
+
+
+@pytest.mark.parametrize("kind", ["by index", "in order", "in a thread"])
+def test_what_a_pipeline_inside_of_a_function_gives_may_be_kept(kind):
+    inner = bushel.MapDataset.range(2000).map(lambda x: np.full(4, x)).batch(2000)
+    kept: list[Any] = []
+
+    def first() -> Any:
+        if kind == "by index":
+            return inner[0]
+        threads = bushel.ReadOptions(2, 4) if kind == "in a thread" else bushel.ReadOptions(0, 0)
+        with iter(inner.to_iter_dataset(threads)) as it:
+            return next(it)
+
+    def with_kept(x: int) -> Any:
+        if not kept and x >= 2000:  # when slots are in use
+            kept.append(first())
+        return np.full(3000, x + 10_000_000), int(kept[0].sum()) if kept else -1
+
+    ds = bushel.MapDataset.range(4000).map(with_kept).batch(2).to_iter_dataset()
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))) as it:
+        sums = {int(total) for _, totals in it for total in totals}
+    assert sums == {-1, 7996000}

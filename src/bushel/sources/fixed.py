@@ -41,7 +41,9 @@ class FixedRecords:
         place = checks.integer(index, "index")
         if not -len(self) <= place < len(self):
             raise IndexError(f"index {place} is out of range for {len(self)} records")
-        return self.__getitems__([place % len(self)]).tree[0]
+        out = memory.empty((1, *self._shape), self._dtype)
+        self._source.read_into([place % len(self)], out)
+        return out[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
         """The records at `indices` as one array, each read straight into its row."""
