@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -58,6 +58,21 @@ class Robot:
         }
 
 
+class PlainRobot(Robot):
+    """The same windows without CrossFormer's masks: images, states, actions, and which of them are real."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        episode = int(np.searchsorted(self._ends, index, side="right"))
+        end = int(self._ends[episode])
+        first = index - (index > end - int(self.lengths[episode]))  # one frame of history, or the frame itself
+        chunk = min(HORIZON, end - index)
+        acted = self.actions[index : index + chunk]
+        if chunk < HORIZON:
+            acted = np.concatenate([acted, np.repeat(acted[-1:], HORIZON - chunk, axis=0)])
+        seen = [first, index]
+        return {"action": acted, "image": self.images[seen], "real": chunk, "state": self.states[seen]}
+
+
 def w5(settings: Settings) -> list[Row]:
     """Samples of a mixture of three robots, shuffled, in batches of 64; per sample."""
     from bushel.trajectory.applying import apply_trajectory_transforms
@@ -76,17 +91,17 @@ def w5(settings: Settings) -> list[Row]:
         windows = {"window_size": WINDOW, "action_horizon": HORIZON}
         return apply_trajectory_transforms(trajectories, train=True, **windows).flatten().repeat()
 
-    def opaque(library: ModuleType) -> Any:
+    def opaque(library: ModuleType, robots: Sequence[Robot]) -> Any:
         parts = [library.MapDataset.source(robot).shuffle(seed=number).repeat() for number, robot in enumerate(robots)]
         return library.MapDataset.mix(parts, WEIGHTS).batch(BATCH).to_iter_dataset(read_inline(library))
 
     tables = TrajectoryDataset.sample_from_datasets([known(robot) for robot in robots], WEIGHTS).shuffle(seed=0)
     streams = {
-        "grain": opaque(GRAIN),
+        "grain": opaque(GRAIN, robots),
         "bushel": tables.batch(BATCH).dataset.to_iter_dataset(read_inline(BUSHEL)),
-        "bushel, Grain's source": opaque(BUSHEL),
+        "bushel, Grain's source": opaque(BUSHEL, robots),
     }
-    count = settings.count(200, 20)
+    count = settings.count(sum(map(len, robots)) // BATCH, 20)  # an epoch
     for stream in streams.values():
         _require_right_samples(itertools.islice(stream, 50), robots)
 
@@ -103,7 +118,14 @@ def w5(settings: Settings) -> list[Row]:
     contenders["floor: gather of images"] = _gathers(robots[0], count)
     targets = {"bushel": 20.0, "bushel, Grain's source": 3.0}
     notes = {"bushel": "a table of episodes", "bushel, Grain's source": "opaque: the user's own class"}
-    return compare("W5 windows", contenders, settings, targets=targets, notes=notes)
+    found = compare("W5 windows", contenders, settings, targets=targets, notes=notes)
+    plain = [PlainRobot(seed, episodes) for seed, episodes in enumerate(EPISODES)]
+    streams = {"grain": opaque(GRAIN, plain), "bushel, Grain's source": opaque(BUSHEL, plain)}
+    ours, theirs = (itertools.islice(opaque(library, plain), 20) for library in (BUSHEL, GRAIN))
+    require_same_elements("W5 without masks", ours, theirs)
+    contenders = {name: batches(stream) for name, stream in streams.items()}
+    contenders["floor: the user's class alone"] = _calls(plain[0], count)
+    return found + compare("W5 windows without masks", contenders, settings, targets={"bushel, Grain's source": 3.0})
 
 
 def _require_right_samples(batches: Iterable[Any], robots: list[Robot]) -> None:

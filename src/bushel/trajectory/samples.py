@@ -16,7 +16,7 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.graph.node import InTwoSteps, Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
-from bushel.trajectory.columns import object_array, taken
+from bushel.trajectory.columns import Numbers, object_array, taken
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import not_empty, tree_merge
 from bushel.trajectory.draws import Draws
@@ -38,6 +38,7 @@ Tree = dict[str, Any]
 
 WORDS = "language_instruction"
 _STRIDE = 1 << 16
+_COPIED_BYTES = 16 << 20  # each worker has its copy
 _NO_ACTION = np.zeros((1, 1), dtype=np.float32)
 _GOAL, _DELETE, _REPHRASE, _PHRASE, _LANGUAGE = range(5)  # purposes of draws
 
@@ -304,7 +305,8 @@ class Samples(InTwoSteps):
         windows = transforms.windows
         observation = self._masked_observation(episode, start[:, None], at["seen"])
         reach = windows.reach(time, length, task["timestep"]) if self._has_goals else at["reach"]
-        late = np.arange(windows.action_horizon) >= reach[:, :, None]
+        late = _masks(reach, windows.action_horizon)
+        np.logical_not(late, out=late)
         rows |= {"observation": observation | {"timestep_pad_mask": at["real"], "task_completed": late}, "task": task}
         if "action" in self.episodes.columns:
             action = self._chunks(episode, start[:, None] + at["seen"], last)
@@ -312,7 +314,7 @@ class Samples(InTwoSteps):
             if transforms.max_action_dim is not None:
                 action = self._padded(action, {})["action"]
             masks = _masks(reach * windows.acting, windows.action_horizon, action.shape[-1], filled=width)
-            rows |= {"action": action, "action_pad_mask": masks}
+            rows |= {"action": action, "action_pad_mask": masks.reshape(action.shape)}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
         return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
@@ -339,11 +341,33 @@ class Samples(InTwoSteps):
             compat=self.compat,
         )
 
+    @functools.cached_property
+    def _line_of_actions(self) -> np.ndarray | None:
+        """Actions of all episodes in a line, the last of each so often that a chunk is a stretch of it.
+
+        A stretch is copied in a fraction of the time that its actions take one by one. None where it is not worth it.
+        """
+        assert self.transforms is not None
+        column, more = self.episodes.columns["action"], self.transforms.windows.action_horizon - 1
+        size = self.episodes.frames + more * len(self.episodes)
+        if not isinstance(column, Numbers) or size * column.values[:1].nbytes > _COPIED_BYTES:
+            return None
+        if not self.episodes.lengths.all():  # an empty one has no last action
+            return None
+        times = np.ones(self.episodes.frames, dtype=np.int64)
+        times[self.episodes.starts + self.episodes.lengths - 1] += more
+        return np.repeat(column.values, times, axis=0)
+
     def _chunks(self, episode: np.ndarray, firsts: np.ndarray, last: np.ndarray) -> np.ndarray:
         """Chunks of actions, [N, W, H, A], from the frames `firsts` on: single actions, or cut from the data's own."""
         assert self.transforms is not None
         horizon = self.transforms.windows.action_horizon
         shape = self.episodes.columns["action"].entry_shape
+        if len(shape) == 1 and (line := self._line_of_actions) is not None:
+            width = shape[0]
+            runs = np.ndarray((len(line) - horizon + 1, horizon * width), line.dtype, line, strides=line.strides)
+            found = runs[firsts + (horizon - 1) * episode[:, None]].reshape(*firsts.shape, horizon, width)
+            return self._normalized(found, "action", episode)
         if len(shape) == 1:
             return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
         if len(shape) != 2:
@@ -354,9 +378,9 @@ class Samples(InTwoSteps):
         return self._action(episode, firsts)[:, :, :horizon]
 
 
-def _masks(reach: np.ndarray, horizon: int, width: int, filled: int) -> np.ndarray:
-    """Which numbers of which actions are real, [..., horizon, width]: `filled` of each of the first `reach`."""
-    return _reaching(horizon, width, filled)[horizon - reach].reshape(*reach.shape, horizon, width)
+def _masks(reach: np.ndarray, horizon: int, width: int = 1, filled: int = 1) -> np.ndarray:
+    """Which numbers of which actions are real, [..., horizon * width]: `filled` of each of the first `reach`."""
+    return _reaching(horizon, width, filled)[horizon - reach]
 
 
 @functools.lru_cache(maxsize=64)
