@@ -55,7 +55,7 @@ def mapped_columns(function: Callable[[Any], Any], block: Block, node: Node) -> 
     result = function(columns.tree)
 
     def as_column(leaf: Any) -> np.ndarray:
-        column = np.asarray(leaf)
+        column = leaf if type(leaf) is np.ndarray else np.asarray(leaf)
         if column.ndim == 0 or len(column) != count:
             raise ValueError(
                 f"{node.call()} is vectorized: it got arrays with {count} elements and must return arrays with as "

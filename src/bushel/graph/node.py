@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import trees
 from bushel.base.blocks import Block, Columns, rows_of
 from bushel.base.errors import RowFailed, located
 from bushel.index import seeds, words
@@ -44,11 +43,13 @@ class Plan(abc.ABC):
 class Reckoned(Plan):
     """Elements that are numbers and follow from their indices by arithmetic: known when they are planned."""
 
-    values: Any
-    """An array, or a tree of them."""
+    values: np.ndarray | dict[str, np.ndarray]
+    """Numbers; or several of each element, for a function that only looks at them."""
 
     def take(self, low: int, high: int) -> Block:
-        return Columns(trees.map_leaves(lambda column: column[low:high].copy(), self.values), high - low)
+        if isinstance(self.values, np.ndarray):
+            return Columns(self.values[low:high].copy(), high - low)
+        return Columns({name: column[low:high] for name, column in self.values.items()}, high - low)
 
 
 class InTwoSteps(abc.ABC):
@@ -57,12 +58,12 @@ class InTwoSteps(abc.ABC):
     """
 
     @abc.abstractmethod
-    def ahead(self, values: Any) -> Any:
-        """What `after` needs to know of each element: a tree of arrays, made by arithmetic alone."""
+    def ahead(self, values: Any) -> dict[str, np.ndarray]:
+        """What `after` needs to know of each element: arrays by name, made by arithmetic alone."""
 
     @abc.abstractmethod
     def after(self, known: Any) -> Any:
-        """The elements themselves."""
+        """The elements themselves. What is known stays as it is: it is shared by all rows that were planned."""
 
     def __call__(self, values: Any) -> Any:
         return self.after(self.ahead(values))

@@ -325,7 +325,8 @@ class Select(MapNode):
         ends = np.cumsum(counts).tolist()
         rows = {number: order[ends[number] - counts[number] : ends[number]] for number in used}
         plans = {number: self.parts[number].plan(positions[rows[number]]) for number in used}
-        reckoned = [plan.values for plan in plans.values() if isinstance(plan, Reckoned)]
+        values_of = [plan.values for plan in plans.values() if isinstance(plan, Reckoned)]
+        reckoned = [values for values in values_of if isinstance(values, np.ndarray)]
         if len(reckoned) < len(plans):
             return _Selected(which, rows, plans)
         values = np.empty(len(indices), dtype=np.int64)

@@ -273,7 +273,10 @@ def _encrypt_small(seed: int) -> np.ndarray:
     for a, b in zip(keys[::2], keys[1::2], strict=True):
         left = left ^ _stir_byte(right) ^ a
         right = right ^ _stir_byte(left) ^ b
-    return (left.astype(np.intp) << 8 | right).ravel()
+    found = left.astype(np.intp)
+    found <<= 8
+    found |= right
+    return found.ravel()
 
 
 def _stir_byte(w: np.ndarray) -> np.ndarray:

@@ -185,9 +185,10 @@ class Samples(InTwoSteps):
     def _places(self, episode: np.ndarray, time: np.ndarray) -> Tree:
         """Which frames the rows (episode, time) are made of, as far as that is no matter of chance."""
         start, length = self.episodes.starts[episode], self.episodes.lengths[episode]
-        known = {"episode": episode, "time": time, "start": start, "last": start + length - 1}
+        known = {"episode": episode, "time": time, "start": start, "length": length, "frame": start + time}
         if self.transforms is not None:
-            known["seen"], known["real"] = self.transforms.windows.observations(time)
+            known["times"], known["real"] = self.transforms.windows.observations(time)
+            known["frames"] = start[:, None] + known["times"]
             if not self._has_goals:
                 known["reach"] = self.transforms.windows.reach(time, length)
         return known
@@ -210,7 +211,7 @@ class Samples(InTwoSteps):
         return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (int(time),))
 
     def _rows(self, at: Tree, chance: Draws) -> Tree:
-        episode, frames = at["episode"], at["start"] + at["time"]
+        episode, frames = at["episode"], at["frame"]
         columns = self.episodes.columns
         rows: Tree = {
             name: taken(column, frames)
@@ -219,7 +220,7 @@ class Samples(InTwoSteps):
         }
         rows["task"] = self._task(frames, chance)
         if self.transforms is None:
-            rows["observation"] = self._observation(episode, at["start"], at["time"])
+            rows["observation"] = self._observation(episode, frames, at["time"])
             if "action" in columns:
                 rows["action"] = self._action(episode, frames)
         else:
@@ -228,9 +229,8 @@ class Samples(InTwoSteps):
             rows = function(rows)
         return rows
 
-    def _observation(self, episode: np.ndarray, start: np.ndarray, time: np.ndarray) -> Tree:
-        """Observations at `time`, one or several for each row; `start` has as many axes."""
-        frames = start + time
+    def _observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
+        """Observations of `frames`, which are at `time` of their episodes, one or several for each row."""
         found = {
             name: self._normalized(taken(column, frames), name, episode) for name, column in self._observed.items()
         }
@@ -280,13 +280,12 @@ class Samples(InTwoSteps):
     def _transformed(self, rows: Tree, at: Tree, chance: Draws) -> Tree:
         transforms = self.transforms
         assert transforms is not None
-        episode, time, start, last = at["episode"], at["time"], at["start"], at["last"]
-        length = last - start + 1
+        episode, time, start, length = at["episode"], at["time"], at["start"], at["length"]
         task = {**rows["task"], "pad_mask_dict": {name: _there(leaf) for name, leaf in rows["task"].items()}}
         if transforms.relabel_goals:
             draws_of_goals = chance.per_sample(_GOAL)
             goal = goal_relabeling.goals(time, length, draws_of_goals, transforms.max_goal_distance)
-            task = tree_merge(task, self._masked_observation(episode, start, goal))
+            task = tree_merge(task, self._masked_observation(episode, start + goal, goal))
         if transforms.rephraser is not None and WORDS in task:
             task[WORDS] = task_augmentation.rephrased(
                 task[WORDS],
@@ -303,13 +302,16 @@ class Samples(InTwoSteps):
                 task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=pictured
             )
         windows = transforms.windows
-        observation = self._masked_observation(episode, start[:, None], at["seen"])
+        observation = self._masked_observation(episode, at["frames"], at["times"])
         reach = windows.reach(time, length, task["timestep"]) if self._has_goals else at["reach"]
         late = _masks(reach, windows.action_horizon)
         np.logical_not(late, out=late)
-        rows |= {"observation": observation | {"timestep_pad_mask": at["real"], "task_completed": late}, "task": task}
+        rows |= {
+            "observation": observation | {"timestep_pad_mask": at["real"].copy(), "task_completed": late},
+            "task": task,
+        }
         if "action" in self.episodes.columns:
-            action = self._chunks(episode, start[:, None] + at["seen"], last)
+            action = self._chunks(episode, at["frames"], start + length - 1)
             width = action.shape[-1]
             if transforms.max_action_dim is not None:
                 action = self._padded(action, {})["action"]
@@ -319,14 +321,13 @@ class Samples(InTwoSteps):
             return add_head_action_mask(rows, transforms.head_to_dataset)
         return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
 
-    def _masked_observation(self, episode: np.ndarray, start: np.ndarray, time: np.ndarray) -> Tree:
-        frames = start + time
+    def _masked_observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
         masks = {name: column.there(frames) for name, column in self._observed.items()}
         masks["timestep"] = np.ones(frames.shape, dtype=bool)
         if faithful(self.compat):  # zeros in place of what a robot does not have count as data
             filled = [name for name, column in self._observed.items() if column.is_numeric]
             masks |= {name: np.ones(frames.shape, dtype=bool) for name in filled}
-        observation = self._observation(episode, start, time)
+        observation = self._observation(episode, frames, time)
         if self.transforms is not None and self.transforms.max_proprio_dim is not None:
             observation = self._padded(_NO_ACTION, observation)["observation"]
         return {**observation, "pad_mask_dict": masks}
