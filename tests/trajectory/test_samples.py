@@ -68,11 +68,14 @@ def same(ours, theirs) -> None:
     width=st.none() | st.integers(3, 5),
     relabel=st.booleans(),
     distance=st.none() | st.integers(1, 5),
+    goals=st.booleans(),
+    in_a_line=st.booleans(),
     compat=compats,
 )
 def test_rows_are_what_the_trajectory_functions_make(
-    lengths, window, horizon, override, width, relabel, distance, compat
+    lengths, window, horizon, override, width, relabel, distance, goals, in_a_line, compat
 ):
+    """Also where the data have goals of their own, and where there are too many actions for one line."""
     transforms = Transforms(
         Windows(window, horizon, override, compat),
         relabel_goals=relabel,
@@ -81,9 +84,14 @@ def test_rows_are_what_the_trajectory_functions_make(
         max_proprio_dim=width,
         head_to_dataset={"arm": ["robot"], "legs": ["dog"]},
     )
-    samples = samples_of(lengths, transforms=transforms, compat=compat)
+    trajectories = [trajectory(episode, length) for episode, length in enumerate(lengths)]
+    for made in trajectories if goals else ():
+        made["task"]["timestep"] = np.arange(len(made["action"]), dtype=np.int32) // 2
+    samples = Samples(Episodes.of(trajectories), np.arange(len(lengths)), transforms=transforms, compat=compat)
+    if not in_a_line:
+        vars(samples)["_line_of_actions"] = None
     for episode, length in enumerate(lengths):
-        expected = trajectory(episode, length)
+        expected = {**trajectories[episode], "observation": dict(trajectories[episode]["observation"])}
         expected["observation"]["timestep"] = np.arange(length, dtype=np.int32)
         expected = traj_transforms.add_pad_mask_dict(expected)
         expected = traj_transforms.pad_actions_and_proprio(expected, width, width, compat=compat)

@@ -353,8 +353,6 @@ class Samples(InTwoSteps):
         size = self.episodes.frames + more * len(self.episodes)
         if not isinstance(column, Numbers) or size * column.values[:1].nbytes > _COPIED_BYTES:
             return None
-        if not self.episodes.lengths.all():  # an empty one has no last action
-            return None
         times = np.ones(self.episodes.frames, dtype=np.int64)
         times[self.episodes.starts + self.episodes.lengths - 1] += more
         return np.repeat(column.values, times, axis=0)
