@@ -2,6 +2,7 @@
 
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import bagz
@@ -76,28 +77,39 @@ def opened(name: str, paths, **options):
     return FORMATS[name][2](paths, **options)
 
 
+def in_eight_threads(read: Callable[[int], None]) -> None:
+    """Calls `read(seed)` in eight threads at once, each with a seed of its own, until all have ended."""
+    failed: list[Exception] = []
+
+    def reading(seed: int) -> None:
+        try:
+            read(seed)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=reading, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failed
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def read_by_eight_threads(source, expected, reads=20):
     """Eight threads read at once, one record and several; every one is compared."""
     wrong = []
 
     def read(seed):
-        try:
-            for indices in np.random.default_rng(seed).integers(0, len(expected), (reads, 4)).tolist():
-                found = [source[indices[0]]]
-                if hasattr(source, "__getitems__"):
-                    found += blocks.rows_of(source.__getitems__(indices))
-                    indices = [indices[0], *indices]
-                wrong.extend(i for i, record in zip(indices, found) if not same(record, expected[i]))
-        except Exception as error:
-            wrong.append(error)
+        for indices in np.random.default_rng(seed).integers(0, len(expected), (reads, 4)).tolist():
+            found = [source[indices[0]]]
+            if hasattr(source, "__getitems__"):
+                found += blocks.rows_of(source.__getitems__(indices))
+                indices = [indices[0], *indices]
+            wrong.extend(i for i, record in zip(indices, found) if not same(record, expected[i]))
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_eight_threads(read)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def table(count=53, shift=0):

@@ -7,12 +7,11 @@ import random
 import resource
 import subprocess
 import sys
-import threading
 
 import bagz
 import numpy as np
 import pytest
-from formats import written
+from formats import in_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -87,13 +86,8 @@ def test_eight_threads_share_one_map(path):
             if source.__getitems__(indices) != [RECORDS[index] for index in indices]:
                 wrong.append(indices)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_eight_threads(read)
     assert not wrong
-    assert not any(thread.is_alive() for thread in threads)
 
 
 OTHER_BACKEND = """

@@ -1,7 +1,6 @@
 """Parquet and Arrow files: written by pyarrow, read as rows, at any position and in order, as Grain reads them."""
 
 import pickle
-import threading
 
 import grain
 import numpy as np
@@ -9,7 +8,7 @@ import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
-from formats import table
+from formats import in_eight_threads, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from watching import run_script
@@ -100,11 +99,7 @@ def test_eight_threads_read_the_right_rows(kind, files):
             if (row["id"], row["text"]) != (number, f"row {number}"):
                 wrong.append(index)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_eight_threads(read)
     assert not wrong
 
 
