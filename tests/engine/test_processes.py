@@ -232,11 +232,11 @@ def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_
         begun_with = Path("/proc/self/environ").read_bytes().decode()
         return begun_with.replace("\0", ":"), os.environ.get("GLIBC_TUNABLES")  # the C library splits it in place
 
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")  # first: a pool still open may start the next zygote
     first = zygote()
     if first is not None:
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: not alive([first]))
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
     with iter(numbers(3).map(look).mp_prefetch(options())) as it:
         begun_with, now = next(it)
     assert ":GLIBC_TUNABLES=glibc.cpu.x86_non_temporal_threshold=0x100000:glibc.malloc.check=0:" in begun_with
