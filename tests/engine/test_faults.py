@@ -1514,6 +1514,52 @@ def test_the_zygote_may_be_killed():
     assert zygote() not in (None, first)
 
 
+CLOSED = """
+    import os, time
+    import bushel
+
+    ds = bushel.MapDataset.range(40).map(lambda x: time.sleep(0.01) or x).to_iter_dataset()
+    two = bushel.MultiprocessingOptions(num_workers=2)
+
+    def children(pid):
+        "The dead that nobody has waited for too."
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                fields = open(f"/proc/{name}/stat").read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(name))
+        return found
+
+    def in_time(true):
+        deadline = time.monotonic() + 10
+        while not true() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return true()
+
+    it = iter(ds.mp_prefetch(two))
+    next(it)
+    other = iter(ds.mp_prefetch(two))
+    next(other)
+    helper, = children(os.getpid())
+    print(len(children(helper)))
+    it.close()
+    print(in_time(lambda: len(children(helper)) == 2))
+    time.sleep(3)
+    print(sum(other))
+    other.close()
+    print(in_time(lambda: not children(os.getpid())))
+    with iter(ds.mp_prefetch(two)) as it:
+        print(sum(it))
+"""
+
+
+def test_after_the_last_pool_there_is_no_process_left(tmp_path):
+    assert run_script(tmp_path, CLOSED) == (0, "4\nTrue\n780\nTrue\n780\n", "")
+
+
 def test_faults_leave_no_files_open():
     def once(number: int) -> None:
         with pool() as executor:

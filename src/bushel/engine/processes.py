@@ -141,6 +141,7 @@ class _Core:
         self.peers: list[Peer] = []
         self._stacks = stall.Stacks(portable=portable)
         self._thread = threading.Thread(target=self._talk, name="bushel-pool", daemon=True)
+        STARTER.begin()
         try:
             for index in range(at_first):
                 self._start(index)
@@ -551,6 +552,7 @@ class _Core:
             os.close(self._wake_reader)
             writer, self._wake_writer = self._wake_writer, -1
             os.close(writer)
+        STARTER.rest()
 
 
 _CORES: weakref.WeakSet[_Core] = weakref.WeakSet()

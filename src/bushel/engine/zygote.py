@@ -1,7 +1,7 @@
 """The zygote: a clean process that has loaded numpy and Bushel, no JAX and no threads, and forks workers on request.
 
-It makes starting a worker a matter of milliseconds, and forking safe whatever the consumer has loaded. It ends, and
-its workers with it, when the consumer does. Where forking is not safe at all (macOS, whose system libraries may not be
+It makes starting a worker a matter of milliseconds, and forking safe whatever the consumer has loaded. It ends soon
+after the last pool of workers, and, its workers with it, when the consumer does. Where forking is not safe at all (macOS, whose system libraries may not be
 used after it), each worker is a Python of its own.
 """
 
@@ -39,6 +39,9 @@ FORKS = sys.platform == "linux"
 ANSWER_S = 60.0
 """So long the zygote may take to start and to answer; then it is replaced."""
 
+REST_S = 2.0
+"""So long the zygote waits for another pool after the last one; then it ends."""
+
 _IDLE_S = 0.01
 _PR_SET_PDEATHSIG = 1
 
@@ -53,6 +56,29 @@ class Starter:
         self._spawned: dict[int, subprocess.Popen[bytes]] = {}
         self._asked = 0
         self._owner = 0
+        self._pools = 0
+        self._counting = threading.Lock()  # not the other one: a start may hold that for long
+
+    def begin(self) -> None:
+        """A pool of workers begins."""
+        with self._counting:
+            self._pools += 1
+
+    def rest(self) -> None:
+        """A pool of workers has ended. After the last one the zygote is kept for a while, for the next one."""
+        with self._counting:
+            self._pools -= 1
+            last = not self._pools and self._channel is not None
+        if last:
+            timer = threading.Timer(REST_S, self._end_unless_used, [self._asked])
+            timer.name, timer.daemon = "bushel-rest", True
+            with contextlib.suppress(RuntimeError):  # no more threads: this process ends
+                timer.start()
+
+    def _end_unless_used(self, asked: int) -> None:
+        with self._lock:
+            if not self._pools and self._asked == asked and self._owner == os.getpid():
+                self._drop()
 
     def start(self, *, fork: bool) -> tuple[Channel, int]:
         """A new worker: the channel to it, and its process number."""
@@ -130,7 +156,8 @@ class Starter:
             self._channel.close()
         self._channel = self._process = None
         self._spawned = {}
-        self._lock = threading.Lock()
+        self._pools = 0
+        self._lock, self._counting = threading.Lock(), threading.Lock()
 
     def end(self) -> None:
         """Ends the zygote, at the exit of this process."""
@@ -195,6 +222,7 @@ def main(descriptor: int) -> None:
     control = Channel(socket.socket(fileno=descriptor))
     children: set[int] = set()
     ended: dict[int, int] = {}
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(children, ended))  # nobody need ask for what is gone
     later = ["bushel.dataset", "numpy.random"]  # of use to many pipelines; the first workers need not wait for it
     while True:
         while children and later and not control.has_news(_IDLE_S):
@@ -226,6 +254,7 @@ def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
     """What the forked child does, and never comes back from."""
     code = 1
     try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         control.close()
         _die_with(parent)
         if "numpy.random" in sys.modules:  # or all draw the same; the module `random` sees to that itself
@@ -242,10 +271,11 @@ def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
 
 def _reap(children: set[int], ended: dict[int, int]) -> None:
     for pid in list(children):
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            children.discard(pid)
-            ended[pid] = status
+        with contextlib.suppress(ChildProcessError):  # a signal has come in between, and this is done
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                children.discard(pid)
+                ended[pid] = status
 
 
 def _die_with(parent: int) -> None:
