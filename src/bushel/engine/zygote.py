@@ -1,8 +1,8 @@
 """The zygote: a clean process that has loaded numpy and Bushel, no JAX and no threads, and forks workers on request.
 
 It makes starting a worker a matter of milliseconds, and forking safe whatever the consumer has loaded. It ends soon
-after the last pool of workers, and, its workers with it, when the consumer does. Where forking is not safe at all (macOS, whose system libraries may not be
-used after it), each worker is a Python of its own.
+after the last pool of workers, and, its workers with it, when the consumer does. Where forking is not safe at all
+(macOS, whose system libraries may not be used after it), each worker is a Python of its own.
 """
 
 from __future__ import annotations
