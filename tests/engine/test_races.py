@@ -146,6 +146,23 @@ def test_streams_that_are_pulled_by_threads_skip_together():
         assert it.skipped == 300  # type: ignore[attr-defined]
 
 
+def test_iterators_that_share_threads_start_them_once(monkeypatch):
+    begin, started = threading.Thread.start, []
+
+    def slowly(thread: threading.Thread) -> None:
+        begin(thread)
+        if thread.name.startswith("bushel-read"):
+            started.append(thread)
+            time.sleep(0.01)  # time for the others to look how many there are
+
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    executor, program = Threads(3), Program(Range(0, THREADS, 1))
+    rows = at_once(lambda n: executor.wait(executor.submit(Task(program, n, n + 1, n, [], Ledger([]))))[0].rows)
+    assert rows == [[0], [1], [2], [3]]
+    assert len(started) == 3
+    executor.close()
+
+
 def test_nothing_of_a_watched_result_stays():
     executor = _WatchedExecutor(Threads(THREADS))
     program = Program(Range(0, 6_000, 1))

@@ -231,14 +231,12 @@ class Threads(Executor):
         self.parallelism = num_threads
         self._work: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()
         self._finalizer = weakref.finalize(self, _stop, self._work, num_threads)
 
     def submit(self, task: Task) -> Ticket:
-        if not self._threads:
-            for number in range(self.parallelism):
-                thread = threading.Thread(target=_serve, args=(self._work,), name=f"bushel-read-{number}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+        if len(self._threads) < self.parallelism:
+            self._start()
         ticket = Ticket(task, Future())
         self._work.put(ticket)
         if not self._finalizer.alive:  # closed meanwhile by another thread: nobody may be there to run it
@@ -254,6 +252,13 @@ class Threads(Executor):
 
     def close(self) -> None:
         self._finalizer()
+
+    def _start(self) -> None:
+        with self._starting:  # several iterators may share this executor
+            for number in range(len(self._threads), self.parallelism):
+                thread = threading.Thread(target=_serve, args=(self._work,), name=f"bushel-read-{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
 
 
 def _compute(ticket: Ticket) -> None:
