@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
+from watching import wait_until
 
 import bushel
 from bushel import experimental as ex
@@ -23,13 +26,11 @@ from bushel.iterator import PipelineIterator
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
-STUCK_S = 0.8
-
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     monkeypatch.setattr(stall, "STALL_S", 0.3)
-    monkeypatch.setattr(stall, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(stall, "_ANSWER_S", 10.0)  # a busy machine takes its time
     with caplog.at_level(logging.WARNING, "bushel"):
         yield
 
@@ -42,31 +43,54 @@ def opened(ds: Any, executor: Any = None) -> PipelineIterator[Any]:
     return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
 
 
-def stuck_at_three(x: int) -> int:
-    if x == 3:
-        lies_here()
-    return x
+class Stuck:
+    """Element 3 does not come until enough has been told of it."""
+
+    def __init__(self, folder: Path):
+        self.gate = folder / "gate"
+        self.gate.touch()
+
+    def __call__(self, x: int) -> int:
+        if x == 3:
+            lies_here(self.gate)
+        return x
 
 
-def lies_here() -> None:
-    time.sleep(STUCK_S)
+def lies_here(gate: Path) -> None:
+    while gate.exists():
+        time.sleep(0.01)
+
+
+def read(it: Iterator[Any], caplog: Any, *, until: str, times: int, then: Callable[[], Any]) -> list[str]:
+    """Reads to the end; calls `then` when `until` was told so many `times`, and returns what was told with it."""
+
+    def told() -> list[str]:
+        return [message for message in map(logging.LogRecord.getMessage, list(caplog.records)) if until in message]
+
+    def watch() -> None:
+        wait_until(lambda: len(told()) >= times, 60)
+        then()
+
+    watching = threading.Thread(target=watch, daemon=True)
+    watching.start()
+    assert list(it) == list(range(8))
+    watching.join()
+    return told()
 
 
 @pytest.mark.parametrize("portable", [False, True])
-def test_a_worker_that_is_stuck_is_named_with_its_stack(caplog, portable):
-    executor = Processes(2, portable=portable)
-    with opened(numbers(8).map(stuck_at_three), executor) as it:
-        assert list(it) == list(range(8))
+def test_a_worker_that_is_stuck_is_named_with_its_stack(caplog, portable, tmp_path):
+    stuck, executor = Stuck(tmp_path), Processes(2, portable=portable)
+    with opened(numbers(8).map(stuck), executor) as it:
+        first, second, *_ = read(it, caplog, until="lies_here", times=2, then=stuck.gate.unlink)
         pids = executor.pids()
     executor.close()
-    told = [record.getMessage() for record in caplog.records]
-    first, *more = [message for message in told if "No worker has begun" not in message]  # they may be slow to start
-    assert 1 <= len(more) <= 2  # once every so often
-    assert first.startswith("Nothing has come for 0.3 s. Worker ")
-    assert more[0].startswith("Nothing has come for 0.6 s.")
-    assert any(f"(process {pid}) has been at element 3 of the output for 0." in first for pid in pids)
+    waited = [float(message.removeprefix("Nothing has come for ").split()[0]) for message in (first, second)]
+    assert waited[1] == pytest.approx(waited[0] + 0.3)  # once every so often
     lines = first.splitlines()
-    assert "in lies_here" in lines[1] and "in stuck_at_three" in lines[2]
+    assert any(f"s. Worker {number} (process {pid}) has been at " in lines[0] for number, pid in enumerate(pids))
+    assert re.search(r"(elements \d to \d|element 3) of the output for \d+\.\d s:$", lines[0])
+    assert "in lies_here" in lines[1] and "in __call__" in lines[2]
     assert not [line for line in lines if "/bushel/engine/" in line]
 
 
@@ -76,59 +100,88 @@ def stopped_at_three(x: int) -> int:
     return x
 
 
-def test_a_worker_that_cannot_answer_is_named(caplog):
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_worker_that_cannot_answer_is_named(caplog, monkeypatch):
+    monkeypatch.setattr(stall, "_ANSWER_S", 0.3)
     executor = Processes(1)
-    with opened(numbers(6).map(stopped_at_three), executor) as it:
+    with opened(numbers(8).map(stopped_at_three), executor) as it:
         (pid,) = executor.pids()
-        wake = threading.Timer(1.5, os.kill, (pid, signal.SIGCONT))
-        wake.start()
-        assert list(it) == [0, 1, 2, 3, 4, 5]
-        wake.join()
+
+        def stopped() -> bool:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+        def wake() -> None:
+            wait_until(stopped)
+            os.kill(pid, signal.SIGCONT)
+
+        first, *_ = read(it, caplog, until="(it does not answer)", times=1, then=wake)
     executor.close()
-    first = caplog.records[0].getMessage()
     assert f"Worker 0 (process {pid}) has been at " in first and first.endswith(":\n  (it does not answer)")
 
 
-def test_a_worker_is_none_the_worse_for_being_asked(caplog):
-    executor = Processes(1)
-    with opened(numbers(8).map(stuck_at_three), executor) as it:
+def test_a_worker_is_none_the_worse_for_being_asked(caplog, tmp_path):
+    stuck, executor = Stuck(tmp_path), Processes(1)
+    with opened(numbers(8).map(stuck), executor) as it:
         before = executor.pids()
-        assert list(it) == list(range(8))
+        read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
         assert executor.pids() == before
     executor.close()
-    assert caplog.records
 
 
-def test_a_stuck_thread_is_named_with_its_stack(caplog):
-    with opened(numbers(8).map(stuck_at_three), executor := Threads(2)) as it:
-        assert list(it) == list(range(8))
+def test_a_worker_that_finishes_while_it_is_asked_is_no_error(caplog, monkeypatch, tmp_path):
+    stuck, executor = Stuck(tmp_path), Processes(1)
+    ask = executor._core._stacks.of
+
+    def too_late(pid: int) -> str:
+        found = ask(pid)
+        stuck.gate.unlink()
+        wait_until(lambda: executor._core.peers[0].since is None)
+        return found
+
+    monkeypatch.setattr(executor._core._stacks, "of", too_late)
+    with opened(numbers(4).map(stuck), executor) as it:
+        assert list(it) == list(range(4))
     executor.close()
-    first = caplog.records[0].getMessage()
-    assert first.startswith("Nothing has come for 0.3 s. Thread bushel-read-")
+    assert "has been at " in caplog.text and "lies_here" in caplog.text
+
+
+def test_a_stuck_thread_is_named_with_its_stack(caplog, tmp_path):
+    stuck = Stuck(tmp_path)
+    with opened(numbers(8).map(stuck), executor := Threads(2)) as it:
+        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
+    executor.close()
+    assert first.startswith("Nothing has come for ") and " s. Thread bushel-read-" in first
     assert "in lies_here\n" in first and "/bushel/engine/" not in first
     assert first.count("Thread bushel-read") == 1  # the other has nothing to do
 
 
-def test_a_thread_that_pulls_ahead_is_named_once(caplog):
-    with opened(ex.ThreadPrefetchIterDataset(numbers(8).map(stuck_at_three), prefetch_buffer_size=2)) as it:
-        assert list(it) == list(range(8))
-    assert "Nothing has come for 0.3 s. Thread bushel-pull is at:\n" in caplog.text and "in lies_here" in caplog.text
+def test_a_thread_that_pulls_ahead_is_named_once(caplog, tmp_path):
+    stuck = Stuck(tmp_path)
+    with opened(ex.ThreadPrefetchIterDataset(numbers(8).map(stuck), prefetch_buffer_size=2)) as it:
+        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
+    assert " s. Thread bushel-pull is at:\n" in first
     caplog.clear()
-    ds = numbers(8).map(stuck_at_three).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+    stuck = Stuck(tmp_path)
+    ds = numbers(8).map(stuck).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
     with opened(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)) as it:
-        assert list(it) == list(range(8))
-    assert "Worker 0" in caplog.text and "Thread" not in caplog.text  # the worker is what it waits for
+        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
+    assert "Worker 0" in first and "Thread" not in caplog.text  # the worker is what it waits for
 
 
-def test_nothing_is_said_while_elements_come(caplog):
+def test_nothing_is_said_while_elements_come(caplog, monkeypatch):
+    monkeypatch.setattr(stall, "STALL_S", 30.0)
     executor = Processes(1)
-    with opened(numbers(40).map(lambda x: time.sleep(0.02) or x), executor) as it:
-        assert list(it) == list(range(40))
+    with opened(numbers(150).map(lambda x: time.sleep(0.02) or x), executor) as it:
+        assert next(it) == 0  # the worker has started
+        monkeypatch.setattr(stall, "STALL_S", 2.0)
+        assert list(it) == list(range(1, 150))  # longer than that in all
     executor.close()
     assert not caplog.records
 
 
-def test_a_timeout_of_the_users_own_is_no_stall(caplog):
+def test_a_timeout_of_the_users_own_is_no_stall(caplog, monkeypatch):
+    monkeypatch.setattr(stall, "STALL_S", 30.0)
+
     def late(x: int) -> int:
         raise TimeoutError("the server is slow")
 

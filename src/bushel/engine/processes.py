@@ -183,13 +183,13 @@ class _Core:
         """What the workers are at, and where in the code the one is that has a task."""
         told = []
         for peer in list(self.peers):
-            jobs = list(peer.jobs)
-            if not jobs or peer.since is None:
+            jobs, since = list(peer.jobs), peer.since  # the worker may finish meanwhile
+            if not jobs or since is None:
                 continue
             at = jobs[0].task.program.which(*(jobs[0].at or (jobs[0].task.low, jobs[0].high)))
             worker = f"Worker {peer.index} (process {peer.pid})"
             stack = f":\n{self._stacks.of(peer.pid)}" if ticket in jobs else "."
-            told.append(f"{worker} has been at {at} for {time.monotonic() - peer.since:.1f} s{stack}")
+            told.append(f"{worker} has been at {at} for {time.monotonic() - since:.1f} s{stack}")
         return "\n".join(told) or "No worker has begun with it."
 
     def done_with(self, ticket: Ticket) -> None:
