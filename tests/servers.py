@@ -164,13 +164,13 @@ class Web:
 
     `behave` is called with the number of the request (HEAD requests not counted) and returns "ok", "error" (500),
     "half" (announces all, sends half), "hang" (answers nothing) or "missing" (404). HEAD requests are answered with the
-    status `head`. `addresses` are those that were asked for.
+    status `head`. `addresses` are those that were asked for, `most_at_once` tells how many requests it had in hand.
     """
 
     def __init__(self, content, behave=lambda number: "ok", latency_s=0.0, head=200):
         self.content, self.behave, self.latency_s, self.head = content, behave, latency_s, head
         self.addresses = set()
-        self.requests = 0
+        self.requests = self.most_at_once = self._in_hand = 0
         self.ranges = []
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -198,7 +198,11 @@ class Web:
                     number = web.requests
                     web.requests += 1
                     web.ranges.append((low, high))
+                    web._in_hand += 1
+                    web.most_at_once = max(web.most_at_once, web._in_hand)
                 time.sleep(web.latency_s)
+                with web._lock:
+                    web._in_hand -= 1
                 manner = web.behave(number)
                 if manner == "hang":
                     web._over.wait(20)

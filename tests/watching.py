@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-SOON_S = 10.0  # what takes longer hangs
+SOON_S = 45.0  # what takes longer hangs
 
 
 def wait_until(true: Callable[[], Any], timeout_s: float = SOON_S) -> Any:

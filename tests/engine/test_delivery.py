@@ -32,7 +32,7 @@ from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
-SOON_S = 10.0
+SOON_S = 45.0
 
 
 class Careful(Stepped):

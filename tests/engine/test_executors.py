@@ -24,7 +24,7 @@ import bushel
 from bushel.engine import inline, opener
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
-SOON_S = 10.0  # what takes longer hangs
+SOON_S = 45.0  # what takes longer hangs
 EXECUTORS = [(0, 0), (1, 1), (3, 7), (16, 500)]
 executors = pytest.mark.parametrize("executor", EXECUTORS, ids=["inline", "1 thread", "3 threads", "16 threads"])
 threaded = pytest.mark.parametrize("executor", EXECUTORS[1:], ids=["1 thread", "3 threads", "16 threads"])
@@ -586,7 +586,7 @@ def test_close_does_not_wait_for_what_is_being_read():
     started = reading_threads() - before
     at = time.monotonic()
     it.close()
-    assert time.monotonic() - at < 1.0
+    assert time.monotonic() - at < 5.0
     go_on.set()
     assert_end_soon(started)
 

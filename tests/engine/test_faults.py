@@ -1149,12 +1149,12 @@ def test_whatever_the_elements_are_workers_stay_within_the_budget(tmp_path, elem
 
 
 def test_a_record_that_takes_too_long_is_named():
-    with pool(timeout_s=0.2) as executor, opened(numbers(60).map(Always(23, hang)), executor) as it:
+    with pool(timeout_s=1.0) as executor, opened(numbers(60).map(Always(23, hang)), executor) as it:
         assert list(itertools.islice(it, 23)) == list(range(23))
         begun = time.monotonic()
         with pytest.raises(
             bushel.WorkerDied,
-            match=r"element 23 of the output \(record 23 of range\(60\)\) took longer than timeout_s=0.2",
+            match=r"element 23 of the output \(record 23 of range\(60\)\) took longer than timeout_s=1",
         ):
             next(it)
         assert time.monotonic() - begun < SOON_S
@@ -1165,38 +1165,38 @@ def test_a_record_that_takes_too_long_is_named():
 def test_a_timeout_is_for_one_element():
     def slow_at_the_end(x: int) -> int:
         if x >= 3000:
-            time.sleep(0.015)
+            time.sleep(0.03)
         return x
 
     # A block of the fast ones, learned before, would take longer than the limit; no element does.
-    with pool(timeout_s=0.4) as executor, opened(numbers(3080).map(slow_at_the_end), executor) as it:
+    with pool(timeout_s=2.0) as executor, opened(numbers(3080).map(slow_at_the_end), executor) as it:
         assert list(it) == list(range(3080))
 
 
 def test_a_slow_start_is_no_timeout():
     def slowly(index: int, count: int) -> None:
-        time.sleep(0.8)
+        time.sleep(1.5)
 
-    with pool(timeout_s=0.3, init=slowly) as executor, opened(numbers(20), executor) as it:
+    with pool(timeout_s=1.0, init=slowly) as executor, opened(numbers(20), executor) as it:
         assert list(it) == list(range(20))
 
 
 def test_waiting_for_the_consumer_is_no_timeout():
-    with pool(timeout_s=0.3) as executor, opened(numbers(2000).map(image), executor) as it:
+    with pool(timeout_s=1.0) as executor, opened(numbers(2000).map(image), executor) as it:
         next(it)
         before = executor.pids()
-        time.sleep(0.8)  # nothing is to happen for longer than the limit
+        time.sleep(1.5)  # nothing is to happen for longer than the limit
         next(it)
         assert executor.pids() == before
 
 
 def test_waiting_for_counts_of_another_is_no_timeout():
     def slowly(at: int) -> Any:
-        return lambda x: time.sleep(0.5) or x if x == at else x
+        return lambda x: time.sleep(1.5) or x if x == at else x
 
     # Element 1 waits for the count of element 0, and is as slow itself: more than the limit in all, and less each.
     ds = numbers(200).map(slowly(0)).filter(lambda x: True).map_with_index(lambda i, x: x).map(slowly(1))
-    with pool(timeout_s=0.8) as executor, opened(ds, executor) as it:
+    with pool(timeout_s=2.5) as executor, opened(ds, executor) as it:
         before = executor.pids()
         assert list(it) == list(range(200))
         assert executor.pids() == before
@@ -1213,7 +1213,7 @@ def test_close_does_not_wait_for_workers(deed):
     it.close()
     executor.close()
     assert time.monotonic() - begun < 5
-    wait_until(lambda: not alive(pids), 2)
+    wait_until(lambda: not alive(pids))
 
 
 def test_close_does_not_wait_for_a_worker_that_is_stopped_from_outside():
@@ -1224,7 +1224,7 @@ def test_close_does_not_wait_for_a_worker_that_is_stopped_from_outside():
             os.kill(pid, signal.SIGSTOP)
         begun = time.monotonic()
     assert time.monotonic() - begun < 5
-    wait_until(lambda: not alive(mine), 2)
+    wait_until(lambda: not alive(mine))
 
 
 class LargeStates(bushel.DatasetIterator[bytes]):
@@ -1271,7 +1271,7 @@ def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced():
         it.close()
         executor.close()
         assert time.monotonic() - begun < 5
-        wait_until(lambda: not alive(pids), 2)
+        wait_until(lambda: not alive(pids))
     finally:
         os.kill(helper, signal.SIGCONT)
     wait_until(lambda: not executor._core._thread.is_alive())
@@ -1345,7 +1345,7 @@ def test_workers_that_were_not_forked_are_gone_after_closing():
         assert zygote() not in mine and len(alive(mine)) == 2
         with opened(numbers(10), executor) as it:
             assert list(it) == list(range(10))
-    wait_until(lambda: not alive(mine), 2)
+    wait_until(lambda: not alive(mine))
     assert not any(os.path.exists(f"/proc/{pid}") for pid in mine)  # nor as zombies
 
 

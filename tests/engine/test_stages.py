@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -153,7 +154,7 @@ def test_a_row_that_kills_its_process_does_so_in_a_worker(pool):
 
 
 def test_a_row_that_takes_too_long_is_given_up_however_light_the_others():
-    executor = Processes(2, timeout_s=0.3)
+    executor = Processes(2, timeout_s=1.0)
     with opened(numbers(300).filter(lambda x: True).batch(2).map(hanging), executor) as it:
         assert len(list(itertools.islice(it, 30))) == 30
         with pytest.raises(bushel.WorkerDied, match=r"Computing an element of map\(hanging @ .*\) took longer than"):
@@ -162,7 +163,7 @@ def test_a_row_that_takes_too_long_is_given_up_however_light_the_others():
 
 
 def test_an_element_of_a_stream_that_takes_too_long_has_no_number():
-    executor = Processes(2, timeout_s=0.3)
+    executor = Processes(2, timeout_s=1.0)
     ds = bushel.IterDataset.mix([Lines(0, 30).map(_hanging_line), Lines(1, 30)])
     says = r"Computing an element of map\(_hanging_line @ .*\) took longer"
     with opened(ds, executor) as it, pytest.raises(bushel.WorkerDied, match=says):
@@ -313,8 +314,8 @@ def test_whole_streams_survive_their_workers():
     ds = bushel.IterDataset.mix([Lines(name, 300).map(heavy) for name in range(3)])
     with opened(lines(300, 300, 300), None) as it:
         expected = list(it)
-    with Killing(0.05) as killing, opened(ds, killing.executor) as it:
-        found = [element for element, _ in it]
+    with Killing(every=40) as killing, opened(ds, killing.executor) as it:
+        found = [element for element, _ in killing.through(it)]
     assert same(found, expected)
     assert killing.kills > 5
 
@@ -325,37 +326,35 @@ def test_rows_sent_out_survive_workers():
     )
     with opened(ds, None) as it:
         expected = list(it)
-    with Killing(0.05) as killing, opened(ds, killing.executor) as it:
-        assert same(list(it), expected)
+    with Killing(every=40) as killing, opened(ds, killing.executor) as it:
+        assert same(list(killing.through(it)), expected)
     assert killing.kills > 5
 
 
 class Killing:
-    """Two workers, one of which is killed every so often."""
+    """Two workers, one of which is killed with every so many elements, once it has done something."""
 
-    def __init__(self, every_s: float):
+    def __init__(self, every: int):
         self.executor = Processes(2)
         self.kills = 0
-        self._every_s = every_s
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._kill)
+        self._every = every
+
+    def through(self, it: Iterator[Any]) -> Iterator[Any]:
+        for number, element in enumerate(it):
+            if number % self._every == 0:
+                self._kill()
+            yield element
 
     def _kill(self) -> None:
-        while not self._done.wait(self._every_s):
-            for pid in self.executor.pids()[:1]:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                    self.kills += 1
-                except ProcessLookupError:
-                    pass
+        for peer in [peer for peer in self.executor._core.peers if peer.served][:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(peer.pid, signal.SIGKILL)
+                self.kills += 1
 
     def __enter__(self) -> Killing:
-        self._thread.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._done.set()
-        self._thread.join()
         self.executor.close()
 
 

@@ -106,7 +106,7 @@ def test_a_zygote_that_does_not_answer_is_replaced(starter, monkeypatch):
     monkeypatch.setattr(zygote, "ANSWER_S", 2.0)
     begun = time.monotonic()
     check_start(starter)
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < 30  # it would be waited for 60 s
     assert starter._process.pid != first and not alive([first])
 
 
