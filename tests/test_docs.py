@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 import re
 import runpy
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
+@pytest.fixture(autouse=True)
+def temporary_files_go_with_the_test(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
 @pytest.mark.parametrize("name", modules())
 def test_doctests(name):
     found = doctest.testmod(importlib.import_module(name))
@@ -45,8 +51,9 @@ def test_doctests(name):
 
 
 def test_there_are_doctests():
-    count = sum(doctest.testmod(importlib.import_module(name)).attempted for name in modules())
-    assert count > 50
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    tests = [test for name in modules() for test in finder.find(importlib.import_module(name), name)]
+    assert sum(bool(test.examples) for test in tests) > 50
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path.read_text("utf-8"))], ids=name_of)

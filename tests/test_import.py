@@ -18,10 +18,12 @@ HEAVY = {
     "tensorflow",
     "torch",
 }
-LIMIT_CPU_S = 0.3
+LIMIT_CPU_S = 0.2
+"""Beyond what NumPy takes, which nobody who uses arrays is spared."""
 
 CHILD = """
 import json, sys, time
+import numpy
 start = time.process_time()
 import bushel
 {more}
@@ -31,7 +33,7 @@ print(json.dumps({{"cpu_s": cpu_s, "packages": sorted({{name.partition(".")[0] f
 
 
 def import_in_child(more: str = "") -> dict:
-    """Import bushel in a fresh process, then run `more`: the CPU time it took and the packages it loaded."""
+    """Import bushel after NumPy in a fresh process, then run `more`: the CPU time, and the packages it loaded."""
     # NumPy's BLAS threads spin while they start: a cost that grows with the cores, and not ours.
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD.format(more=more)]
@@ -52,7 +54,7 @@ def test_import_loads_no_heavy_package():
 
 
 def test_import_is_quick():
-    assert best_cpu_s() < LIMIT_CPU_S
+    assert best_cpu_s(more="bushel.MapDataset, bushel.DataLoader") < LIMIT_CPU_S  # names are loaded when used
 
 
 def test_the_package_guard_can_fail():
