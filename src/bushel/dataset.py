@@ -1135,5 +1135,9 @@ def get_element_spec(ds: MapDataset[Any] | IterDataset[Any]) -> Any:
 
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:
-    """`ds.apply(transformations)`, under Grain's older name."""
+    """`ds.apply(transformations)`, under Grain's older name.
+
+    >>> list(apply_transformations(MapDataset.range(4), [tf.Batch(2)]))
+    [array([0, 1]), array([2, 3])]
+    """
     return _applied(ds, transformations)

@@ -53,6 +53,12 @@ class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
       columns: only these; all by default.
       storage_options: of the store where the files lie.
       **read_kwargs: arguments of `pyarrow.parquet.ParquetFile`.
+
+    >>> import os, tempfile, pyarrow, pyarrow.parquet
+    >>> path = os.path.join(tempfile.mkdtemp(), "words.parquet")
+    >>> pyarrow.parquet.write_table(pyarrow.table({"word": ["a", "b"], "count": [3, 1]}), path)
+    >>> list(ParquetIterDataset(path, columns=["count"]))
+    [{'count': np.int64(3)}, {'count': np.int64(1)}]
     """
 
     def __init__(
@@ -78,6 +84,16 @@ class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
       path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time. Braces are
         written out: "train-{000..009}.tar" is ten files, "{a,b}.tar" two.
       storage_options: of the store where the files lie.
+
+    >>> import io, os, tarfile, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "0.tar")
+    >>> with tarfile.open(path, "w") as file:
+    ...     for name, content in (("cat.txt", b"meow"), ("cat.cls", b"7")):
+    ...         entry = tarfile.TarInfo(name)
+    ...         entry.size = len(content)
+    ...         file.addfile(entry, io.BytesIO(content))
+    >>> list(WebDatasetIterDataset(path))
+    [{'__key__': 'cat', 'txt': b'meow', 'cls': b'7'}]
     """
 
     def __init__(

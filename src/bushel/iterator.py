@@ -310,5 +310,12 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
 
 
 def set_next_index(ds_iter: DatasetIterator[Any], index: int) -> None:
-    """Goes to an element by its index, at once and without reading, where the pipeline allows it."""
+    """Goes to an element by its index, at once and without reading, where the pipeline allows it.
+
+    >>> import bushel
+    >>> it = iter(bushel.MapDataset.range(10).to_iter_dataset())
+    >>> bushel.experimental.set_next_index(it, 7)
+    >>> next(it)
+    7
+    """
     ds_iter._set_next_index(checks.integer(index, "index"))

@@ -199,7 +199,15 @@ class RebatchIterDataset(_IterPipeline[T]):
 
 
 class CacheIterDataset(_IterPipeline[T]):
-    """The same elements, computed once and then kept in memory, for all its iterators: `ds.cache()`."""
+    """The same elements, computed once and then kept in memory, for all its iterators: `ds.cache()`.
+
+    >>> ds = CacheIterDataset(MapDataset.range(3).map(lambda x: print("computed", x) or x).to_iter_dataset())
+    >>> sum(ds), sum(ds)
+    computed 0
+    computed 1
+    computed 2
+    (3, 3)
+    """
 
     def __init__(self, parent: IterDataset[T]):
         super().__init__(_as_iter_dataset(parent).cache()._node)

@@ -59,6 +59,12 @@ class MultiprocessingOptions:
       budget_bytes: bounds the shared memory for results, 1 GiB by default. When arrays that you keep fill it,
         results go on as copies.
       timeout_s: an element that takes longer is given up with an error that names it; by default there is no limit.
+
+    >>> import bushel
+    >>> ds = bushel.MapDataset.range(4).map(lambda x: x * x).batch(2).to_iter_dataset()
+    >>> with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) as batches:
+    ...     next(batches)
+    array([0, 1])
     """
 
     num_workers: int | None = 0

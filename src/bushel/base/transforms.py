@@ -29,7 +29,15 @@ class Map(abc.ABC):
 
 
 class RandomMap(abc.ABC):
-    """One element and a generator of its own in, one element out."""
+    """One element and a generator of its own in, one element out.
+
+    >>> import bushel
+    >>> class Jitter(RandomMap):
+    ...     def random_map(self, element, rng):
+    ...         return element + rng.integers(10)
+    >>> list(bushel.MapDataset.range(3).seed(1).random_map(Jitter()))
+    [np.int64(0), np.int64(4), np.int64(10)]
+    """
 
     @abc.abstractmethod
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
@@ -37,7 +45,15 @@ class RandomMap(abc.ABC):
 
 
 class MapWithIndex(abc.ABC):
-    """One element and its index in, one element out."""
+    """One element and its index in, one element out.
+
+    >>> import bushel
+    >>> class Numbered(MapWithIndex):
+    ...     def map_with_index(self, index, element):
+    ...         return index, element
+    >>> list(bushel.MapDataset.source(["a", "b"]).map_with_index(Numbered()))
+    [(0, 'a'), (1, 'b')]
+    """
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any) -> Any:
@@ -53,7 +69,15 @@ class TfRandomMap(abc.ABC):
 
 
 class Filter(abc.ABC):
-    """Decides which elements stay."""
+    """Decides which elements stay.
+
+    >>> import bushel
+    >>> class Even(Filter):
+    ...     def filter(self, element):
+    ...         return element % 2 == 0
+    >>> list(bushel.MapDataset.range(5).filter(Even()))
+    [0, 2, 4]
+    """
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool:
@@ -61,7 +85,16 @@ class Filter(abc.ABC):
 
 
 class FlatMap(abc.ABC):
-    """One element in, up to `max_fan_out` elements out."""
+    """One element in, up to `max_fan_out` elements out.
+
+    >>> import bushel
+    >>> class Letters(FlatMap):
+    ...     max_fan_out = 3
+    ...     def flat_map(self, element):
+    ...         return list(element)
+    >>> list(bushel.experimental.FlatMapMapDataset(bushel.MapDataset.source(["ab", "cde"]), Letters()))
+    ['a', 'b', 'c', 'd', 'e']
+    """
 
     max_fan_out: int
 
@@ -72,7 +105,17 @@ class FlatMap(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Batching as a transformation, for `ds.apply([...])`."""
+    """Batching as a transformation, for `ds.apply([...])` and the operations of a `DataLoader`.
+
+    Args:
+      batch_size: elements in a batch.
+      drop_remainder: leave out the last batch if it is smaller.
+      batch_fn: makes a batch of a list of elements; by default they are stacked, leaf by leaf.
+
+    >>> import bushel
+    >>> list(bushel.MapDataset.range(5).apply([Batch(2, drop_remainder=True)]))
+    [array([0, 1]), array([2, 3])]
+    """
 
     batch_size: int
     drop_remainder: bool = False
