@@ -17,7 +17,7 @@ from bushel.trajectory.functions import Function, instantiated
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
 from bushel.trajectory.passes import results
 from bushel.trajectory.restructure import Tree
-from bushel.trajectory.samples import Samples, Transforms
+from bushel.trajectory.samples import LANGUAGES, Samples, Transforms
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.windows import Windows
 
@@ -54,7 +54,8 @@ def apply_trajectory_transforms(
       window_size, action_horizon: frames of history, and actions to come, of a sample.
       override_window_size: all but so many of the last slots of a window are declared padding.
       subsample_length: at most so many samples of a trajectory, other ones in every epoch.
-      skip_unlabeled: leaves out trajectories without any instruction.
+      skip_unlabeled: leaves out trajectories without any instruction; of several that match `language_key`, one is
+        drawn that the trajectory has.
       max_action, max_proprio: leave out trajectories with a larger number, after normalisation.
       task_augment_strategy, task_augment_kwargs: "delete_task_conditioning", "rephrase_instruction" or
         "delete_and_rephrase", and their arguments.
@@ -84,7 +85,8 @@ def apply_trajectory_transforms(
     )
     if not train:
         transforms = dataclasses.replace(transforms, subsample_length=None)
-    samples = dataclasses.replace(samples, compat=compat)
+    several = LANGUAGES in samples.episodes.columns.get("task", {})
+    samples = dataclasses.replace(samples, compat=compat, labelled_only=skip_unlabeled and several)
     chosen = samples.chosen[_passing(samples, skip_unlabeled, max_action, max_proprio)]
     filters = {"skip_unlabeled": skip_unlabeled or None, "max_action": max_action, "max_proprio": max_proprio}
     _refuse_nothing(chosen, samples, len(samples.chosen), "trajectory", "trajectories", filters)

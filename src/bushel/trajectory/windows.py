@@ -53,22 +53,24 @@ class Windows:
         return np.maximum(history, 0), (history >= 0) & self._left
 
     def actions(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> tuple[np.ndarray, Any]:
-        """For times int64[N] the times to gather, int64[N, W, H], and which of them are real, bool[N, W, H].
+        """For times int64[N] the times to gather, int64[N, W, H], and which are not after the goal, bool[N, W, H].
+
+        Those of them that are real are in the slots that `acting` names.
 
         `lengths` and `goals` belong to the rows, which may come from different episodes, or are one number for all.
         """
         last = np.asarray(lengths, np.int64).reshape(-1, 1, 1) - 1
         ahead = np.arange(self.action_horizon)
-        real = ahead < self.reach(times, lengths, goals)[:, :, None]
-        return np.minimum(np.maximum(self._history(times), 0)[:, :, None] + ahead, last), real
+        in_time = ahead < self.reach(times, lengths, goals)[:, :, None]
+        return np.minimum(np.maximum(self._history(times), 0)[:, :, None] + ahead, last), in_time
 
     def reach(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
-        """How many actions of each slot are real, int64[N, W]: the first ones. The arguments are those of `actions`.
+        """How many actions of each slot are not after the goal, int64[N, W]: the first ones, of any slot.
 
-        `goals` may be an array of JAX; then so is the result.
+        The arguments are those of `actions`; `goals` may be an array of JAX; then so is the result.
 
         >>> Windows(window_size=2, action_horizon=3).reach([0, 1, 2], lengths=3).tolist()
-        [[0, 3], [3, 2], [2, 1]]
+        [[3, 3], [3, 2], [2, 1]]
         """
         last = np.asarray(lengths, np.int64).reshape(-1, 1) - 1
         xp = namespace(goals)
@@ -78,13 +80,11 @@ class Windows:
             raise ValueError(f"A time is outside its episode: times {times}, lengths {lengths}.")
         if faithful(self.compat):
             return xp.maximum(xp.minimum(goals + 2 - history, self.action_horizon), 0)
-        count = xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon)
-        return xp.maximum(count, 0) * (history >= 0)
+        return xp.maximum(xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon), 0)
 
-    @property
-    def acting(self) -> np.ndarray:
-        """Which slots of a window may have actions that are real, bool[W]: those that `override_window_size` leaves."""
-        return np.ones(self.window_size, bool) if faithful(self.compat) else self._left
+    def acting(self, real: np.ndarray) -> np.ndarray:
+        """Which slots may have real actions, bool[N, W]: those with `real` observations; for the original, all."""
+        return np.ones_like(real) if faithful(self.compat) else real
 
     @functools.cached_property
     def _left(self) -> np.ndarray:
