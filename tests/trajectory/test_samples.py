@@ -209,6 +209,18 @@ def test_no_sample_without_words_where_unlabelled_ones_are_skipped(spoken, skip,
     assert found == possible
 
 
+@pytest.mark.parametrize("kind", [object, "S", "U", np.dtypes.StringDType()])
+def test_texts_of_any_kind_are_bytes_and_empty_ones_padding(kind):
+    made = trajectory(0, 3)
+    made["task"]["language_instruction"] = np.array(["", "go", "stop"]).astype(kind)
+    masks = traj_transforms.add_pad_mask_dict(made)["task"]["pad_mask_dict"]
+    for episodes in (Episodes.of([made]), Episodes.of_arrays(made, [3])):
+        task = Samples(episodes, np.arange(1), transforms=Transforms(Windows())).trajectory(0)["task"]
+        assert task["language_instruction"].tolist() == [b"", b"go", b"stop"]
+        assert task["pad_mask_dict"]["language_instruction"].tolist() == [False, True, True]
+        assert masks["language_instruction"].tolist() == [False, True, True]
+
+
 # Laws of windows.
 
 
