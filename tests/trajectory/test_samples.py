@@ -259,11 +259,16 @@ def test_actions_in_chunks_are_cut_to_the_horizon(lengths, chunk, horizon, windo
         return {**made, "action": np.stack([np.full_like(times, episode), times], -1).astype(np.float32)}
 
     made = Episodes.of([chunked(*pair) for pair in enumerate(lengths)])
-    samples = Samples(made, np.arange(len(made)), transforms=Transforms(Windows(window, horizon)))
+    ds = TrajectoryDataset.from_episodes(made)
+    asked = {"train": True, "window_size": window, "action_horizon": horizon}
     if chunk < horizon:
         with pytest.raises(ValueError, match="Make the chunks longer or the horizon shorter"):
-            samples.trajectory(0)
+            apply_trajectory_transforms(ds, **asked)
         return
+    if chunk > horizon:
+        with pytest.raises(ValueError, match=f"The original cannot cut chunks of {chunk}"):
+            apply_trajectory_transforms(ds, **asked, compat="crossformer")
+    samples = apply_trajectory_transforms(ds, **asked).samples
     for episode, length in enumerate(lengths):
         rows = samples.trajectory(episode)
         assert rows["action"].shape == (length, window, horizon, 2) == rows["action_pad_mask"].shape
@@ -392,6 +397,21 @@ def test_proprio_without_a_width_is_not_filled_up():
     assert filled[0]["observation"]["proprio_arm"].shape == (4, 2, 3)
     untouched = apply_trajectory_transforms(ds, train=True, window_size=2, max_proprio_dim=3, compat="crossformer")
     assert untouched[0]["observation"]["proprio_grip"].shape == (4, 2)  # it has another name than the original's
+
+
+def test_widths_of_actions_are_checked_when_samples_are_described():
+    def of(*shape):
+        traj = {"observation": {"x": np.ones(4)}, "action": np.ones((4, *shape), np.float32)}
+        return TrajectoryDataset.from_trajectories([traj])
+
+    for shape in ((2,), (3, 2)):
+        with pytest.raises(ValueError, match="action has 2 dimensions, more than max_action_dim=1"):
+            apply_trajectory_transforms(of(*shape), train=True, max_action_dim=1)
+    for shape in ((), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"Actions must have the shape \[A\], or \[N, A\] in chunks"):
+            apply_trajectory_transforms(of(*shape), train=True)
+    nothing = apply_trajectory_transforms(of(0), train=True, window_size=2, action_horizon=3, max_action=1.0)
+    assert nothing[0]["action"].shape == nothing[0]["action_pad_mask"].shape == (4, 2, 3, 0)
 
 
 def without_grip(trajectory):

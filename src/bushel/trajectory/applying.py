@@ -70,7 +70,8 @@ def apply_trajectory_transforms(
     dataset.refuse_frames("apply_trajectory_transforms")
     samples = dataset.samples
     if samples is None or samples.row_functions:
-        samples = dataset.as_table().samples
+        dataset = dataset.as_table()
+        samples = dataset.samples
     assert samples is not None
     _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
@@ -109,6 +110,7 @@ def _check_layout(columns: Mapping[str, Any], transformed: bool) -> None:
             "apply_trajectory_transforms was applied to this dataset before. Give all arguments in one call."
         )
     parts = {"action": columns.get("action"), **{f"observation/{name}": column for name, column in observed.items()}}
+    parts |= {f"task/{name}": column for name, column in columns.get("task", {}).items() if name != LANGUAGES}
     for name, column in parts.items():
         if isinstance(column, Mapping):
             raise ValueError(
@@ -263,7 +265,7 @@ def apply_frame_transforms(
       image_dropout_prob, image_dropout_keep_key: how often an image is dropped, and the one that never is.
       num_parallel_calls: a hint for how many threads work.
       seed: of the draws; each belongs to the frame and the epoch.
-      compat: "crossformer" for the shapes and draws of the original.
+      compat: "crossformer" for the shapes and draws of the original; by default as the data set was made.
     """
     change = FrameTransforms(
         bool(train),
@@ -272,6 +274,6 @@ def apply_frame_transforms(
         {} if depth_resize_size is None else depth_resize_size,
         image_dropout_prob,
         image_dropout_keep_key,
-        compat,
+        dataset.compat if compat is None else compat,
     )
     return dataset.with_threads(num_parallel_calls).random_frame_map(change, seed=seed)

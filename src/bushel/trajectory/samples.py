@@ -116,12 +116,29 @@ class Samples(InTwoSteps):
     labelled_only: bool = False
 
     def __post_init__(self) -> None:
-        limit = None if self.transforms is None else self.transforms.max_proprio_dim
+        if self.transforms is None:
+            return
+        self._check_actions(self.transforms)
+        limit = self.transforms.max_proprio_dim
         if limit is not None:
             for name in proprio_names(self._observed, self.compat):
                 column = self._observed[name]
                 if column.is_numeric:
                     check_width((len(column), *column.entry_shape), limit, f"observation/{name}", "max_proprio_dim")
+
+    def _check_actions(self, transforms: Transforms) -> None:
+        column = self.episodes.columns.get("action")
+        if column is None or not column.is_numeric:
+            return
+        shape = column.entry_shape
+        if len(shape) not in (1, 2):
+            raise ValueError(
+                f"Actions must have the shape [A], or [N, A] in chunks, for each frame; got {list(shape)}."
+            )
+        if len(shape) == 2:
+            check_chunks(shape[0], transforms.windows.action_horizon, self.compat)
+        if transforms.max_action_dim is not None:
+            check_width((len(column), *shape), transforms.max_action_dim, "action", "max_action_dim")
 
     def __len__(self) -> int:
         """How many samples one epoch has."""
@@ -146,7 +163,7 @@ class Samples(InTwoSteps):
         """For each episode of the table, whether some step has an instruction that may be drawn."""
         if not self._languages:
             raise ValueError("skip_unlabeled=True but dataset does not have language labels. Give a language_key.")
-        return self._spoken.any(axis=0)
+        return np.logical_or.reduce(self._spoken)
 
     def largest(self, name: str) -> np.ndarray:
         """For each episode of the table, the largest absolute number of the actions, or of an entry observed."""
@@ -157,7 +174,7 @@ class Samples(InTwoSteps):
             frames = np.arange(low, min(low + _STRIDE, self.episodes.frames))
             episode = np.searchsorted(self.episodes.starts, frames, side="right") - 1
             values = np.abs(self._normalized(column.take(frames), name, episode))
-            found[frames] = values.reshape(len(frames), -1).max(axis=1)
+            found[frames] = values.reshape(len(frames), -1).max(axis=1, initial=0)  # of no numbers
         return np.maximum.reduceat(found, self.episodes.starts)
 
     def trajectory(self, index: int, _: Any = None) -> Tree:
@@ -383,11 +400,6 @@ class Samples(InTwoSteps):
             return self._normalized(found, "action", episode)
         if len(shape) == 1:
             return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
-        if len(shape) != 2:
-            raise ValueError(
-                f"Actions must have the shape [A], or [N, A] in chunks, for each frame; got {list(shape)}."
-            )
-        check_chunks(shape[0], horizon, self.compat)
         return self._action(episode, firsts)[:, :, :horizon]
 
 
