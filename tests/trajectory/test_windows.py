@@ -40,16 +40,16 @@ def test_masks_are_true_exactly_where_data_are_real(windows, rows):
     windows = Windows(windows.window_size, windows.action_horizon)
     times, lengths, goals = rows
     seen, seen_real = windows.observations(times)
-    acted, in_time = windows.actions(times, lengths, goals)
-    acting = windows.acting(seen_real)
+    acted, acted_real = windows.actions(times, lengths, goals)
+    completed = windows.completed(times, lengths, goals)
     for n, (time, goal) in enumerate(zip(times, goals)):
         for w in range(windows.window_size):
             wanted = time - windows.window_size + 1 + w
             assert seen_real[n, w] == (wanted == seen[n, w])
             for h in range(windows.action_horizon):
-                assert in_time[n, w, h] == (wanted + h <= goal)
                 exists = wanted >= 0 and wanted + h == acted[n, w, h]
-                assert (in_time[n, w, h] and acting[n, w]) == (exists and wanted + h <= goal)
+                assert acted_real[n, w, h] == (exists and wanted + h <= goal)
+                assert completed[n, w, h] == (wanted + h > goal)  # also before the episode
 
 
 @settings(deadline=None)

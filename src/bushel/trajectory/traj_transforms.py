@@ -46,7 +46,8 @@ def chunk_act_obs(
     windows = Windows(window_size, action_horizon, override_window_size, compat)
     times = np.arange(len(action))
     seen, seen_real = windows.observations(times)
-    acted, in_time = windows.actions(times, len(action), traj.get("task", {}).get("timestep"))
+    goals = traj.get("task", {}).get("timestep")
+    acted, acted_real = windows.actions(times, len(action), goals)
     if action.ndim == 3:
         check_chunks(action.shape[1], action_horizon, compat)
         mask = mask if mask.ndim == 3 else mask[:, None]  # one for all actions of a chunk
@@ -57,11 +58,12 @@ def chunk_act_obs(
     else:
         mask = mask[at]
     observation = take(entry(traj, "observation"), seen)
+    completed = windows.completed(times, len(action), goals)
     return {
         **traj,
-        "observation": observation | {"timestep_pad_mask": seen_real, "task_completed": ~in_time},
+        "observation": observation | {"timestep_pad_mask": seen_real, "task_completed": completed},
         "action": action[at],
-        "action_pad_mask": mask & (in_time & windows.acting(seen_real)[..., None])[..., None],
+        "action_pad_mask": mask & acted_real[..., None],
     }
 
 

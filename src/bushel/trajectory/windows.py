@@ -53,16 +53,23 @@ class Windows:
         return np.maximum(history, 0), (history >= 0) & self._left
 
     def actions(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> tuple[np.ndarray, Any]:
-        """For times int64[N] the times to gather, int64[N, W, H], and which are not after the goal, bool[N, W, H].
-
-        Those of them that are real are in the slots that `acting` names.
+        """For times int64[N] the times to gather, int64[N, W, H], and which of them are real, bool[N, W, H].
 
         `lengths` and `goals` belong to the rows, which may come from different episodes, or are one number for all.
         """
         last = np.asarray(lengths, np.int64).reshape(-1, 1, 1) - 1
         ahead = np.arange(self.action_horizon)
-        in_time = ahead < self.reach(times, lengths, goals)[:, :, None]
-        return np.minimum(np.maximum(self._history(times), 0)[:, :, None] + ahead, last), in_time
+        seen, real = self.observations(times)
+        acted = ~self.completed(times, lengths, goals) & self.acting(real)[:, :, None]
+        return np.minimum(seen[:, :, None] + ahead, last), acted
+
+    def completed(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
+        """Which actions are after the goal, bool[N, W, H]; those of slots before the episode too go by their time.
+
+        >>> Windows(window_size=2, action_horizon=2).completed([0, 1], lengths=2).tolist()
+        [[[False, False], [False, False]], [[False, False], [False, True]]]
+        """
+        return np.arange(self.action_horizon) >= self.reach(times, lengths, goals)[:, :, None]
 
     def reach(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
         """How many actions of each slot are not after the goal, int64[N, W]: the first ones, of any slot.
