@@ -42,7 +42,8 @@ class Robot:
         history = index - start + self._slots
         seen = np.maximum(history, 0)
         acted = np.minimum(seen[:, None] + self._ahead, length - 1)
-        real = (history >= 0)[:, None] & (history[:, None] + self._ahead < length)
+        late = history[:, None] + self._ahead >= length
+        real = (history >= 0)[:, None] & ~late
         return {
             "observation": {
                 "image_primary": self.images[start + seen],
@@ -50,7 +51,7 @@ class Robot:
                 "timestep": seen.astype(np.int32),
                 "pad_mask_dict": {name: self._true for name in ("image_primary", "proprio", "timestep")},
                 "timestep_pad_mask": history >= 0,
-                "task_completed": ~real,
+                "task_completed": late,
             },
             "action": self.actions[start + acted],
             "action_pad_mask": np.broadcast_to(real[..., None], (WINDOW, HORIZON, 7)),

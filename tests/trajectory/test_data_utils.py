@@ -40,6 +40,7 @@ def test_padding():
     for leaf in (np.ones(3, np.float32), np.ones((2, 2), np.int64), np.array([b"a", b"b"]), np.array(["a"])):
         padding = to_padding(leaf)
         assert (padding.dtype, padding.shape) == (leaf.dtype, leaf.shape) and not padding.astype(bool).any()
+    assert to_padding(np.array(["a"], np.dtypes.StringDType())).tolist() == [""]
     assert to_padding(np.array([b"a", "b"], object)).tolist() == [b"", b""]
     with pytest.raises(ValueError, match="no padding for an array of bool"):
         to_padding(np.ones(3, bool))

@@ -100,6 +100,18 @@ def test_transforms_of_what_cannot_be_looked_into_are_made_of_a_table():
         same(frame, theirs)
 
 
+def test_a_function_before_the_transforms_is_called_once():
+    def doubled(trajectory):
+        return {**trajectory, "action": trajectory["action"] * 2}
+
+    plain = windows(robots())
+    made = windows(robots().traj_map(doubled))
+    for ours, theirs in ((made, plain), (made.flatten(), plain.flatten())):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one["action"], other["action"] * 2)
+    assert made.samples is not None  # and it is not called for each sample again
+
+
 def test_a_function_before_the_transforms_loses_nothing(tmp_path):
     steps = {"observation": {"state": np.ones((5, 2), np.float32)}, "action": np.ones((5, 3), np.float32)}
     write_rlds(tmp_path, "arm", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
@@ -128,6 +140,31 @@ def test_a_function_before_the_transforms_loses_nothing(tmp_path):
             masks = windows(ds.traj_map(with_hand))[1]["observation"]["pad_mask_dict"]
             assert masks["proprio_hand"].all() and masks["proprio_leg"].all() == (compat is not None)
     assert goals[0] != goals[2]  # what was compared with is of the seed
+
+
+def test_what_draws_belong_to():
+    """To the sample; after a function of whole trajectories, to their steps; words stay if it is before transforms."""
+
+    def told(trajectory):
+        words = {name: np.full(len(trajectory["action"]), name, object) for name in (b"do", b"go")}
+        return {**trajectory, "task": {"language_instructions": {name.decode(): one for name, one in words.items()}}}
+
+    def drawn(ds):
+        frames = ds.flatten()
+        tasks = [frames.dataset[number]["task"] for number in range(9 * len(frames))]
+        times, words = np.array([int(t["timestep"]) for t in tasks]), [t["language_instruction"] for t in tasks]
+        return times.reshape(9, -1), np.array(words, object).reshape(9, -1)
+
+    ds = TrajectoryDataset.from_trajectories([told(trajectory(e, n)) for e, n in enumerate(LENGTHS)])
+    asked = {"goal_relabeling_strategy": "uniform"}
+    goals, words = drawn(windows(ds, **asked))
+    others, other_words = drawn(windows(ds, **asked).traj_map(lambda t: t))
+    assert (others != goals).any()
+    assert all(len(set(each)) == 2 for spoken in (words, other_words) for each in spoken.T)
+    frozen = windows(ds.traj_map(lambda t: t), **asked)
+    assert (drawn(frozen)[0] == goals).all()
+    first = [ds[number]["task"]["language_instruction"][0] for number, n in enumerate(LENGTHS) for _ in range(n)]
+    assert all(each.tolist() == first for each in drawn(frozen)[1])
 
 
 def test_frame_map_is_of_each_frame():
@@ -264,12 +301,30 @@ def test_layouts_that_transforms_do_not_know_are_refused():
         windows(of({"hand": {"x": ones, "y": ones}}, ones))
     with pytest.raises(ValueError, match=r"action is a dict with \['arm'\].*by traj_map"):
         windows(of({"x": ones}, {"arm": ones}))
+    with pytest.raises(ValueError, match=r"task/goal is a dict with \['x'\].*by traj_map"):
+        windows(robots().traj_map(lambda t: {**t, "task": {"goal": {"x": t["action"]}}}))
     for again in (windows(robots()), windows(robots()).traj_map(lambda t: t)):
         with pytest.raises(ValueError, match="apply_trajectory_transforms was applied to this dataset before"):
             windows(again)
     pixels = of({"image_top": np.zeros((3, 4, 4, 3), np.uint8)}, ones).flatten()
     with pytest.raises(ValueError, match=r"no pad_mask_dict beside image_top.*call apply_trajectory_transforms before"):
         apply_frame_transforms(pixels, train=True, resize_size=(2, 2))[0]
+
+
+def test_frames_are_transformed_as_their_trajectories_were():
+    """Padding depth images of the original have an axis more; `compat` need not be said again."""
+    traj = {"observation": {"depth_top": np.full(3, b"", object)}, "action": np.ones((3, 2))}
+    ds = TrajectoryDataset.from_trajectories([traj])
+    for compat, shape in (("crossformer", (1, 4, 4, 1)), (None, (1, 4, 4))):
+        known = apply_trajectory_transforms(ds, train=True, compat=compat)
+        unknown = known.traj_map(lambda t: t)
+        frames = [known.flatten(), unknown.flatten(), TrajectoryDataset.sample_from_datasets([unknown.flatten()] * 2)]
+        for one in (known, *frames):
+            depth = apply_frame_transforms(one, train=True, depth_resize_size=(4, 4))[0]["observation"]["depth_top"]
+            assert depth.shape == ((3, *shape) if one is known else shape)
+        assert known.compat == compat
+    other = apply_trajectory_transforms(ds, train=True, compat="crossformer").flatten()
+    assert TrajectoryDataset.sample_from_datasets([other, ds.flatten()]).compat is None
 
 
 def test_frames_are_not_transformed_as_trajectories():

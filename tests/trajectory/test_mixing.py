@@ -225,5 +225,6 @@ def test_names_and_weights_are_checked(folder):
         mixed([arm(folder), arm(folder)])
     with pytest.raises(ValueError, match="2 data sets need as many sample_weights, got 1"):
         mixed([arm(folder), rover(folder)], [1.0])
+    assert mixed([arm(folder), rover(folder)], []).sample_weights.tolist() == [0.5, 0.5]  # none given
     with pytest.raises(ValueError, match="needs at least one data set"):
         mixed([])

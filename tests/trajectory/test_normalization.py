@@ -87,6 +87,12 @@ def test_a_trajectory_there_and_back():
     np.testing.assert_array_equal(traj["action"], restructured(0)["action"])  # what was given is as it was
 
 
+def test_lists_are_arrays():
+    stats = {"mean": [1.0, 0.0], "std": [2.0, 1.0]}
+    assert unnormalize([[0.5, 1.0]], stats, "normal", [True, False]).round(6).tolist() == [[2.0, 1.0]]
+    assert normalize([[2.0, 1.0]], stats, "normal", [True, False]).round(6).tolist() == [[0.5, 1.0]]
+
+
 def test_bad_input():
     stats = {"mean": [0.0, 0.0], "std": [1.0, 1.0]}
     with pytest.raises(ValueError, match=r"shape \[2\] do not fit an array of shape \[4, 3\]"):

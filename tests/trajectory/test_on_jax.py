@@ -66,6 +66,7 @@ FUNCTIONS = {
     "first state as the original": (functools.partial(data_utils.rel_open_or_closed, compat="crossformer"), moves),
     "invert": (data_utils.invert_gripper_actions, positions),
     "relabel": (data_utils.relabel_actions, lambda: trajectories(state=True)),
+    "to padding": (lambda t: data_utils.to_padding(t["action"]), trajectories),
     "moving": (functools.partial(data_utils.moving, dims=1, tolerance=0.5), lambda: trajectories()["action"]),
     "normalize": (
         lambda t: normalization.normalize_action_and_proprio(t, STATISTICS, "normal", ["proprio_arm"]),
@@ -103,8 +104,13 @@ def test_a_batch_on_jax_is_the_rows_on_numpy(name):
 RANDOM = {
     "goals": lambda t, key: goal_relabeling.uniform(t, rng=key),
     "near goals": lambda t, key: goal_relabeling.uniform(t, max_goal_distance=2, rng=key),
+    "keys": lambda t, key: {"task": {}, "action": data_utils.sample_match_keys_uniform(shifted(t), "*", rng=key)},
     "subsample": lambda t, key: traj_transforms.subsample(t, 3, rng=key),
 }
+
+
+def shifted(traj):
+    return {str(n): traj["action"] + n for n in range(5)}
 
 
 def steps():
@@ -143,5 +149,5 @@ def test_functions_of_the_host_take_keys_too():
         return changed["task"]["language_instruction"].tolist()
 
     assert kept(jax.random.key(0)) == kept(jax.random.key(0)) != kept(jax.random.key(1))
-    drawn = {data_utils.sample_match_keys_uniform({"a": 1, "b": 2}, "*", rng=jax.random.key(n)) for n in range(20)}
-    assert drawn == {1, 2}
+    drawn = [data_utils.sample_match_keys_uniform({"a": "x", "b": "y"}, "*", rng=jax.random.key(n)) for n in range(20)]
+    assert set(drawn) == {"x", "y"}

@@ -35,6 +35,11 @@ numbers = hnp.arrays(
 )
 
 
+def test_rows_of_no_numbers():
+    made = of([np.zeros((3, 0), np.float32)])
+    assert made.at(0.5).shape == (0,) and made.at(SHARES).shape == (5, 0)
+
+
 @settings(deadline=None)
 @given(numbers, st.integers(1, 40))
 def test_exact_within_the_budget(rows, cut):

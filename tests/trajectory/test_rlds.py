@@ -223,6 +223,14 @@ def test_a_frame_alone_is_the_frame_of_its_episode(episodes, kind):
             assert [bytes(Encoded(found.parts, *place)) for place in table.tolist()] == whole
 
 
+def test_texts_of_any_kind_are_written_as_bytes(tmp_path):
+    words = np.array(["go", "", "stop"])
+    for name, kind in {"bytes": "S", "text": "U", "string": np.dtypes.StringDType()}.items():
+        write_rlds(tmp_path, name, {"train": [{"steps": {"words": words.astype(kind)}}]})
+        (read,) = RLDSBuilder(name, tmp_path).episodes("train")
+        assert read["words"].tolist() == [b"go", b"", b"stop"]
+
+
 def test_numbers_as_tfds_stores_them(tmp_path):
     steps = {"x": np.array([1 / 3, 2.0]), "big": np.array([2**64 - 1, 0], np.uint64), "t": np.array([["a", "b"]] * 2)}
     write_rlds(tmp_path, "mine", {"train": [{"steps": steps}]})

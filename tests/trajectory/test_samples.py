@@ -150,6 +150,77 @@ def test_deleting_is_that_of_whole_trajectories(lengths, keep, compat):
             assert (told == (masks["language_instruction"] | masks["image_primary"])).all()
 
 
+def told_by_images(episode: int, length: int) -> dict:
+    """A trajectory whose task has images of its own, of which there are none in every second episode."""
+    made = trajectory(episode, length)
+    goals = [b"" if episode % 2 or t % 2 else b"goal %d %d" % (episode, t) for t in range(length)]
+    return {**made, "task": {**made["task"], "image_goal": np.array(goals, object)}}
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=lengths_of_episodes, keep=st.sampled_from([0.0, 0.3, 1.0]), compat=compats)
+def test_deleting_asks_the_task_for_images(lengths, keep, compat):
+    """Not the observation, unless it becomes the goal."""
+    trajectories = [told_by_images(episode, length) for episode, length in enumerate(lengths)]
+    transforms = Transforms(Windows(compat=compat), keep_image_prob=keep)
+    samples = Samples(Episodes.of(trajectories), np.arange(len(lengths)), transforms=transforms, compat=compat)
+    for episode, length in enumerate(lengths):
+        task = traj_transforms.add_pad_mask_dict(trajectories[episode])["task"]
+        has_image = np.full(length, task["pad_mask_dict"]["image_goal"].any()) if compat else None
+        chance = Draws(3, np.arange(length), np.zeros(length, int))
+        expected = task_augmentation.conditioning_deleted(task, chance.per_sample(1), length, keep, has_image=has_image)
+        same(samples.rows(np.full(length, episode), np.arange(length), chance)["task"], expected)
+
+
+# Instructions.
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spoken=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=5),
+    skip=st.booleans(),
+    compat=compats,
+)
+def test_no_sample_without_words_where_unlabelled_ones_are_skipped(spoken, skip, compat):
+    """`spoken` says which of three instructions which episode has; the original never draws the last of them."""
+
+    def told(episode, has):
+        words = {f"words_{n}": np.array([b"", b"%d" % n if yes else b""], object) for n, yes in enumerate(has)}
+        return {**trajectory(episode, 2), "task": {"language_instructions": words}}
+
+    ds = TrajectoryDataset.from_trajectories([told(*pair) for pair in enumerate(spoken)])
+    drawable = [has[:2] if compat else has for has in spoken]
+    possible = {e: {b"%d" % n for n, yes in enumerate(has) if yes} for e, has in enumerate(drawable)}
+    if skip:
+        possible = {episode: words for episode, words in possible.items() if words}
+    else:
+        possible = {e: words | ({b""} if not all(drawable[e]) else set()) for e, words in possible.items()}
+    if not possible:
+        with pytest.raises(ValueError, match="skip_unlabeled=True refuses all"):
+            apply_trajectory_transforms(ds, train=True, skip_unlabeled=True, compat=compat)
+        return
+    frames = apply_trajectory_transforms(ds, train=True, skip_unlabeled=skip, compat=compat).flatten()
+    found = {episode: set() for episode in possible}
+    for number in range(40 * len(frames)):
+        sample = frames.dataset[number]
+        episode, time = sample["observation"]["proprio"][-1].astype(int).tolist()
+        if time:  # the first step has no words in any language
+            found[episode].add(sample["task"]["language_instruction"])
+    assert found == possible
+
+
+@pytest.mark.parametrize("kind", [object, "S", "U", np.dtypes.StringDType()])
+def test_texts_of_any_kind_are_bytes_and_empty_ones_padding(kind):
+    made = trajectory(0, 3)
+    made["task"]["language_instruction"] = np.array(["", "go", "stop"]).astype(kind)
+    masks = traj_transforms.add_pad_mask_dict(made)["task"]["pad_mask_dict"]
+    for episodes in (Episodes.of([made]), Episodes.of_arrays(made, [3])):
+        task = Samples(episodes, np.arange(1), transforms=Transforms(Windows())).trajectory(0)["task"]
+        assert task["language_instruction"].tolist() == [b"", b"go", b"stop"]
+        assert task["pad_mask_dict"]["language_instruction"].tolist() == [False, True, True]
+        assert masks["language_instruction"].tolist() == [False, True, True]
+
+
 # Laws of windows.
 
 
@@ -170,9 +241,10 @@ def test_no_window_crosses_an_episode_and_masks_are_true_where_data_are_real(len
             assert observation["timestep_pad_mask"][slot] == (at >= 0)
             assert observation["proprio"][slot, 1] == max(at, 0) == observation["timestep"][slot]
             for ahead in range(horizon):
-                real = at >= 0 and at + ahead < lengths[episode]
+                late = at + ahead >= lengths[episode]  # never so before the episode starts
+                real = at >= 0 and not late
                 assert (sample["action_pad_mask"][slot, ahead] == real).all()
-                assert observation["task_completed"][slot, ahead] == (not real)
+                assert observation["task_completed"][slot, ahead] == late
                 if real:
                     assert action[slot, ahead, 1] == at + ahead
     assert len(ds) == len(met) == sum(lengths)  # every frame once
@@ -187,11 +259,16 @@ def test_actions_in_chunks_are_cut_to_the_horizon(lengths, chunk, horizon, windo
         return {**made, "action": np.stack([np.full_like(times, episode), times], -1).astype(np.float32)}
 
     made = Episodes.of([chunked(*pair) for pair in enumerate(lengths)])
-    samples = Samples(made, np.arange(len(made)), transforms=Transforms(Windows(window, horizon)))
+    ds = TrajectoryDataset.from_episodes(made)
+    asked = {"train": True, "window_size": window, "action_horizon": horizon}
     if chunk < horizon:
         with pytest.raises(ValueError, match="Make the chunks longer or the horizon shorter"):
-            samples.trajectory(0)
+            apply_trajectory_transforms(ds, **asked)
         return
+    if chunk > horizon:
+        with pytest.raises(ValueError, match=f"The original cannot cut chunks of {chunk}"):
+            apply_trajectory_transforms(ds, **asked, compat="crossformer")
+    samples = apply_trajectory_transforms(ds, **asked).samples
     for episode, length in enumerate(lengths):
         rows = samples.trajectory(episode)
         assert rows["action"].shape == (length, window, horizon, 2) == rows["action_pad_mask"].shape
@@ -301,6 +378,7 @@ class Scaled:
 def test_what_differs_is_not_joined():
     one = samples_of([3], transforms=Transforms(Windows()))
     assert joined([one, samples_of([3], transforms=Transforms(Windows(2)))]) is None
+    assert joined([one, dataclasses.replace(one, labelled_only=True)]) is None
     wider = Episodes.of([{**trajectory(0, 3), "action": np.zeros((3, 9), np.float32)}])
     assert joined([one, Samples(wider, np.arange(1), transforms=Transforms(Windows()))]) is None
 
@@ -319,6 +397,21 @@ def test_proprio_without_a_width_is_not_filled_up():
     assert filled[0]["observation"]["proprio_arm"].shape == (4, 2, 3)
     untouched = apply_trajectory_transforms(ds, train=True, window_size=2, max_proprio_dim=3, compat="crossformer")
     assert untouched[0]["observation"]["proprio_grip"].shape == (4, 2)  # it has another name than the original's
+
+
+def test_widths_of_actions_are_checked_when_samples_are_described():
+    def of(*shape):
+        traj = {"observation": {"x": np.ones(4)}, "action": np.ones((4, *shape), np.float32)}
+        return TrajectoryDataset.from_trajectories([traj])
+
+    for shape in ((2,), (3, 2)):
+        with pytest.raises(ValueError, match="action has 2 dimensions, more than max_action_dim=1"):
+            apply_trajectory_transforms(of(*shape), train=True, max_action_dim=1)
+    for shape in ((), (1, 2, 3)):
+        with pytest.raises(ValueError, match=r"Actions must have the shape \[A\], or \[N, A\] in chunks"):
+            apply_trajectory_transforms(of(*shape), train=True)
+    nothing = apply_trajectory_transforms(of(0), train=True, window_size=2, action_horizon=3, max_action=1.0)
+    assert nothing[0]["action"].shape == nothing[0]["action_pad_mask"].shape == (4, 2, 3, 0)
 
 
 def without_grip(trajectory):

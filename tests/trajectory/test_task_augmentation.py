@@ -160,6 +160,13 @@ def test_all_steps_get_forms_of_the_first_instruction():
     assert set(changed) <= {b"lift", b"raise", b"pick up"}
 
 
+@pytest.mark.parametrize("kind", [object, "S", "U", np.dtypes.StringDType()])
+def test_instructions_are_bytes_rephrased_or_not(kind):
+    traj = {"task": {"language_instruction": np.array(["lift"] * 30).astype(kind)}}
+    for probability, wanted in ((0.0, {b"lift"}), (1.0, {b"lift", b"raise", b"pick up"})):
+        assert set(language(rephrase_instruction(traj, PARAPHRASES, probability, rng=0))) == wanted
+
+
 def test_full_stops():
     assert Rephraser(PARAPHRASES).forms(b"open it.") == [b"open it.", b"unlock it"]
     assert Rephraser(PARAPHRASES, "crossformer").forms(b"open it.") == [b"open it", b"", b"unlock it", b""]

@@ -83,9 +83,9 @@ def test_masks_are_true_exactly_where_data_are_real(length, window, horizon, mor
             assert made["observation"]["timestep"][t, w] == max(slot, 0)
             assert made["observation"]["timestep_pad_mask"][t, w] == there
             for h in range(horizon):
-                real = slot >= 0 and slot + h <= goals[t]
-                assert made["observation"]["task_completed"][t, w, h] == (not real)
-                if not (real and there):
+                late = slot + h > goals[t]
+                assert made["observation"]["task_completed"][t, w, h] == late
+                if late or not there:
                     assert not made["action_pad_mask"][t, w, h].any()
                     continue
                 at = (slot + h,) if chunk is None else (slot, h)

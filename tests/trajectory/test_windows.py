@@ -41,6 +41,7 @@ def test_masks_are_true_exactly_where_data_are_real(windows, rows):
     times, lengths, goals = rows
     seen, seen_real = windows.observations(times)
     acted, acted_real = windows.actions(times, lengths, goals)
+    completed = windows.completed(times, lengths, goals)
     for n, (time, goal) in enumerate(zip(times, goals)):
         for w in range(windows.window_size):
             wanted = time - windows.window_size + 1 + w
@@ -48,6 +49,7 @@ def test_masks_are_true_exactly_where_data_are_real(windows, rows):
             for h in range(windows.action_horizon):
                 exists = wanted >= 0 and wanted + h == acted[n, w, h]
                 assert acted_real[n, w, h] == (exists and wanted + h <= goal)
+                assert completed[n, w, h] == (wanted + h > goal)  # also before the episode
 
 
 @settings(deadline=None)

@@ -17,7 +17,7 @@ from bushel.trajectory.functions import Function, instantiated
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
 from bushel.trajectory.passes import results
 from bushel.trajectory.restructure import Tree
-from bushel.trajectory.samples import Samples, Transforms
+from bushel.trajectory.samples import LANGUAGES, Samples, Transforms
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.windows import Windows
 
@@ -54,7 +54,8 @@ def apply_trajectory_transforms(
       window_size, action_horizon: frames of history, and actions to come, of a sample.
       override_window_size: all but so many of the last slots of a window are declared padding.
       subsample_length: at most so many samples of a trajectory, other ones in every epoch.
-      skip_unlabeled: leaves out trajectories without any instruction.
+      skip_unlabeled: leaves out trajectories without any instruction; of several that match `language_key`, one is
+        drawn that the trajectory has.
       max_action, max_proprio: leave out trajectories with a larger number, after normalisation.
       task_augment_strategy, task_augment_kwargs: "delete_task_conditioning", "rephrase_instruction" or
         "delete_and_rephrase", and their arguments.
@@ -69,7 +70,8 @@ def apply_trajectory_transforms(
     dataset.refuse_frames("apply_trajectory_transforms")
     samples = dataset.samples
     if samples is None or samples.row_functions:
-        samples = dataset.as_table().samples
+        dataset = dataset.as_table()
+        samples = dataset.samples
     assert samples is not None
     _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
@@ -84,7 +86,8 @@ def apply_trajectory_transforms(
     )
     if not train:
         transforms = dataclasses.replace(transforms, subsample_length=None)
-    samples = dataclasses.replace(samples, compat=compat)
+    several = LANGUAGES in samples.episodes.columns.get("task", {})
+    samples = dataclasses.replace(samples, compat=compat, labelled_only=skip_unlabeled and several)
     chosen = samples.chosen[_passing(samples, skip_unlabeled, max_action, max_proprio)]
     filters = {"skip_unlabeled": skip_unlabeled or None, "max_action": max_action, "max_proprio": max_proprio}
     _refuse_nothing(chosen, samples, len(samples.chosen), "trajectory", "trajectories", filters)
@@ -107,6 +110,7 @@ def _check_layout(columns: Mapping[str, Any], transformed: bool) -> None:
             "apply_trajectory_transforms was applied to this dataset before. Give all arguments in one call."
         )
     parts = {"action": columns.get("action"), **{f"observation/{name}": column for name, column in observed.items()}}
+    parts |= {f"task/{name}": column for name, column in columns.get("task", {}).items() if name != LANGUAGES}
     for name, column in parts.items():
         if isinstance(column, Mapping):
             raise ValueError(
@@ -261,7 +265,7 @@ def apply_frame_transforms(
       image_dropout_prob, image_dropout_keep_key: how often an image is dropped, and the one that never is.
       num_parallel_calls: a hint for how many threads work.
       seed: of the draws; each belongs to the frame and the epoch.
-      compat: "crossformer" for the shapes and draws of the original.
+      compat: "crossformer" for the shapes and draws of the original; by default as the data set was made.
     """
     change = FrameTransforms(
         bool(train),
@@ -270,6 +274,6 @@ def apply_frame_transforms(
         {} if depth_resize_size is None else depth_resize_size,
         image_dropout_prob,
         image_dropout_keep_key,
-        compat,
+        dataset.compat if compat is None else compat,
     )
     return dataset.with_threads(num_parallel_calls).random_frame_map(change, seed=seed)

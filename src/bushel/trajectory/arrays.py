@@ -24,6 +24,15 @@ def is_jax(value: Any) -> bool:
     return jax is not None and isinstance(value, jax.Array)
 
 
+def is_traced(value: Any) -> bool:
+    """Whether a value is one of JAX that is not known yet: inside of `jit` and `vmap`.
+
+    >>> is_traced(np.zeros(2))
+    False
+    """
+    return is_jax(value) and isinstance(value, sys.modules["jax"].core.Tracer)
+
+
 def namespace(*values: Any) -> Any:
     """The module whose functions take these values: `jax.numpy` if one of them is JAX's, else `numpy`.
 
@@ -33,6 +42,15 @@ def namespace(*values: Any) -> Any:
     return sys.modules["jax.numpy"] if any(map(is_jax, values)) else np
 
 
+def is_text(leaf: Any) -> bool:
+    """Whether an array holds strings, of any of NumPy's kinds, among them encoded images.
+
+    >>> is_text(np.array([b"", b"a"], object)), is_text(np.array(["a"], np.dtypes.StringDType())), is_text(np.zeros(2))
+    (True, True, False)
+    """
+    return leaf.dtype.kind in "OSUT"
+
+
 def rows(leaf: Any, times: Any) -> Any:
     """The rows of an array at `times`, integers of any shape.
 
@@ -40,7 +58,7 @@ def rows(leaf: Any, times: Any) -> Any:
     [[6, 5]]
     """
     if is_jax(times) and isinstance(leaf, np.ndarray):
-        if leaf.dtype.kind in "OSU":  # there are no texts in JAX
+        if is_text(leaf):  # there are no texts in JAX
             times = np.asarray(times)
         else:
             leaf = namespace(times).asarray(leaf)

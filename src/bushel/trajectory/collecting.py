@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.trajectory.arrays import is_text
 from bushel.trajectory.columns import Column, Columns, Images, Numbers, Texts, flat, nested, object_array
 from bushel.trajectory.encoded import Encoded, RecordParts
 
@@ -93,7 +94,7 @@ class _Leaf:
         self._is_text = False
 
     def add(self, values: np.ndarray) -> None:
-        textual = values.dtype.kind in "OSU"
+        textual = is_text(values)
         if self._pieces and textual != self._is_text:
             raise ValueError(f"it is {values.dtype} here and not so before.")
         self._is_text = textual

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks
-from bushel.trajectory.arrays import Rng, generator, namespace, rows, running_max
+from bushel.trajectory.arrays import Rng, draws, generator, is_jax, is_text, is_traced, namespace, rows, running_max
 from bushel.trajectory.compat import faithful
 
 Tree = dict[str, Any]
@@ -63,15 +63,6 @@ def entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", hint:
     return tree[name]
 
 
-def is_text(leaf: np.ndarray) -> bool:
-    """Whether an array holds strings, among them encoded images.
-
-    >>> is_text(np.array([b"", b"a"], object)), is_text(np.zeros(2))
-    (True, False)
-    """
-    return leaf.dtype.kind in "OSU"
-
-
 def not_empty(leaf: np.ndarray) -> np.ndarray:
     """Which strings of an array are not padding. An encoded image is not read for it.
 
@@ -81,7 +72,7 @@ def not_empty(leaf: np.ndarray) -> np.ndarray:
     return np.fromiter(map(len, leaf.ravel().tolist()), np.int64, leaf.size).reshape(leaf.shape) != 0
 
 
-def to_padding(leaf: np.ndarray) -> np.ndarray:
+def to_padding(leaf: Any) -> Any:
     """Padding in the place of an array: zeros, or empty strings.
 
     >>> to_padding(np.array([b"jpeg"], object)), to_padding(np.ones(2, np.float32))
@@ -89,8 +80,8 @@ def to_padding(leaf: np.ndarray) -> np.ndarray:
     """
     if leaf.dtype.kind == "O":
         return np.full(leaf.shape, b"", object)
-    if leaf.dtype.kind in "SUiufc":
-        return np.zeros_like(leaf)
+    if is_text(leaf) or leaf.dtype.kind in "iufc":
+        return namespace(leaf).zeros_like(leaf)
     raise ValueError(f"There is no padding for an array of {leaf.dtype}; give numbers or strings.")
 
 
@@ -111,12 +102,16 @@ def matching_key(names: Iterable[str], key_template: str, draw: float, *, compat
     >>> matching_key(["a_1", "a_2", "b"], "a_*", 0.7)
     'a_2'
     """
+    choices = _matching(names, key_template, compat)
+    return choices[int(draw * len(choices))]
+
+
+def _matching(names: Iterable[str], key_template: str, compat: str | None) -> list[str]:
     names = list(names)
     found = fnmatch_filter(key_template, names)
     if not found:
         raise ValueError(f"No key matches {key_template!r}. There are: {names}.")
-    choices = len(found) - 1 if faithful(compat) and len(found) > 1 else len(found)
-    return found[int(draw * choices)]
+    return found[:-1] if faithful(compat) and len(found) > 1 else found
 
 
 def sample_match_keys_uniform(
@@ -124,12 +119,19 @@ def sample_match_keys_uniform(
 ) -> Any:
     """The value of a key that is drawn from those that match a pattern.
 
-    With `compat="crossformer"` the last of several is never drawn.
+    With `compat="crossformer"` the last of several is never drawn. With a `jax.random` key as `rng` it runs inside of
+    `jit` and `vmap` too, where the values must be numbers of one shape.
 
     >>> sample_match_keys_uniform({"text": 1, "state": 2}, "te*")
     1
     """
-    return d[matching_key(d, key_template, generator(rng).random(), compat=compat)]
+    if not is_jax(rng):
+        return d[matching_key(d, key_template, generator(rng).random(), compat=compat)]
+    choices = _matching(d, key_template, compat)
+    (drawn,) = (draws(rng, 1) * len(choices)).astype(int)
+    if not is_traced(drawn):
+        return d[choices[int(drawn)]]
+    return namespace(drawn).stack([d[key] for key in choices])[drawn]
 
 
 def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], dataset_weights: Sequence[float]) -> None:

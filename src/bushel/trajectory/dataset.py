@@ -167,6 +167,7 @@ class TrajectoryDataset:
         threads: int = 0,
         operations: Sequence[_OnFrames | _OnTrajectories] = (),
         statistics: Any = None,
+        compat: str | None = None,
     ):
         self._parts: tuple[_Part, ...] = tuple(parts)
         self._weights = None if weights is None else tuple(float(weight) for weight in weights)
@@ -175,6 +176,9 @@ class TrajectoryDataset:
         self.is_flattened = flattened
         self.dataset_statistics: Any = statistics
         """Of actions and proprioception; of a mixture, by the names of its data sets."""
+        known = {part.samples.compat if isinstance(part, _Known) else compat for part in self._parts}
+        self.compat: str | None = known.pop() if len(known) == 1 else None
+        """Which faults of the original it was made with, if all its parts were."""
 
     def _but(self, parts: Sequence[_Part] | None = None, **changes: Any) -> TrajectoryDataset:
         known: dict[str, Any] = {
@@ -185,6 +189,7 @@ class TrajectoryDataset:
             "threads": self._threads,
             "operations": self._operations,
             "statistics": self.dataset_statistics,
+            "compat": self.compat,
         }
         return TrajectoryDataset(self._parts if parts is None else parts, **(known | changes))
 
@@ -238,6 +243,7 @@ class TrajectoryDataset:
             weights=shares,
             flattened=True,
             threads=max(ds._threads for ds in datasets),
+            compat=datasets[0].compat if len({ds.compat for ds in datasets}) == 1 else None,
         )
 
     def with_samples(self, samples: Samples) -> TrajectoryDataset:
@@ -245,7 +251,10 @@ class TrajectoryDataset:
         return self._but([_Known(samples)])
 
     def as_table(self) -> TrajectoryDataset:
-        """The same trajectories, made once and put into a table: their functions are not called again."""
+        """The same trajectories, made once and put into a table: their functions are not called again.
+
+        Of several instructions the one that was drawn for the first epoch stays.
+        """
         self.refuse_frames("as_table")
         (part,), (elements,) = self._parts, self._elements()
         table = Episodes.of(results(elements, "trajectories"))

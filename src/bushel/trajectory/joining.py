@@ -41,8 +41,8 @@ def joined(parts: Sequence[Samples]) -> Samples | None:
     if len(parts) == 1:
         return first
     for part in parts[1:]:
-        same = (part.transforms, part.row_functions, part.compat)
-        if same != (first.transforms, first.row_functions, first.compat):
+        same = (part.transforms, part.row_functions, part.compat, part.labelled_only)
+        if same != (first.transforms, first.row_functions, first.compat, first.labelled_only):
             return None
         if _layout(part.episodes) != _layout(first.episodes):
             return None

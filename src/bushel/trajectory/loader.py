@@ -18,6 +18,7 @@ from bushel.graph.streams import State
 from bushel.iterator import DatasetIterator
 from bushel.sources.needs import package
 from bushel.trajectory import text_processing
+from bushel.trajectory.arrays import is_text
 from bushel.trajectory.backends import BACKENDS, Running, grain
 from bushel.trajectory.config import MixtureConfig
 from bushel.trajectory.dataset import TrajectoryDataset
@@ -178,7 +179,7 @@ def _on_jax(batch: Tree) -> Tree:
 
 
 def _is_text(leaf: Any) -> bool:
-    return isinstance(leaf, (str, bytes)) or (isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSU")
+    return isinstance(leaf, (str, bytes)) or (isinstance(leaf, np.ndarray) and is_text(leaf))
 
 
 class TrajectoryLoader:

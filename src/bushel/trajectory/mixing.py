@@ -92,7 +92,7 @@ def make_interleaved_dataset(
     names = [kwargs["name"] for kwargs in dataset_kwargs_list]
     if len(set(names)) != len(names):
         raise ValueError(f"Names of data sets must differ, since statistics go by them; got {names}.")
-    weights = [1.0] * len(names) if sample_weights is None else list(sample_weights)
+    weights = list(() if sample_weights is None else sample_weights) or [1.0] * len(names)
     if len(weights) != len(names):
         raise ValueError(f"{len(names)} data sets need as many sample_weights, got {len(weights)}.")
     shared = dict(traj_transform_kwargs or {})

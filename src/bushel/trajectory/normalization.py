@@ -33,6 +33,7 @@ def normalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str, m
     >>> normalize(np.array([[1.0, 5.0]]), {"mean": [0.0, 1.0], "std": [1.0, 2.0]}, "normal", [True, False]).round(6)
     array([[1., 5.]])
     """
+    x = x if hasattr(x, "dtype") else np.asarray(x)
     center, scale = _scale(x, stats, type)
     if NormalizationType(type) is NormalizationType.NORMAL:
         return _where(stats, mask, (x - center) / scale, x)
@@ -45,6 +46,7 @@ def unnormalize(x: Any, stats: Mapping[str, Any], type: NormalizationType | str,
     >>> unnormalize(np.array([[-1.0, 1.0]]), {"p01": [0.0, 4.0], "p99": [1.0, 6.0]}, "bounds").round(6).tolist()
     [[0.0, 6.0]]
     """
+    x = x if hasattr(x, "dtype") else np.asarray(x)
     center, scale = _scale(x, stats, type)
     if NormalizationType(type) is NormalizationType.NORMAL:
         return _where(stats, mask, x * scale + center, x)

@@ -72,7 +72,7 @@ class Quantiles:
         else:
             weights = np.repeat(1 << np.arange(len(self._sizes)), self._sizes)
             columns = [_weighted(column, weights, shares * (self.count - 1)) for column in values.T]
-        return np.stack(columns, axis=-1).astype(np.float64)
+        return np.stack(columns, axis=-1).astype(np.float64) if columns else np.empty((*shares.shape, 0))
 
     def _check(self, width: int) -> None:
         if width != self.width:

@@ -11,6 +11,7 @@ import numpy as np
 
 from bushel.sources.example import encode_example
 from bushel.sources.needs import package
+from bushel.trajectory.arrays import is_text
 from bushel.trajectory.encoded import Encoded, read_all
 from bushel.trajectory.rlds_features import as_objects
 
@@ -162,7 +163,7 @@ def _array(value: Any, where: str) -> np.ndarray:
     found = np.asarray(value)
     if found.dtype.kind in "biuf":
         return found
-    if found.dtype.kind in "OSU":
+    if is_text(found):
         flat = found.ravel().tolist()
         wrong = [item for item in flat if not isinstance(item, (bytes, str, Encoded))]
         if wrong:

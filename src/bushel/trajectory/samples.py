@@ -102,6 +102,7 @@ class Samples(InTwoSteps):
       transforms: None leaves trajectories as they are.
       row_functions: functions of a tree of rows, after all others, that look at each row by itself.
       seed: of all draws.
+      labelled_only: of several instructions one is drawn that some step of the episode has.
     """
 
     episodes: Episodes
@@ -112,14 +113,32 @@ class Samples(InTwoSteps):
     row_functions: tuple[Callable[[Tree], Tree], ...] = ()
     seed: int = 0
     compat: str | None = None
+    labelled_only: bool = False
 
     def __post_init__(self) -> None:
-        limit = None if self.transforms is None else self.transforms.max_proprio_dim
+        if self.transforms is None:
+            return
+        self._check_actions(self.transforms)
+        limit = self.transforms.max_proprio_dim
         if limit is not None:
             for name in proprio_names(self._observed, self.compat):
                 column = self._observed[name]
                 if column.is_numeric:
                     check_width((len(column), *column.entry_shape), limit, f"observation/{name}", "max_proprio_dim")
+
+    def _check_actions(self, transforms: Transforms) -> None:
+        column = self.episodes.columns.get("action")
+        if column is None or not column.is_numeric:
+            return
+        shape = column.entry_shape
+        if len(shape) not in (1, 2):
+            raise ValueError(
+                f"Actions must have the shape [A], or [N, A] in chunks, for each frame; got {list(shape)}."
+            )
+        if len(shape) == 2:
+            check_chunks(shape[0], transforms.windows.action_horizon, self.compat)
+        if transforms.max_action_dim is not None:
+            check_width((len(column), *shape), transforms.max_action_dim, "action", "max_action_dim")
 
     def __len__(self) -> int:
         """How many samples one epoch has."""
@@ -141,12 +160,10 @@ class Samples(InTwoSteps):
         return "the data set" if column is None else column.take(np.zeros(1, np.int64))[0].decode()
 
     def any_label(self) -> np.ndarray:
-        """For each episode of the table, whether some step has an instruction."""
-        task = self.episodes.columns.get("task", {})
-        spoken = [*task.get(LANGUAGES, {}).values(), *([task[WORDS]] if WORDS in task else [])]
-        if not spoken:
+        """For each episode of the table, whether some step has an instruction that may be drawn."""
+        if not self._languages:
             raise ValueError("skip_unlabeled=True but dataset does not have language labels. Give a language_key.")
-        return np.logical_or.reduce([self.episodes.any_of(column) for column in spoken])
+        return np.logical_or.reduce(self._spoken)
 
     def largest(self, name: str) -> np.ndarray:
         """For each episode of the table, the largest absolute number of the actions, or of an entry observed."""
@@ -157,7 +174,7 @@ class Samples(InTwoSteps):
             frames = np.arange(low, min(low + _STRIDE, self.episodes.frames))
             episode = np.searchsorted(self.episodes.starts, frames, side="right") - 1
             values = np.abs(self._normalized(column.take(frames), name, episode))
-            found[frames] = values.reshape(len(frames), -1).max(axis=1)
+            found[frames] = values.reshape(len(frames), -1).max(axis=1, initial=0)  # of no numbers
         return np.maximum.reduceat(found, self.episodes.starts)
 
     def trajectory(self, index: int, _: Any = None) -> Tree:
@@ -218,7 +235,7 @@ class Samples(InTwoSteps):
             for name, column in columns.items()
             if name not in ("observation", "task", "action")
         }
-        rows["task"] = self._task(frames, chance)
+        rows["task"] = self._task(episode, frames, chance)
         if self.transforms is None:
             rows["observation"] = self._observation(episode, frames, at["time"])
             if "action" in columns:
@@ -247,33 +264,47 @@ class Samples(InTwoSteps):
     def _action(self, episode: np.ndarray, frames: np.ndarray) -> np.ndarray:
         return self._normalized(taken(self.episodes.columns["action"], frames), "action", episode)
 
-    def _task(self, frames: np.ndarray, chance: Draws) -> Tree:
+    def _task(self, episode: np.ndarray, frames: np.ndarray, chance: Draws) -> Tree:
         columns = dict(self.episodes.columns.get("task", {}))
-        spoken = columns.pop(LANGUAGES, None)
+        several = columns.pop(LANGUAGES, None)
         task = {name: taken(column, frames) for name, column in columns.items()}
-        if spoken is not None:
-            texts = np.stack([column.take(frames) for column in spoken.values()])
-            task[WORDS] = texts[self._language(chance), np.arange(len(frames))]
+        if several is not None:
+            texts = np.stack([column.take(frames) for column in self._languages])
+            task[WORDS] = texts[self._language(episode, chance), np.arange(len(frames))]
         return task
 
-    def _language(self, chance: Draws) -> np.ndarray:
+    @functools.cached_property
+    def _languages(self) -> list[Any]:
+        """The instructions of which one is drawn for each trajectory; the original never draws the last of several."""
+        task = self.episodes.columns.get("task", {})
+        found = list(task[LANGUAGES].values()) if LANGUAGES in task else [task[WORDS]] if WORDS in task else []
+        return found[:-1] if faithful(self.compat) and len(found) > 1 else found
+
+    def _language(self, episode: np.ndarray, chance: Draws) -> np.ndarray:
         """Which of several instructions each row has: the same one for all rows of a trajectory."""
-        count = len(self.episodes.columns["task"].get(LANGUAGES, [None]))
-        if faithful(self.compat):
-            count = max(1, count - 1)  # the original never draws the last
-        return (chance.per_trajectory(_LANGUAGE) * count).astype(np.int64)
+        drawn = chance.per_trajectory(_LANGUAGE)
+        if not self.labelled_only:
+            return (drawn * len(self._languages)).astype(np.int64)
+        spoken = self._spoken[:, episode]
+        chosen = (drawn * spoken.sum(axis=0)).astype(np.int64)
+        return (spoken.cumsum(axis=0) > chosen).argmax(axis=0)
+
+    @functools.cached_property
+    def _spoken(self) -> np.ndarray:
+        """For each language and episode, whether some step has an instruction."""
+        return np.stack([self.episodes.any_of(column) for column in self._languages])
 
     @functools.cached_property
     def _labelled(self) -> np.ndarray:
         """For each language and episode, whether all steps have an instruction."""
-        task = self.episodes.columns["task"]
-        spoken = task[LANGUAGES].values() if LANGUAGES in task else [task[WORDS]]
-        return np.stack([self.episodes.all_of(column) for column in spoken])
+        return np.stack([self.episodes.all_of(column) for column in self._languages])
 
     @functools.cached_property
     def _pictured(self) -> np.ndarray:
-        """For each episode, whether some frame has an image."""
-        pictures = [column for name, column in self._observed.items() if name.startswith(("image_", "depth_"))]
+        """For each episode, whether some step has a goal image, or some frame an image that may become one."""
+        assert self.transforms is not None
+        goals = self.episodes.columns.get("task", {}) | (self._observed if self.transforms.relabel_goals else {})
+        pictures = [column for name, column in goals.items() if name.startswith(("image_", "depth_"))]
         none = np.zeros(len(self.episodes), dtype=bool)
         return np.logical_or.reduce([none, *(self.episodes.any_of(column) for column in pictures)])
 
@@ -293,8 +324,8 @@ class Samples(InTwoSteps):
                 chance.per_sample(_PHRASE),
                 transforms.rephraser,
                 transforms.rephrase_prob,
-                firsts=self._task(start, chance)[WORDS],
-                labelled=self._labelled[self._language(chance), episode],
+                firsts=self._task(episode, start, chance)[WORDS],
+                labelled=self._labelled[self._language(episode, chance), episode],
             )
         if transforms.keep_image_prob is not None:
             pictured = self._pictured[episode] if faithful(self.compat) else None
@@ -315,7 +346,7 @@ class Samples(InTwoSteps):
             width = action.shape[-1]
             if transforms.max_action_dim is not None:
                 action = self._padded(action, {})["action"]
-            masks = _masks(reach * windows.acting, windows.action_horizon, action.shape[-1], filled=width)
+            masks = _masks(reach * windows.acting(at["real"]), windows.action_horizon, action.shape[-1], filled=width)
             rows |= {"action": action, "action_pad_mask": masks.reshape(action.shape)}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
@@ -369,11 +400,6 @@ class Samples(InTwoSteps):
             return self._normalized(found, "action", episode)
         if len(shape) == 1:
             return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
-        if len(shape) != 2:
-            raise ValueError(
-                f"Actions must have the shape [A], or [N, A] in chunks, for each frame; got {list(shape)}."
-            )
-        check_chunks(shape[0], horizon, self.compat)
         return self._action(episode, firsts)[:, :, :horizon]
 
 

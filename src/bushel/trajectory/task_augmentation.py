@@ -194,7 +194,8 @@ def rephrase_instruction(
     """The instruction of a trajectory, with this probability, in words that are drawn for each step.
 
     The choice is among the first step's instruction and its paraphrases. Nothing changes if a step has no instruction.
-    What may be given as paraphrases, what they are, and `compat`: see `Rephraser`.
+    Instructions come back as bytes, whatever kind of strings they were. What may be given as paraphrases, what they
+    are, and `compat`: see `Rephraser`.
 
     >>> traj = {"task": {"language_instruction": np.array([b"lift"] * 2, object)}}
     >>> set(rephrase_instruction(traj, {"lift": "raise"}, 1.0)["task"]["language_instruction"]) <= {b"lift", b"raise"}
@@ -204,7 +205,7 @@ def rephrase_instruction(
     task = entry(traj, "task")
     if "language_instruction" not in task:
         return dict(traj)
-    language = task["language_instruction"]
+    language = np.array([_bytes(text) for text in task["language_instruction"].tolist()], object)
     source = generator(rng)
     once, each = np.full(len(language), source.random()), source.random(len(language))
     labelled = np.full(len(language), not_empty(language).all())

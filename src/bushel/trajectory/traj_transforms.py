@@ -28,7 +28,7 @@ def chunk_act_obs(
 ) -> Tree:
     """Observations as windows [T, W, ...] of the past, actions as chunks [T, W, H, A] of the future of each of them.
 
-    Adds `observation/timestep_pad_mask` [T, W] and `observation/task_completed` [T, W, H], and puts the latter into
+    Adds `observation/timestep_pad_mask` [T, W] and `observation/task_completed` [T, W, H], and puts both into
     `action_pad_mask` [T, W, H, A]. What the masks mean, and what `compat="crossformer"` changes, says `Windows`.
 
     Actions may come in chunks [T, N, A] with N of at least `action_horizon`: then only the window is added. (With
@@ -46,7 +46,8 @@ def chunk_act_obs(
     windows = Windows(window_size, action_horizon, override_window_size, compat)
     times = np.arange(len(action))
     seen, seen_real = windows.observations(times)
-    acted, acted_real = windows.actions(times, len(action), traj.get("task", {}).get("timestep"))
+    goals = traj.get("task", {}).get("timestep")
+    acted, acted_real = windows.actions(times, len(action), goals)
     if action.ndim == 3:
         check_chunks(action.shape[1], action_horizon, compat)
         mask = mask if mask.ndim == 3 else mask[:, None]  # one for all actions of a chunk
@@ -57,11 +58,12 @@ def chunk_act_obs(
     else:
         mask = mask[at]
     observation = take(entry(traj, "observation"), seen)
+    completed = windows.completed(times, len(action), goals)
     return {
         **traj,
-        "observation": observation | {"timestep_pad_mask": seen_real, "task_completed": ~acted_real},
+        "observation": observation | {"timestep_pad_mask": seen_real, "task_completed": completed},
         "action": action[at],
-        "action_pad_mask": mask & (acted_real & windows.acting[:, None])[..., None],
+        "action_pad_mask": mask & acted_real[..., None],
     }
 
 

@@ -59,16 +59,25 @@ class Windows:
         """
         last = np.asarray(lengths, np.int64).reshape(-1, 1, 1) - 1
         ahead = np.arange(self.action_horizon)
-        real = ahead < self.reach(times, lengths, goals)[:, :, None]
-        return np.minimum(np.maximum(self._history(times), 0)[:, :, None] + ahead, last), real
+        seen, real = self.observations(times)
+        acted = ~self.completed(times, lengths, goals) & self.acting(real)[:, :, None]
+        return np.minimum(seen[:, :, None] + ahead, last), acted
+
+    def completed(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
+        """Which actions are after the goal, bool[N, W, H]; those of slots before the episode too go by their time.
+
+        >>> Windows(window_size=2, action_horizon=2).completed([0, 1], lengths=2).tolist()
+        [[[False, False], [False, False]], [[False, False], [False, True]]]
+        """
+        return np.arange(self.action_horizon) >= self.reach(times, lengths, goals)[:, :, None]
 
     def reach(self, times: ArrayLike, lengths: ArrayLike, goals: Any = None) -> Any:
-        """How many actions of each slot are real, int64[N, W]: the first ones. The arguments are those of `actions`.
+        """How many actions of each slot are not after the goal, int64[N, W]: the first ones, of any slot.
 
-        `goals` may be an array of JAX; then so is the result.
+        The arguments are those of `actions`; `goals` may be an array of JAX; then so is the result.
 
         >>> Windows(window_size=2, action_horizon=3).reach([0, 1, 2], lengths=3).tolist()
-        [[0, 3], [3, 2], [2, 1]]
+        [[3, 3], [3, 2], [2, 1]]
         """
         last = np.asarray(lengths, np.int64).reshape(-1, 1) - 1
         xp = namespace(goals)
@@ -78,13 +87,11 @@ class Windows:
             raise ValueError(f"A time is outside its episode: times {times}, lengths {lengths}.")
         if faithful(self.compat):
             return xp.maximum(xp.minimum(goals + 2 - history, self.action_horizon), 0)
-        count = xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon)
-        return xp.maximum(count, 0) * (history >= 0)
+        return xp.maximum(xp.minimum(xp.minimum(goals, last) + 1 - history, self.action_horizon), 0)
 
-    @property
-    def acting(self) -> np.ndarray:
-        """Which slots of a window may have actions that are real, bool[W]: those that `override_window_size` leaves."""
-        return np.ones(self.window_size, bool) if faithful(self.compat) else self._left
+    def acting(self, real: np.ndarray) -> np.ndarray:
+        """Which slots may have real actions, bool[N, W]: those with `real` observations; for the original, all."""
+        return np.ones_like(real) if faithful(self.compat) else real
 
     @functools.cached_property
     def _left(self) -> np.ndarray:
