@@ -45,6 +45,28 @@ def test_hugging_face_datasets(tmp_path):
     assert len(pickle.dumps(stored)) < 5_000
 
 
+@pytest.mark.parametrize("form", [None, "numpy", "jax", "pandas", "arrow"])
+def test_hugging_face_formats_give_each_record_as_it_is_alone(form):
+    kinds = datasets.Features({"n": datasets.Value("int64"), "i": datasets.Value("int32"), "s": datasets.Value("string")})
+    rows = {"n": [2**24 + 1] * 30 + [None] + [2**24 + 1] * 29, "i": list(range(60)), "s": [f"{n}" for n in range(60)]}
+    stored = datasets.Dataset.from_dict(rows, features=kinds).with_format(form)
+    ds = MapDataset.source(stored)
+    alone = [described(stored[n]) for n in range(60)]
+    assert [described(ds[n]) for n in range(60)] == alone
+    assert [described(record) for record in ds] == alone
+    for count in (1, 2) if form != "jax" else ():  # an array on a device does not go to other processes
+        options = bushel.MultiprocessingOptions(num_workers=count)
+        with iter(ds.to_iter_dataset().mp_prefetch(options)) as workers:
+            assert [described(record) for record in workers] == alone
+
+
+def described(record):
+    """A record as text, with the types in it."""
+    if not isinstance(record, dict):
+        return type(record).__name__, str(record)
+    return {name: (type(value).__name__, str(getattr(value, "dtype", "")), str(value)) for name, value in record.items()}
+
+
 def test_hugging_face_streams():
 
     def rows():
