@@ -235,6 +235,9 @@ def example(i):
         "seq": list(range(i % 4)),
         "seqs": [{"a": k, "t": f"{k}"} for k in range(i % 3)],
         "texts": ["x"] * (i % 3),
+        "pairs": [np.array([f"{k}", "y"], object) for k in range(i % 3)],
+        "both": {"de": f"ja {i}", "en": "yes"},
+        "some": {"de": ["ja", "jawohl"], "en": f"yes {i}"},
         "imgs": [io.BytesIO(png(k)) for k in range(i % 3)],
         "steps": [
             {"obs": np.array([k, k + 1], np.float32), "img": io.BytesIO(png(k)), "is_last": k == i % 4 - 1}
@@ -289,6 +292,9 @@ def test_tfds_folders(tmp_path):
                         "seq": features.Sequence(features.Scalar(np.int64)),
                         "seqs": features.Sequence({"a": features.Scalar(np.int64), "t": features.Text()}),
                         "texts": features.Sequence(features.Text()),
+                        "pairs": features.Sequence(features.Tensor(shape=(2,), dtype=np.str_)),
+                        "both": features.Translation(["de", "en"]),
+                        "some": features.TranslationVariableLanguages(["de", "en"]),
                         "imgs": features.Sequence(features.Image(shape=(4, 5, 3))),
                         "steps": features.Dataset(
                             {
