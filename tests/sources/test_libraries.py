@@ -47,7 +47,9 @@ def test_hugging_face_datasets(tmp_path):
 
 @pytest.mark.parametrize("form", [None, "numpy", "jax", "pandas", "arrow"])
 def test_hugging_face_formats_give_each_record_as_it_is_alone(form):
-    kinds = datasets.Features({"n": datasets.Value("int64"), "i": datasets.Value("int32"), "s": datasets.Value("string")})
+    kinds = datasets.Features(
+        {"n": datasets.Value("int64"), "i": datasets.Value("int32"), "s": datasets.Value("string")}
+    )
     rows = {"n": [2**24 + 1] * 30 + [None] + [2**24 + 1] * 29, "i": list(range(60)), "s": [f"{n}" for n in range(60)]}
     stored = datasets.Dataset.from_dict(rows, features=kinds).with_format(form)
     ds = MapDataset.source(stored)
@@ -64,7 +66,9 @@ def described(record):
     """A record as text, with the types in it."""
     if not isinstance(record, dict):
         return type(record).__name__, str(record)
-    return {name: (type(value).__name__, str(getattr(value, "dtype", "")), str(value)) for name, value in record.items()}
+    return {
+        name: (type(value).__name__, str(getattr(value, "dtype", "")), str(value)) for name, value in record.items()
+    }
 
 
 def test_hugging_face_streams():
