@@ -69,8 +69,8 @@ class _ArrayStore(abc.ABC):
         return self.__getitems__([place % self._length]).rows()[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The records at `indices` (each in [0, len)) as columns."""
-        positions = np.asarray(indices, np.int64)
+        """The records at `indices` as columns."""
+        positions = checks.positions(indices, self._length)
         found: dict[str, np.ndarray] = {}
         for name, array in self._opened().items():
             try:

@@ -76,10 +76,11 @@ class LanceDataSource:
         return self._rows([place % self._length]).row(0)
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices` (each in [0, len)), in one call."""
-        if not len(indices):
+        """The rows at `indices`, in one call."""
+        places = checks.positions(indices, self._length)
+        if not len(places):
             return []
-        wanted, back = np.unique(np.asarray(indices, np.int64), return_inverse=True)
+        wanted, back = np.unique(places, return_inverse=True)
         return self._rows(wanted.tolist()).take(back)
 
     def _rows(self, places: list[int]) -> ArrowRows:

@@ -86,8 +86,8 @@ class TableSource(abc.ABC):
         return self._rows(place).row(row - self._begin(place))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices` (each in [0, len)): each part that they need is decoded once."""
-        return _gathered(np.asarray(indices, np.int64), self._ends, self._rows)
+        """The rows at `indices`: each part that they need is decoded once."""
+        return _gathered(checks.positions(indices, self._length), self._ends, self._rows)
 
     def fingerprint(self) -> Any:
         return [stores.fingerprint(self._paths, self._options), self._columns]

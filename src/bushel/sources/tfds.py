@@ -65,7 +65,7 @@ class TFDSDataSource:
         return self._decoded(self._records[index])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The examples at `indices` (each in [0, len)), read together."""
+        """The examples at `indices`, read together."""
         return [self._decoded(record) for record in self._records.__getitems__(indices)]
 
     def _decoded(self, record: bytes) -> dict[str, Any]:
