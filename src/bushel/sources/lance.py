@@ -85,11 +85,12 @@ class LanceDataSource:
 
     def _rows(self, places: list[int]) -> ArrowRows:
         try:
-            return ArrowRows(self._opened().take(places, columns=self._columns), chosen=True)
+            table = self._opened().take(places, columns=self._columns)
         except BaseException as error:
             if not isinstance(error, (OSError, ValueError)) and type(error).__name__ != "PanicException":
                 raise  # a panic of the package's is no Exception: it would end workers
             raise DamagedFile(f"{self._path}: rows {places[:8]} cannot be read: {error}") from error
+        return ArrowRows(table, self._path, chosen=True)
 
     def fingerprint(self) -> Any:
         parts = self._opened().get_fragments()
