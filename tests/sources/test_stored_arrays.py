@@ -109,6 +109,13 @@ def test_one_zarr_array(tmp_path):
     assert same(ZarrDataSource(tmp_path / "one.zarr")[4], {"array": CONTENT["x"][4]})
 
 
+def test_a_zipped_zarr_store_is_told(tmp_path):
+    with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
+        zarr.create_array(store, data=np.arange(5))
+    with pytest.raises(FileNotFoundError, match=r"x\.zip is no Zarr store: .* A zipped store is not read: unzip it"):
+        ZarrDataSource(tmp_path / "x.zip")
+
+
 def test_arrays_of_several_lengths_are_refused(tmp_path):
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["a"], file["b"] = np.zeros(3), np.zeros(4)

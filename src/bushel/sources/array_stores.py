@@ -159,7 +159,8 @@ class ZarrDataSource(_ArrayStore):
             store = zarr.open(place, mode="r")
             found = _members(store) if isinstance(store, zarr.Group) else {"array": store}
         except FileNotFoundError:
-            raise FileNotFoundError(f"{self._path} is no Zarr store: there is no metadata of one.") from None
+            how = " A zipped store is not read: unzip it." if self._path.endswith(".zip") else ""
+            raise FileNotFoundError(f"{self._path} is no Zarr store: there is no metadata of one.{how}") from None
         except (ImportError, PermissionError):
             raise
         except Exception as error:  # whatever damaged metadata lead to

@@ -52,8 +52,8 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
         raise ValueError(f"These {len(data)} bytes are no complete image: {error}") from error
     if halved:
         raise ValueError(
-            f"This image has 16 bits for each of its channels, and Pillow reads it as {has!r} without the lower 8. Write "
-            "it with 8 bits, or decode it with another library."
+            f"This image has 16 bits for each of its channels, and Pillow reads it as {has!r} without the lower 8. "
+            "Write it with 8 bits, or decode it with another library."
         )
     if found is None:
         raise ValueError(

@@ -255,7 +255,7 @@ Shard = tuple[str, int, int | None]
 
 def shards(paths: Any, options: Options | None) -> list[Shard]:
     """Paths, patterns, "file[3:7]" and TFDS's file instructions as (path, start, stop)."""
-    if isinstance(paths, (str, os.PathLike)) or _instruction(paths):
+    if isinstance(paths, (str, bytes, os.PathLike)) or _instruction(paths):
         paths = [paths]
     elif not isinstance(paths, Iterable):
         raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")

@@ -34,10 +34,10 @@ class SharedMemoryDataSource:
             raise ValueError("SharedMemoryDataSource needs elements, or the name of shared memory to attach to.")
         values = None if elements is None else list(elements)
         for number, value in enumerate(values or ()):
-            if isinstance(value, (str, bytes)) and value.endswith("\0" if isinstance(value, str) else b"\0"):
+            if isinstance(value, (str, bytes)) and value[-1:] in ("\0", b"\0"):
                 raise ValueError(
-                    f"Element {number} ends with a zero byte, which Python's shared lists would cut off: {value[-20:]!r}. "
-                    "Put another byte behind it, or pass the values as a list to `MapDataset.source`."
+                    f"Element {number} ends with a zero byte, which Python's shared lists would cut off: "
+                    f"{value[-20:]!r}. Put another byte behind it, or pass the values as a list to `MapDataset.source`."
                 )
         with _untracked() if values is None else contextlib.nullcontext():
             self._list = shared_memory.ShareableList(values, name=name)

@@ -26,7 +26,7 @@ def shards(paths: Any) -> Any:
     """Paths with braces written out, as webdataset does: "train-{000..009}.tar" is ten of them."""
     if isinstance(paths, (str, os.PathLike)):
         return _written_out(os.fspath(paths))
-    if not isinstance(paths, Iterable):
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         return paths  # told where paths are looked at
     return [one for path in paths for one in (shards(path) if isinstance(path, (str, os.PathLike)) else [path])]
 
@@ -181,8 +181,8 @@ class WebDatasetReader(SequentialReader):
     def _damaged(self, place: int, why: str) -> DamagedFile:
         if place == 0 and self._file.size > 1 and self._file.read(0, 2) == b"\x1f\x8b":
             return DamagedFile(
-                f"{self._file.name} is compressed with gzip, so that no place in it can be told. Decompress it (gunzip): "
-                "images and sounds in it are compressed already."
+                f"{self._file.name} is compressed with gzip, so that no place in it can be told. Decompress it "
+                "(gunzip): images and sounds in it are compressed already."
             )
         return DamagedFile(f"{self._file.name} is damaged at byte {place}: {why}.")
 
