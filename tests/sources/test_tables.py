@@ -168,10 +168,13 @@ def test_a_column_that_pyarrow_cannot_read_is_named(kind, column, tmp_path):
 
 @both
 def test_lists_in_lists_are_ones_own(kind, tmp_path):
-    source = one_column(tmp_path, kind, pa.array([[[1, 2], [3]], [], None]))
-    for row in (source[0], source.__getitems__([0])[0]):
-        row["x"][0][:] = -1
-    assert [inner.tolist() for inner in source[0]["x"]] == [[1, 2], [3]]
+    source = one_column(tmp_path, kind, pa.array([[[1, 2], [3]], [[1], [2]], [[]], [], None]))
+    for place, expected in enumerate([[[1, 2], [3]], [[1], [2]], [[]], []]):
+        for row in (source[place], source.__getitems__([place])[0]):
+            for inner in row["x"]:
+                inner[:] = -1
+        assert [inner.tolist() for inner in source[place]["x"]] == expected
+    assert source[4]["x"] is None
 
 
 @both

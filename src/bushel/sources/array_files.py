@@ -46,7 +46,7 @@ Arrays = dict[str, Callable[[], np.ndarray]]
 
 
 class _Unreadable(ValueError):
-    """An array that is whole, and of a kind that is not read."""
+    """An array that is not there, or that is of a kind which is not read. The file is whole."""
 
 
 def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None) -> Any:

@@ -68,8 +68,8 @@ def _takeable(column: Any, name: str, path: str) -> Any:
             return column.cast(_VIEWS[kind])
         if kind.startswith("run_end_encoded"):
             return package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
-        if not arrow.types.is_primitive(column.type) and len(column):
-            _objects(column, [0])
+        if not arrow.types.is_primitive(column.type):
+            _objects(column, np.zeros(0, np.int64))  # no rows, to see whether it can
     except NotImplementedError as error:
         raise ValueError(
             f"{path}: column {name!r} is of type {kind}, whose rows pyarrow cannot read ({error}). Cast it to another "
@@ -104,5 +104,6 @@ def _owned(value: Any) -> Any:
         return value
     copy = value.copy()
     if copy.dtype == object:
-        copy[:] = [_owned(inner) for inner in value]
+        for place, inner in enumerate(value):
+            copy[place] = _owned(inner)
     return copy

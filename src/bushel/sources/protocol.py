@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -44,7 +44,7 @@ def many_reads(source: Any) -> Callable[[Any], Any] | None:
     record would depend on its neighbours: such a dataset is read one by one.
     """
     form = getattr(source, "format", None)
-    if isinstance(form, Mapping) and form.get("type") not in (None, "python", "custom"):
+    if isinstance(form, dict) and form.get("type") not in (None, "python", "custom"):
         return None
     return getattr(source, "__getitems__", None) or getattr(source, "_getitems", None)
 

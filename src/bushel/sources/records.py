@@ -37,7 +37,7 @@ class RecordReader(abc.ABC):
 
     @abc.abstractmethod
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        """Many records, in the order asked for. As in a list, positions below 0 are of the end, others IndexErrors."""
+        """Many records, in the order asked for. Positions below 0 count from the end; those past it are IndexErrors."""
 
     @abc.abstractmethod
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
