@@ -56,6 +56,19 @@ def test_it_is_identified_by_its_values(source):
     other.close(), other.unlink()
 
 
+@pytest.mark.parametrize("value", ["b\0", b"a\0\0", b"\0"])
+def test_what_would_lose_its_last_bytes_is_refused(value):
+    with pytest.raises(ValueError, match=r"Element 1 ends with a zero byte, .* pass the values as a list"):
+        SharedMemoryDataSource(["", value])
+
+
+def test_zero_bytes_inside_stay():
+    inside = SharedMemoryDataSource(["a\0b", b"\0a", "", b""])
+    assert list(inside) == ["a\0b", b"\0a", "", b""]
+    inside.close()
+    inside.unlink()
+
+
 def test_nothing_to_share_is_told():
     with pytest.raises(ValueError, match="needs elements, or the name"):
         SharedMemoryDataSource()

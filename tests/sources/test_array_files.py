@@ -1,7 +1,9 @@
 """Arrays in files, written by NumPy and safetensors: mapped, sent by name, refused when damaged; checksums."""
 
+import json
 import pickle
 import random
+import struct
 
 import numpy as np
 import pytest
@@ -165,6 +167,8 @@ def test_a_changed_byte_is_harmless_or_told_with_the_file(kind, data, tmp_path_f
         load_arrays(path)
     except DamagedFile as error:
         assert f"arrays.{path.suffix[1:]} is no complete" in str(error)
+    except ValueError as error:  # the name of a type became another one
+        assert f"arrays.{path.suffix[1:]} has an array" in str(error)
 
 
 def test_some_arrays_of_a_file(tmp_path):
@@ -176,6 +180,53 @@ def test_some_arrays_of_a_file(tmp_path):
         load_arrays(tmp_path / "x.txt")
     with pytest.raises(ValueError, match=r"an \.npy file has one array"):
         load_arrays(tmp_path / "x.npy", ["x"])
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+@pytest.mark.parametrize("kind", ["npz", "compressed"])
+def test_names_of_fields_in_any_script(kind, tmp_path):
+    array = np.array([(1, 2.5), (3, 4.5)], [("größe", "i4"), ("数", "f4")])
+    found = load_arrays(saved(tmp_path, kind, {"x": array}))["x"]
+    assert found.dtype == array.dtype and found.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("kind", ["npz", "compressed"])
+def test_an_array_of_objects_is_refused_and_does_no_harm_to_others(kind, tmp_path):
+    path = saved(tmp_path, kind, {"x": np.arange(3), "objects": np.array([{}, []], object)})
+    assert same(load_arrays(path, ["x"]), {"x": np.arange(3)})
+    with pytest.raises(ValueError, match=r"arrays\.npz has an array of Python objects, .* Choose others") as caught:
+        load_arrays(path)
+    assert not isinstance(caught.value, DamagedFile)
+
+
+def safetensors_of(path, kind, itemsize):
+    """A file with an array `x` of the given type, zeros, and an array `y` of bytes."""
+    header = {
+        "x": {"dtype": kind, "shape": [4], "data_offsets": [0, 4 * itemsize]},
+        "y": {"dtype": "U8", "shape": [2], "data_offsets": [4 * itemsize, 4 * itemsize + 2]},
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * itemsize) + b"\1\2")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["C64", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
+def test_rare_types_of_safetensors(kind, tmp_path):
+    array = load_arrays(safetensors_of(tmp_path / "x.safetensors", kind, 8 if kind == "C64" else 1))["x"]
+    assert array.shape == (4,)
+    assert array.dtype.name == {"C64": "complex64", "F8_E8M0": "float8_e8m0fnu"}.get(
+        kind, kind.lower().replace("f8", "float8")
+    )
+
+
+def test_a_type_of_safetensors_that_is_not_read(tmp_path):
+    path = safetensors_of(tmp_path / "x.safetensors", "F6_E2M3", 1)
+    assert load_arrays(path, ["y"])["y"].tolist() == [1, 2]
+    with pytest.raises(
+        ValueError, match=r"x\.safetensors has an array 'x' of the type F6_E2M3, .* by their names"
+    ) as caught:
+        load_arrays(path)
+    assert not isinstance(caught.value, DamagedFile)
 
 
 def test_bfloat16(tmp_path):

@@ -136,3 +136,41 @@ def test_a_sequence_example_is_refused_and_not_taken_for_an_empty_one():
 def test_what_no_feature_can_hold_is_refused():
     with pytest.raises(TypeError, match="Feature 'x' must be numbers, bytes or strings"):
         encode_example({"x": None})
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (np.uint64(2**63), "holds 9223372036854775808, and a tf.train.Example has int64 numbers"),
+        ([1, 2**63], "holds 9223372036854775808"),
+        (1e300, r"holds 1e\+300, and a tf.train.Example has float32 numbers"),
+        (np.array([0.5, -1e39]), r"holds -1e\+39"),
+    ],
+)
+def test_numbers_that_would_become_others_are_refused(value, sentence):
+    with pytest.raises(ValueError, match=f"Feature 'x' {sentence}"):
+        encode_example({"x": value})
+
+
+def test_what_stays_what_it_is():
+    for value in ([np.inf, -np.inf], np.uint64([2**63 - 1]), np.float64([3e38])):
+        assert decode_example(encode_example({"x": value}))["x"].tolist() == np.asarray(value, dtype_of(value)).tolist()
+
+
+def dtype_of(value):
+    return np.float32 if np.asarray(value).dtype.kind == "f" else np.int64
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [b"ab", b"c"],
+        [bytearray(b"ab"), memoryview(b"c")],
+        np.array(["ab", "c"]),
+        np.array([b"ab", b"c"]),
+        np.array([["ab"], ["c"]], object),
+        ["ab", bytearray(b"c")],
+    ],
+)
+def test_bytes_and_texts_of_any_kind(value):
+    assert decode_example(encode_example({"x": value, "y": bytearray(b"d")})) == {"x": [b"ab", b"c"], "y": [b"d"]}

@@ -45,6 +45,32 @@ def test_hugging_face_datasets(tmp_path):
     assert len(pickle.dumps(stored)) < 5_000
 
 
+@pytest.mark.parametrize("form", [None, "numpy", "jax", "pandas", "arrow"])
+def test_hugging_face_formats_give_each_record_as_it_is_alone(form):
+    kinds = datasets.Features(
+        {"n": datasets.Value("int64"), "i": datasets.Value("int32"), "s": datasets.Value("string")}
+    )
+    rows = {"n": [2**24 + 1] * 30 + [None] + [2**24 + 1] * 29, "i": list(range(60)), "s": [f"{n}" for n in range(60)]}
+    stored = datasets.Dataset.from_dict(rows, features=kinds).with_format(form)
+    ds = MapDataset.source(stored)
+    alone = [described(stored[n]) for n in range(60)]
+    assert [described(ds[n]) for n in range(60)] == alone
+    assert [described(record) for record in ds] == alone
+    for count in (1, 2) if form != "jax" else ():  # an array on a device does not go to other processes
+        options = bushel.MultiprocessingOptions(num_workers=count)
+        with iter(ds.to_iter_dataset().mp_prefetch(options)) as workers:
+            assert [described(record) for record in workers] == alone
+
+
+def described(record):
+    """A record as text, with the types in it."""
+    if not isinstance(record, dict):
+        return type(record).__name__, str(record)
+    return {
+        name: (type(value).__name__, str(getattr(value, "dtype", "")), str(value)) for name, value in record.items()
+    }
+
+
 def test_hugging_face_streams():
 
     def rows():
@@ -213,6 +239,9 @@ def example(i):
         "seq": list(range(i % 4)),
         "seqs": [{"a": k, "t": f"{k}"} for k in range(i % 3)],
         "texts": ["x"] * (i % 3),
+        "pairs": [np.array([f"{k}", "y"], object) for k in range(i % 3)],
+        "both": {"de": f"ja {i}", "en": "yes"},
+        "some": {"de": ["ja", "jawohl"], "en": f"yes {i}"},
         "imgs": [io.BytesIO(png(k)) for k in range(i % 3)],
         "steps": [
             {"obs": np.array([k, k + 1], np.float32), "img": io.BytesIO(png(k)), "is_last": k == i % 4 - 1}
@@ -267,6 +296,9 @@ def test_tfds_folders(tmp_path):
                         "seq": features.Sequence(features.Scalar(np.int64)),
                         "seqs": features.Sequence({"a": features.Scalar(np.int64), "t": features.Text()}),
                         "texts": features.Sequence(features.Text()),
+                        "pairs": features.Sequence(features.Tensor(shape=(2,), dtype=np.str_)),
+                        "both": features.Translation(["de", "en"]),
+                        "some": features.TranslationVariableLanguages(["de", "en"]),
                         "imgs": features.Sequence(features.Image(shape=(4, 5, 3))),
                         "steps": features.Dataset(
                             {

@@ -2,6 +2,8 @@
 
 import io
 import pickle
+import struct
+import zlib
 
 import h5py
 import numpy as np
@@ -105,6 +107,13 @@ def test_some_arrays_and_bad_names(kind, tmp_path):
 def test_one_zarr_array(tmp_path):
     zarr.save_array(str(tmp_path / "one.zarr"), CONTENT["x"])
     assert same(ZarrDataSource(tmp_path / "one.zarr")[4], {"array": CONTENT["x"][4]})
+
+
+def test_a_zipped_zarr_store_is_told(tmp_path):
+    with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
+        zarr.create_array(store, data=np.arange(5))
+    with pytest.raises(FileNotFoundError, match=r"x\.zip is no Zarr store: .* A zipped store is not read: unzip it"):
+        ZarrDataSource(tmp_path / "x.zip")
 
 
 def test_arrays_of_several_lengths_are_refused(tmp_path):
@@ -275,6 +284,58 @@ def test_images_of_more_than_eight_bits_come_whole_or_not_at_all(kind, dtype):
     assert decode_image(data, "F").tolist() == DEEP[:, :, None].tolist()
 
 
+def a_deep_png(colours, channels):
+    """A PNG image with 16 bits for each channel, which Pillow cannot write."""
+    rows = b"".join(b"\0" + DEEP.astype(">u2").repeat(channels, 1)[row].tobytes() for row in range(2))
+    parts = (
+        (b"IHDR", struct.pack(">IIBBBBB", 4, 2, 16, colours, 0, 0, 0)),
+        (b"IDAT", zlib.compress(rows)),
+        (b"IEND", b""),
+    )
+    chunks = (
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def a_deep_tiff():
+    """A TIFF image with 16 bits for each of three channels."""
+    pixels = DEEP.astype("<u2").repeat(3, 1).tobytes()
+    facts = (256, 4), (257, 2), (258, None), (259, 1), (262, 2), (273, 128), (277, 3), (278, 2), (279, len(pixels))
+    entries = b"".join(
+        struct.pack("<HHII", tag, 3, 3, 122) if value is None else struct.pack("<HHII", tag, 4, 1, value)
+        for tag, value in facts
+    )
+    return (
+        struct.pack("<2sHIH", b"II", 42, 8, len(facts)) + entries + bytes(4) + struct.pack("<3H", 16, 16, 16) + pixels
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [a_deep_png(2, 3), a_deep_png(4, 2), a_deep_png(6, 4), a_deep_tiff(), b"P6 1 1 65535\n\1\2\3\4\5\6"],
+    ids=["rgb", "grey and alpha", "rgba", "tiff", "ppm"],
+)
+def test_colours_of_sixteen_bits_are_refused_and_not_halved(data):
+    Image.open(io.BytesIO(data)).load()  # it is a whole one
+    for mode in (None, "RGB", "L"):
+        with pytest.raises(
+            ValueError, match=r"has 16 bits for each of its channels, and Pillow reads it as .* Write it with 8"
+        ):
+            decode_image(data, mode)
+    assert decode_image(a_deep_png(0, 1), None).tolist() == DEEP[:, :, None].tolist()
+
+
+def test_an_array_is_no_file():
+    with pytest.raises(
+        TypeError, match=r"decode_image takes the bytes of an image file, got ndarray: .* data.tobytes\(\)"
+    ):
+        decode_image(np.frombuffer(encoded(PIXELS, "png"), np.uint8))
+    for kind in (bytearray, memoryview):
+        assert np.array_equal(decode_image(kind(encoded(PIXELS, "png"))), PIXELS)
+        assert decode_image(kind(encoded(PIXELS, "jpeg"))).shape == PIXELS.shape
+
+
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
 def test_a_mode_that_is_none_is_told(kind):
     with pytest.raises(ValueError, match=r"mode must be one of '1', .*'RGBX', 'YCbCr', or None, got 'rgb'"):
@@ -291,3 +352,28 @@ def test_sounds_come_back(kind):
     assert np.array_equal(found, samples)
     with pytest.raises(ValueError, match="These 5 bytes are no complete sound"):
         decode_audio(b"hello")
+
+
+@pytest.mark.parametrize(
+    "kind", [("WAV", "PCM_16"), ("WAV", "FLOAT"), ("AIFF", "PCM_16"), ("FLAC", None), ("OGG", "VORBIS"), ("MP3", None)]
+)
+def test_a_sound_cut_short_is_refused(kind):
+    out = io.BytesIO()
+    noise = np.random.default_rng(0).normal(0, 0.1, (5000, 2))
+    soundfile.write(out, noise, 48_000, format=kind[0], subtype=kind[1])
+    data = out.getvalue()
+    assert decode_audio(data)[0].shape == (5000, 2)
+    for cut in (1, 50, 500, len(data) // 2, len(data) - 50):
+        with pytest.raises(ValueError, match=f"These {len(data) - cut} bytes are no complete sound"):
+            decode_audio(data[:-cut])
+
+
+def test_a_sound_whose_writer_did_not_know_its_length_is_read():
+    out = io.BytesIO()
+    soundfile.write(out, np.zeros((100, 1)), 8_000, format="WAV", subtype="PCM_16")
+    data = bytearray(out.getvalue())
+    data[4:8] = data[40:44] = b"\xff" * 4  # as programs that write into a pipe do
+    assert decode_audio(bytes(data))[0].shape == (100, 1)
+    data[40:44] = struct.pack("<I", 201)
+    with pytest.raises(ValueError, match="200 of 201 bytes of samples are there"):
+        decode_audio(bytes(data))

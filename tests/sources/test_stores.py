@@ -19,7 +19,16 @@ from hypothesis import strategies as st
 from servers import BUCKET, Web, gcs, s3
 
 from bushel import MapDataset, MultiprocessingOptions
-from bushel.sources import BagzDataSource, DamagedFile, FileDataSource, FixedRecords, stores
+from bushel.sources import (
+    BagzDataSource,
+    DamagedFile,
+    FileDataSource,
+    FixedRecords,
+    LineDataSource,
+    ParquetDataSource,
+    load_arrays,
+    stores,
+)
 
 CONTENT = random.Random(0).randbytes(1_000_000)
 RECORDS = [random.Random(number).randbytes(number * 97 % 5_000) for number in range(50)]
@@ -535,6 +544,21 @@ def test_a_path_with_signs_of_a_pattern_is_a_path_first(tmp_path):
     written(tmp_path, "bag", [b"x"], "odd[1]")
     assert list(BagzDataSource(path)) == [b"x"]
     assert stores.find(f"file://{path}") == [str(path)]
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "50%", "a%20b"])
+def test_a_file_url_with_signs_that_urls_write_otherwise(name, tmp_path):
+    path = tmp_path / name / "x.txt"
+    path.parent.mkdir()
+    path.write_text("one\ntwo\n")
+    for url in (path.as_uri(), f"file://{path}", path.as_uri().replace("x.txt", "*.txt")):
+        assert list(LineDataSource(url)) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("source", [BagzDataSource, LineDataSource, ParquetDataSource, FileDataSource, load_arrays])
+def test_a_path_of_bytes_is_refused(source):
+    with pytest.raises(TypeError, match=r"A path is a str or an os.PathLike, got b'x.bag' of type bytes"):
+        source(b"x.bag")
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):

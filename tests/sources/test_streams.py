@@ -316,6 +316,43 @@ def test_a_damaged_header_of_a_tar_file_is_reported(tmp_path):
         next(iter(WebDatasetIterDataset(path)))
 
 
+@pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_member_with_holes_is_refused(format, tmp_path):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w", format=format) as tar:
+        for number in range(3):
+            member = tarfile.TarInfo(f"{number}.bin")
+            member.size = 5
+            if number == 1 and format == tarfile.GNU_FORMAT:
+                member.type = tarfile.GNUTYPE_SPARSE
+            elif number == 1:
+                member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
+            tar.addfile(member, io.BytesIO(b"12345"))
+    iterator = iter(WebDatasetIterDataset(str(path)))
+    with pytest.raises(DamagedFile, match=r"x\.tar has a file with holes before byte \d+, .* without -S"):
+        list(iterator)
+
+
+def test_a_contiguous_file_is_a_file(tmp_path):
+    path = tmp_path / "x.tar"
+    with tarfile.open(path, "w") as tar:
+        member = tarfile.TarInfo("0.bin")
+        member.size, member.type = 5, tarfile.CONTTYPE
+        tar.addfile(member, io.BytesIO(b"12345"))
+    assert list(WebDatasetIterDataset(str(path))) == [{"__key__": "0", "bin": b"12345"}]
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_a_compressed_tar_file_is_told(size, tmp_path):
+    path = tmp_path / "x.tar.gz"
+    with tarfile.open(path, "w:gz") as tar:
+        member = tarfile.TarInfo("0.bin")
+        member.size = size
+        tar.addfile(member, io.BytesIO(random.Random(0).randbytes(size)))
+    with pytest.raises(DamagedFile, match=r"x\.tar\.gz is compressed with gzip, .* Decompress it"):
+        list(WebDatasetIterDataset(str(path)))
+
+
 def test_a_key_that_comes_twice_is_reported(tmp_path):
     path = shard(tmp_path / "x.tar", [("a", {"jpg": b"1"}), ("a", {"jpg": b"2"})])
     with pytest.raises(DamagedFile, match=r"sample 'a' has two members \.jpg"):

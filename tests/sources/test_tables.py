@@ -1,12 +1,15 @@
 """Parquet and Arrow files: written by pyarrow, read as rows, at any position and in order, as Grain reads them."""
 
+import base64
 import pickle
 
 import grain
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
+import pyarrow.ipc
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 from formats import in_eight_threads, table
 from hypothesis import given, settings
@@ -108,6 +111,137 @@ def test_rows_that_came_out_are_ones_own(files):
     first = source[3]["list"]
     first[:] = -1
     assert source[3]["list"].tolist() == [3, 3, 3]
+
+
+def one_column(folder, kind, column):
+    """A source of one column `x`; None where the format cannot hold it."""
+    made, path = pa.table({"x": column}), folder / f"x.{kind}"
+    try:
+        pq.write_table(made, path) if kind == "parquet" else write_arrow(made, path, pa.ipc.new_file)
+    except NotImplementedError:
+        return None
+    return SOURCES[kind](path)
+
+
+def write_arrow(made, path, new, **options):
+    with new(path, made.schema, **options) as file:
+        file.write_table(made, max_chunksize=20)
+
+
+@both
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array(["a", None, "long" * 20], pa.string_view()), ["a", None, "long" * 20]),
+        (pa.array([b"a", None, b"long" * 20], pa.binary_view()), [b"a", None, b"long" * 20]),
+        (pa.RunEndEncodedArray.from_arrays([1, 3], ["a", "b"]), ["a", "b", "b"]),
+        (pa.RunEndEncodedArray.from_arrays([1, 3], [7, 8]), [7, 8, 8]),
+    ],
+    ids=str,
+)
+def test_columns_of_newer_types(kind, column, expected, tmp_path):
+    source = one_column(tmp_path, kind, column)
+    if source is not None:
+        assert [source[index]["x"] for index in range(3)] == expected
+        assert [row["x"] for row in MapDataset.source(source)[::-1]] == expected[::-1]
+
+
+@both
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([["a"], ["b"]], pa.list_(pa.string_view())),
+        pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])]),
+    ],
+    ids=["list of views", "union"],
+)
+def test_a_column_that_pyarrow_cannot_read_is_named(kind, column, tmp_path):
+    source = one_column(tmp_path, kind, column)
+    if source is not None:
+        for read in (lambda: source[0], lambda: source.__getitems__([0])):
+            with pytest.raises(
+                ValueError, match=rf"x\.{kind}: column 'x' is of type .* choose other columns"
+            ) as caught:
+                read()
+            assert not isinstance(caught.value, DamagedFile)
+
+
+@both
+def test_lists_in_lists_are_ones_own(kind, tmp_path):
+    source = one_column(tmp_path, kind, pa.array([[[1, 2], [3]], [[1], [2]], [[]], [], None]))
+    for place, expected in enumerate([[[1, 2], [3]], [[1], [2]], [[]], []]):
+        for row in (source[place], source.__getitems__([place])[0]):
+            for inner in row["x"]:
+                inner[:] = -1
+        assert [inner.tolist() for inner in source[place]["x"]] == expected
+    assert source[4]["x"] is None
+
+
+@both
+def test_two_columns_of_one_name_are_refused(kind, tmp_path):
+    made, path = (
+        pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "b", "a"]),
+        tmp_path / f"x.{kind}",
+    )
+    pq.write_table(made, path) if kind == "parquet" else write_arrow(made, path, pa.ipc.new_file)
+    for columns in (None, ["a"]):
+        with pytest.raises(ValueError, match=rf"x\.{kind} has 2 columns 'a': choose others") as caught:
+            SOURCES[kind](path, columns)
+        assert not isinstance(caught.value, DamagedFile)
+    assert SOURCES[kind](path, ["b"])[0] == {"b": 2}
+
+
+def test_one_field_of_a_struct(tmp_path):
+    pq.write_table(pa.table({"x": [{"a": 1, "b": {"c": 2}}], "y": [3]}), tmp_path / "x.parquet")
+    assert ParquetDataSource(tmp_path / "x.parquet", ["x.a"])[0] == {"x": {"a": 1}}
+    assert ParquetDataSource(tmp_path / "x.parquet", ["x.b", "y"])[0] == {"x": {"b": {"c": 2}}, "y": 3}
+    with pytest.raises(ValueError, match=r"has no column 'x\.z'; its columns are 'x', 'y'"):
+        ParquetDataSource(tmp_path / "x.parquet", ["x.z"])
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_arrow_streams(compression, files, tmp_path):
+    path = tmp_path / "x.arrow"
+    write_arrow(table(), path, pa.ipc.new_stream, options=pa.ipc.IpcWriteOptions(compression=compression))
+    source = ArrowDataSource(path)
+    expected = ArrowDataSource(files / "part-0.arrow")
+    assert same([source[index] for index in range(COUNT)], [expected[index] for index in range(COUNT)])
+    assert same(list(MapDataset.source(pickle.loads(pickle.dumps(source)))), list(MapDataset.source(expected)))
+    with pytest.raises(ValueError, match="has no column 'z'"):
+        ArrowDataSource(path, ["z"])
+    content = path.read_bytes()
+    for kept in (8, 100, len(content) // 2, len(content) - 8, len(content) - 1):
+        path.write_bytes(content[:kept])
+        with pytest.raises(DamagedFile, match=r"x\.arrow is an Arrow stream without its end mark: it was cut short"):
+            ArrowDataSource(path)
+
+
+class Keys(encryption.KmsClient):
+    """A service of keys that keeps none: for tests, a wrapped key is the key."""
+
+    def __init__(self, settings):
+        super().__init__()
+
+    def wrap_key(self, key_bytes, master_key_identifier):
+        return base64.b64encode(key_bytes)
+
+    def unwrap_key(self, wrapped_key, master_key_identifier):
+        return base64.b64decode(wrapped_key)
+
+
+def test_an_encrypted_file_is_told(tmp_path):
+    path = tmp_path / "x.parquet"
+    for plain in (False, True):
+        wanted = encryption.EncryptionConfiguration("footer", column_keys={"column": ["a"]}, plaintext_footer=plain)
+        factory = encryption.CryptoFactory(Keys)
+        properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), wanted)
+        made = pa.table({"a": [1], "b": [2]})
+        with pq.ParquetWriter(path, made.schema, encryption_properties=properties) as file:
+            file.write_table(made)
+        with pytest.raises(ValueError, match=r"x\.parquet (is|has) encrypted.*Pass decryption_properties") as caught:
+            ParquetDataSource(path)[0]
+        assert not isinstance(caught.value, DamagedFile)
+    assert ParquetDataSource(path, ["b"])[0] == {"b": 2}
 
 
 # In order.

@@ -120,6 +120,28 @@ def test_sequences_in_sequences():
     assert all(row.dtype == np.int32 for row in rows)
 
 
+def a_sequence_of_texts(*shape):
+    tensor = {"dtype": "string", "encoding": "none", "shape": {"dimensions": [str(size) for size in shape]}}
+    return feature({"sequence": {"feature": {"tensor": tensor}}}, "x")
+
+
+def test_sequences_of_texts_with_a_shape():
+    for count in range(3):
+        texts = [b"%d" % number for number in range(4 * count)]
+        rows = a_sequence_of_texts(2, 2).decode("x", {"x": texts}, 0)
+        assert rows.dtype == object and rows.shape == (count, 2, 2) and rows.ravel().tolist() == texts
+    with pytest.raises(ValueError, match=r"a sequence of values of the shape \(-1,\)"):
+        a_sequence_of_texts(-1).decode("x", {"x": [b"a", b"b"]}, 0)
+
+
+def test_translations():
+    stored = {"x/de": [b"ja"], "x/en": [b"yes"], "y/language": [b"de", b"en"], "y/translation": [b"ja", b"yes"]}
+    fixed, variable = {"languages": ["de", "en"]}, {"languages": ["de", "en"], "variableLanguagesPerExample": True}
+    assert feature({"translation": fixed}, "x").decode("x", stored, 0) == {"de": b"ja", "en": b"yes"}
+    both = {"language": [b"de", b"en"], "translation": [b"ja", b"yes"]}
+    assert feature({"translation": variable}, "y").decode("y", stored, 0) == both
+
+
 def test_a_kind_of_feature_that_is_not_known():
     spec = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
     with pytest.raises(ValueError, match=r"x: features of the kind Audio are not decoded here. Pass decode=False"):

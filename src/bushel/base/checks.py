@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 INFINITE = (1 << 63) - 1
 """The length of an endless data set: `sys.maxsize` of a 64-bit Python, as in Grain."""
 
@@ -22,6 +23,30 @@ def integer(value: Any, what: str) -> int:
         except TypeError:
             pass
     raise TypeError(f"{what} must be an integer, got {value!r} of type {type(value).__name__}.")
+
+
+def integers(values: Any) -> np.ndarray:
+    """`values`, the indices of many records, as int64; floats, bools and more than one axis are refused."""
+    if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1:  # as pipelines ask: at no cost
+        return values
+    found = np.asarray(values)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise TypeError(f"Indices must be integers on one axis, got {found.dtype} of shape {found.shape}: {values!r}.")
+    if found.dtype.kind == "u" and found.size and found.max() > INFINITE:
+        raise IndexError(f"index {found.max()} is out of range")
+    return found.astype(np.int64)
+
+
+def positions(indices: Any, length: int) -> np.ndarray:
+    """The positions that `indices` mean among `length` records, those below 0 counted from the end as in a list."""
+    places = integers(indices)
+    bits = places.view(_UINT64)  # in which numbers below 0 are the largest
+    if not len(places) or bits.item(bits.argmax()) < length:
+        return places
+    for extreme in (places.max(), places.min()):
+        if not -length <= extreme < length:
+            raise IndexError(f"index {extreme} is out of range for {length} records")
+    return places % length
 
 
 def positive(value: Any, what: str) -> int:

@@ -17,6 +17,7 @@ from bushel.base.transforms import shown
 from bushel.graph.node import Epochs, MapNode, Origin, Plan
 from bushel.index import words
 from bushel.sources.memory import received, sent
+from bushel.sources.protocol import many_reads
 from bushel.sources.ragged import RaggedDataSource
 
 
@@ -53,7 +54,7 @@ class Source(MapNode):
 
     def plan(self, indices: np.ndarray) -> Plan:
         positions = words.narrowed(indices % self.length)
-        many = getattr(self.source, "__getitems__", None) or getattr(self.source, "_getitems", None)
+        many = many_reads(self.source)
         if many is not None:
             return _ManyReads(self, positions, many)
         return _SingleReads(self, positions.tolist())

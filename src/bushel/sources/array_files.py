@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import os
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,23 @@ _DTYPES = {
     "U16": "<u2",
     "U8": "u1",
     "BOOL": "?",
+    "C64": "<c8",
 }
-_NEEDS_JAX = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_NEEDS_JAX = {
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+
+Arrays = dict[str, Callable[[], np.ndarray]]
+"""How the arrays of a file are read, by name."""
+
+
+class _Unreadable(ValueError):
+    """An array that is not there, or that is of a kind which is not read. The file is whole."""
 
 
 def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None) -> Any:
@@ -61,39 +77,50 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     content = io.BytesIO(file.read(0, file.size)) if stores.is_url(text) else None
     try:
         found = _READERS[kind](text, content)
+        if kind == "npy":
+            return found[""]()
+        for name in names or ():
+            if name not in found:
+                raise _Unreadable(f"has no array {name!r}; it has {', '.join(map(repr, found))}.")
+        return {name: found[name]() for name in (found if names is None else names)}
     except ImportError:
         raise
+    except _Unreadable as error:
+        raise ValueError(f"{text} {error}") from None
     except Exception as error:  # whatever the readers of headers, archives and compressed data stumble over
+        if str(error).startswith(("Object arrays cannot be loaded", "Array can't be memory-mapped: Python objects")):
+            raise ValueError(
+                f"{text} has an array of Python objects, which is not read. Choose others by their names."
+            ) from None
         raise DamagedFile(f"{text} is no complete .{kind} file: {error}") from error
-    if names is None or kind == "npy":
-        return found
-    for name in names:
-        if name not in found:
-            raise ValueError(f"{text} has no array {name!r}; it has {', '.join(map(repr, found))}.")
-    return {name: found[name] for name in names}
 
 
-def _npy(path: str, content: io.BytesIO | None) -> np.ndarray:
+def _npy(path: str, content: io.BytesIO | None) -> Arrays:
     if content is not None:
-        return np.load(content, allow_pickle=False)
-    return np.load(path, mmap_mode="r", allow_pickle=False)
+        return {"": lambda: np.load(content, allow_pickle=False)}
+    return {"": lambda: np.load(path, mmap_mode="r", allow_pickle=False)}
 
 
-def _npz(path: str, content: io.BytesIO | None) -> dict[str, np.ndarray]:
-    found: dict[str, np.ndarray] = {}
+def _npz(path: str, content: io.BytesIO | None) -> Arrays:
     with zipfile.ZipFile(content or path) as archive:
-        for entry in archive.infolist():
-            name = entry.filename.removesuffix(".npy")
-            if entry.compress_type == zipfile.ZIP_STORED and content is None:
-                found[name] = _mapped_member(path, entry)
-            else:
-                with archive.open(entry) as member:  # zipfile compares the checksum
-                    found[name] = np.lib.format.read_array(member, allow_pickle=False)
-    return found
+        return {
+            entry.filename.removesuffix(".npy"): functools.partial(_member, path, content, entry)
+            for entry in archive.infolist()
+        }
 
 
-def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray:
-    """An array of an archive without compression, mapped where it lies."""
+def _member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:
+    """An array of an archive."""
+    if entry.compress_type == zipfile.ZIP_STORED and content is None:
+        mapped = _mapped_member(path, entry)
+        if mapped is not None:
+            return mapped
+    with zipfile.ZipFile(content or path) as archive, archive.open(entry) as member:  # it compares the checksum
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
+    """An array of an archive without compression, mapped where it lies; None where only NumPy reads its header."""
     with open(path, "rb") as file:
         file.seek(entry.header_offset)
         local = file.read(30)
@@ -101,10 +128,12 @@ def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray:
             raise ValueError(f"the entry {entry.filename} is not where the index says")
         file.seek(sum(struct.unpack_from("<HH", local, 26)), os.SEEK_CUR)
         version = np.lib.format.read_magic(file)
+        if version not in ((1, 0), (2, 0)):  # names of fields in UTF-8
+            return None
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, fortran, dtype = read(file)
         if dtype.hasobject:
-            raise ValueError(f"the array {entry.filename} holds Python objects")
+            return None  # refused there too
         order = "F" if fortran else "C"
         return _map(path, file.tell(), shape, dtype, order)
 
@@ -118,41 +147,43 @@ def _map(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any 
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
 
 
-def _safetensors(path: str, content: io.BytesIO | None) -> dict[str, np.ndarray]:
-    with content or open(path, "rb") as file:
+def _safetensors(path: str, content: io.BytesIO | None) -> Arrays:
+    with open(path, "rb") if content is None else content as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         (length,) = struct.unpack("<Q", file.read(8))
         if length > size - 8:
             raise ValueError(f"its header would have {length} bytes in a file of {size}")
         header = json.loads(file.read(length))
-        base = 8 + length
-        found: dict[str, np.ndarray] = {}
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            dtype, shape = _dtype(name, entry["dtype"]), tuple(entry["shape"])
-            low, high = entry["data_offsets"]
-            wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            if high - low != wanted or not 0 <= low <= high <= size - base:
-                raise ValueError(f"the array {name!r} is said to lie at bytes {low} to {high}, which cannot be")
-            if content is None:
-                found[name] = _map(path, base + low, shape, dtype)
-            else:
-                file.seek(base + low)
-                found[name] = np.frombuffer(file.read(wanted), dtype).reshape(shape)
-    return found
+        data = None if content is None else file.read()
+    header.pop("__metadata__", None)
+    return {
+        name: functools.partial(_tensor, path, data, 8 + length, size, name, entry) for name, entry in header.items()
+    }
+
+
+def _tensor(path: str, data: bytes | None, base: int, size: int, name: str, entry: dict[str, Any]) -> np.ndarray:
+    """An array of a safetensors file of `size` bytes, whose data begin at byte `base`."""
+    dtype, shape = _dtype(name, entry["dtype"]), tuple(entry["shape"])
+    low, high = entry["data_offsets"]
+    wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    if high - low != wanted or not 0 <= low <= high <= size - base:
+        raise ValueError(f"the array {name!r} is said to lie at bytes {low} to {high}, which cannot be")
+    if data is None:
+        return _map(path, base + low, shape, dtype)
+    return np.frombuffer(data[low:high], dtype).reshape(shape)
 
 
 def _dtype(name: str, kind: str) -> np.dtype[Any]:
     if kind in _NEEDS_JAX:
         try:
             import ml_dtypes
-        except ImportError:
-            raise ImportError(f"The array {name!r} is of type {kind}: pip install 'bushel[jax]'") from None
-        return np.dtype(getattr(ml_dtypes, _NEEDS_JAX[kind]))
+
+            return np.dtype(getattr(ml_dtypes, _NEEDS_JAX[kind]))
+        except (ImportError, AttributeError):
+            raise ImportError(f"The array {name!r} is of type {kind}: pip install -U 'bushel[jax]' ml_dtypes") from None
     if kind not in _DTYPES:
-        raise ValueError(f"the array {name!r} is of the unknown type {kind}")
+        raise _Unreadable(f"has an array {name!r} of the type {kind}, which is not read. Choose others by their names.")
     return np.dtype(_DTYPES[kind])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.sources import highway, varints
 from bushel.sources.records import RecordReader, RecordSource, copied_into
@@ -113,6 +114,7 @@ class _ArrayRecordFile(RecordReader):
         if self._single:
             data = self._each(positions)
             return [self._only(chunk, part) for chunk, part in zip(positions.tolist(), data)]
+        positions = checks.positions(positions, self.count)
         wanted, back = np.unique(self._firsts.searchsorted(positions, "right") - 1, return_inverse=True)
         parts = [self._parts(chunk, data) for chunk, data in zip(wanted.tolist(), self._chunks(wanted))]
         within = (positions - self._firsts[wanted[back]]).tolist()

@@ -69,8 +69,8 @@ class _ArrayStore(abc.ABC):
         return self.__getitems__([place % self._length]).rows()[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The records at `indices` (each in [0, len)) as columns."""
-        positions = np.asarray(indices, np.int64)
+        """The records at `indices` as columns."""
+        positions = checks.positions(indices, self._length)
         found: dict[str, np.ndarray] = {}
         for name, array in self._opened().items():
             try:
@@ -159,7 +159,8 @@ class ZarrDataSource(_ArrayStore):
             store = zarr.open(place, mode="r")
             found = _members(store) if isinstance(store, zarr.Group) else {"array": store}
         except FileNotFoundError:
-            raise FileNotFoundError(f"{self._path} is no Zarr store: there is no metadata of one.") from None
+            how = " A zipped store is not read: unzip it." if self._path.endswith(".zip") else ""
+            raise FileNotFoundError(f"{self._path} is no Zarr store: there is no metadata of one.{how}") from None
         except (ImportError, PermissionError):
             raise
         except Exception as error:  # whatever damaged metadata lead to

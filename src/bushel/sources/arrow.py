@@ -1,4 +1,4 @@
-"""Arrow IPC files (also called Feather 2), mapped into memory: record batches at any position."""
+"""Arrow IPC files (also called Feather 2) and streams, mapped into memory: record batches at any position."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.needs import package
 from bushel.sources.stores import Options
-from bushel.sources.tables import UNREADABLE, TableSource
+from bushel.sources.tables import UNREADABLE, TableSource, check_names
 
 _KEPT_BYTES = 256 << 20
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; each of its messages begins with the first four
 
 
 class ArrowDataSource(TableSource):
     """Rows of Arrow IPC files as dicts, at any position. Local files are mapped: what is not read stays on disk.
 
     Args:
-      paths: one or many files in the file format (not the stream format), patterns or URLs.
+      paths: one or many files in the file format or the stream format, patterns or URLs. Of a compressed stream, all is
+        decompressed when it is opened.
       columns: only these; all by default.
       storage_options: of the store where the files lie. Remote files are read whole into memory.
     """
@@ -48,24 +50,27 @@ class ArrowDataSource(TableSource):
 class _ArrowFile:
     """One open file. Batches are taken from the map as they are asked for, and decompressed where they must be."""
 
-    def __init__(self, path: str, content: Any, columns: Sequence[str] | None):
+    def __init__(self, path: str, content: Any, stream: bool, columns: Sequence[str] | None):
         ipc = package("pyarrow.ipc", "parquet", "Arrow files")
         self._path, self._columns = path, columns
-        self._reader = ipc.open_file(content)
         self._lock = threading.Lock()
         self._sound: set[int] = set()  # batches that were checked
-        names = self._reader.schema.names
-        for name in columns or ():
-            if name not in names:
-                raise KeyError(f"{path} has no column {name!r}; its columns are {', '.join(map(repr, names))}.")
+        reader = ipc.open_stream(content) if stream else ipc.open_file(content)
+        self.names: list[str] = reader.schema.names
+        if stream:
+            batches = list(reader)  # where each lies, no more
+            self._get = batches.__getitem__
+            self.lengths = [batch.num_rows for batch in batches]
+            return
+        self._get = reader.get_batch
         # The lengths, from one column alone: others may be compressed, and large.
-        narrow = ipc.open_file(content, options=ipc.IpcReadOptions(included_fields=[0] if names else []))
+        narrow = ipc.open_file(content, options=ipc.IpcReadOptions(included_fields=[0] if self.names else []))
         self.lengths = [narrow.get_batch(number).num_rows for number in range(narrow.num_record_batches)]
 
     def batch(self, number: int) -> Any:
         try:
             with self._lock:
-                found = self._reader.get_batch(number)
+                found = self._get(number)
             if self._columns is not None:
                 found = found.select(self._columns)
             if number not in self._sound:  # to follow a wrong offset would end the process
@@ -79,10 +84,13 @@ class _ArrowFile:
 def _opened(path: str, options: Options | None, columns: Sequence[str] | None) -> _ArrowFile:
     arrow = package("pyarrow", "parquet", "Arrow files")
     file = stores.open_file(path, options)
+    stream = file.size >= len(_END) and file.read(0, 4) == _END[:4]
+    if stream and file.read(file.size - len(_END), len(_END)) != _END:
+        raise DamagedFile(f"{path} is an Arrow stream without its end mark: it was cut short.")
     try:
         content = arrow.py_buffer(file.read(0, file.size)) if stores.is_url(path) else arrow.memory_map(path)
-        return _ArrowFile(path, content, columns)
-    except KeyError as error:
-        raise ValueError(error.args[0]) from None
+        found = _ArrowFile(path, content, stream, columns)
     except UNREADABLE as error:
         raise DamagedFile(f"{path} is no complete Arrow file: {error}") from error
+    check_names(path, found.names, found.names, columns)
+    return found

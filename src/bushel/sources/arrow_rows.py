@@ -9,16 +9,18 @@ import numpy as np
 from bushel.base.blocks import Block, Columns
 from bushel.sources.needs import package
 
+_VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
+
 
 class ArrowRows:
     """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
 
     A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
     column of integers with nulls floats. Where rows are `chosen`, so that their neighbours change, integers stay what
-    they are, and a null is None.
+    they are, and a null is None. `path` is for messages.
     """
 
-    def __init__(self, table: Any, *, chosen: bool = False):
+    def __init__(self, table: Any, path: str, *, chosen: bool = False):
         types = package("pyarrow", "parquet", "Parquet and Arrow files").types
         self.length = int(table.num_rows)
         self.nbytes = int(table.nbytes)
@@ -27,6 +29,7 @@ class ArrowRows:
         for name, column in zip(table.schema.names, table.columns):
             if hasattr(column, "combine_chunks"):
                 column = column.combine_chunks()
+            column = _takeable(column, name, path)
             if chosen and column.null_count and (types.is_integer(column.type) or types.is_boolean(column.type)):
                 self._columns[name] = _with_none(column, types.is_boolean(column.type))
                 self._numbers = False
@@ -56,6 +59,25 @@ class ArrowRows:
         return [dict(zip(names, values)) for values in zip(*parts)]
 
 
+def _takeable(column: Any, name: str, path: str) -> Any:
+    """A column as a type whose rows pyarrow can choose."""
+    arrow = package("pyarrow", "parquet", "Parquet and Arrow files")
+    kind = str(column.type)
+    try:
+        if kind in _VIEWS:
+            return column.cast(_VIEWS[kind])
+        if kind.startswith("run_end_encoded"):
+            return package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
+        if not arrow.types.is_primitive(column.type):
+            _objects(column, np.zeros(0, np.int64))  # no rows, to see whether it can
+    except NotImplementedError as error:
+        raise ValueError(
+            f"{path}: column {name!r} is of type {kind}, whose rows pyarrow cannot read ({error}). Cast it to another "
+            "type, or choose other columns."
+        ) from None
+    return column
+
+
 def _with_none(column: Any, boolean: bool) -> np.ndarray:
     """Integers or booleans as NumPy scalars, nulls as None."""
     found = np.empty(len(column), object)
@@ -69,9 +91,19 @@ def _objects(column: Any, places: Any) -> np.ndarray:
 
 
 def values(column: Any) -> np.ndarray:
-    """A column as an array, as `to_numpy` has it; lists in it are arrays that may be changed."""
+    """A column as an array, as `to_numpy` has it; lists in it, and lists in these, are arrays that may be changed."""
     found = column.to_numpy(zero_copy_only=False)
     if found.dtype == object and package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
         for place, value in enumerate(found):
-            found[place] = value.copy() if isinstance(value, np.ndarray) else value
+            found[place] = _owned(value)
     return found
+
+
+def _owned(value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
+    copy = value.copy()
+    if copy.dtype == object:
+        for place, inner in enumerate(value):
+            copy[place] = _owned(inner)
+    return copy

@@ -60,7 +60,7 @@ class BagzDataSource(RecordSource):
 def _all_shards(paths: Any, options: Options | None) -> Any:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    if not isinstance(paths, Iterable):
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         return paths  # told where all paths are looked at
     found: list[Any] = []
     for path in paths:

@@ -12,6 +12,7 @@ import numpy as np
 from bushel.sources import varints
 
 _BYTES, _FLOAT, _INT64 = 1, 2, 3
+_LARGEST = (1 << 63) - 1
 _VALUE = 1 << 3 | 2  # the tag of each value in a list of bytes
 
 
@@ -141,7 +142,9 @@ def _fields(record: bytes, place: int, end: int) -> list[tuple[int, int, int]]:
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """A `tf.train.Example` of numbers, arrays (flattened), bytes, strings, and lists or object arrays of these.
+    """A `tf.train.Example` of numbers, arrays (flattened), bytes, strings, and lists or arrays of these.
+
+    Floats are rounded to float32, all that such a message has; numbers beyond float32 and int64 are refused.
 
     >>> encode_example({"x": 1}).hex()
     '0a0c0a0a0a017812051a030a0101'
@@ -153,18 +156,31 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    objects = isinstance(value, np.ndarray) and value.dtype.hasobject
-    items: Any = value.ravel().tolist() if objects else value if isinstance(value, (list, tuple)) else [value]
-    if (items or objects) and all(isinstance(item, (bytes, str)) for item in items):
-        encoded = [item.encode() if isinstance(item, str) else item for item in items]
+    texts = isinstance(value, np.ndarray) and (value.dtype.hasobject or value.dtype.kind in "SU")
+    items: Any = value.ravel().tolist() if texts else value if isinstance(value, (list, tuple)) else [value]
+    if (items or texts) and all(isinstance(item, (bytes, str, bytearray, memoryview)) for item in items):
+        encoded = [item.encode() if isinstance(item, str) else bytes(item) for item in items]
         return _field(_BYTES, b"".join(_field(1, item) for item in encoded))
     array = np.asarray(value).reshape(-1)
     if array.dtype.kind in "biu":
+        if array.dtype == np.uint64 and (array > _LARGEST).any():
+            raise _beyond(name, array.max(), "int64")
         numbers = array.astype(np.int64).view(np.uint64).tolist()
         return _field(_INT64, _field(1, b"".join(map(varints.encoded, numbers))))
     if array.dtype.kind == "f":
-        return _field(_FLOAT, _field(1, array.astype("<f4").tobytes()))
+        if items and all(isinstance(item, (int, np.integer)) for item in items):  # NumPy makes floats of them
+            raise _beyond(name, max(items), "int64")
+        with np.errstate(over="ignore"):
+            floats = array.astype("<f4")
+        beyond = np.isinf(floats) & np.isfinite(array)
+        if beyond.any():
+            raise _beyond(name, array[beyond][0], "float32")
+        return _field(_FLOAT, _field(1, floats.tobytes()))
     raise TypeError(f"Feature {name!r} must be numbers, bytes or strings, got {array.dtype} of {value!r}.")
+
+
+def _beyond(name: str, number: Any, kind: str) -> ValueError:
+    return ValueError(f"Feature {name!r} holds {number}, and a tf.train.Example has {kind} numbers.")
 
 
 def _field(number: int, content: bytes) -> bytes:

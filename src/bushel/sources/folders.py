@@ -43,7 +43,7 @@ class FileDataSource:
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
         """The files at `indices`: those of a store at the same time, since each of them costs round trips."""
-        paths = [self._paths[index] for index in indices]
+        paths = [self._paths[index] for index in checks.positions(indices, len(self)).tolist()]
         return list((together if any(map(stores.is_url, paths)) else map)(self._read, paths))
 
     def _read(self, path: str) -> dict[str, Any]:

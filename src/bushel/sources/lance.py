@@ -76,19 +76,21 @@ class LanceDataSource:
         return self._rows([place % self._length]).row(0)
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices` (each in [0, len)), in one call."""
-        if not len(indices):
+        """The rows at `indices`, in one call."""
+        places = checks.positions(indices, self._length)
+        if not len(places):
             return []
-        wanted, back = np.unique(np.asarray(indices, np.int64), return_inverse=True)
+        wanted, back = np.unique(places, return_inverse=True)
         return self._rows(wanted.tolist()).take(back)
 
     def _rows(self, places: list[int]) -> ArrowRows:
         try:
-            return ArrowRows(self._opened().take(places, columns=self._columns), chosen=True)
+            table = self._opened().take(places, columns=self._columns)
         except BaseException as error:
             if not isinstance(error, (OSError, ValueError)) and type(error).__name__ != "PanicException":
                 raise  # a panic of the package's is no Exception: it would end workers
             raise DamagedFile(f"{self._path}: rows {places[:8]} cannot be read: {error}") from error
+        return ArrowRows(table, self._path, chosen=True)
 
     def fingerprint(self) -> Any:
         parts = self._opened().get_fragments()

@@ -50,8 +50,8 @@ class ArrayDataSource:
         return self._rebuild([part.copy() if isinstance(part, np.ndarray) else part for part in records])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The records at `indices` (each in [0, len)) as columns."""
-        positions = np.asarray(indices, dtype=np.intp)
+        """The records at `indices` as columns."""
+        positions = checks.integers(indices)
         return Columns(self._rebuild([_gather(leaf, positions) for leaf in self._leaves]), len(positions))
 
     def element_spec(self) -> Any:
@@ -126,8 +126,8 @@ def _gather(leaf: np.ndarray, positions: np.ndarray) -> np.ndarray:
     if row_bytes * len(positions) < memory.WORTH_ALIGNING:
         return leaf.take(positions, axis=0)
     out = memory.empty((len(positions), *leaf.shape[1:]), leaf.dtype)
-    # Positions are in range, so "clip" changes nothing; it spares numpy a second buffer.
-    return leaf.take(positions, axis=0, out=out, mode="clip")
+    # Positions are in range then, so "clip" changes nothing; it spares numpy a second buffer.
+    return leaf.take(checks.positions(positions, len(leaf)), axis=0, out=out, mode="clip")
 
 
 class RangeDataSource:

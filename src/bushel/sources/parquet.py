@@ -17,9 +17,10 @@ from bushel.sources.arrow_rows import values
 from bushel.sources.needs import package
 from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import Options
-from bushel.sources.tables import UNREADABLE, TableSource
+from bushel.sources.tables import UNREADABLE, TableSource, check_names
 
 _FILES_PER_THREAD = 8
+_DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other columns, or decrypt the file first."
 
 
 def opened(path: str, options: Options | None, settings: dict[str, Any]) -> Any:
@@ -35,6 +36,8 @@ def opened(path: str, options: Options | None, settings: dict[str, Any]) -> Any:
     except PermissionError:
         raise
     except UNREADABLE as error:
+        if "encrypted" in str(error):
+            raise ValueError(f"{path} is encrypted: {error}. {_DECRYPT}") from None
         raise DamagedFile(f"{path} is no complete Parquet file: {error}") from error
 
 
@@ -44,6 +47,8 @@ def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> A
         found = file.read_row_group(number, columns=columns)
         found.validate(full=True)
     except UNREADABLE as error:
+        if "Cannot decrypt" in str(error):
+            raise ValueError(f"{path} has encrypted columns: {error}. {_DECRYPT}") from None
         raise DamagedFile(f"{path}: row group {number} cannot be read: {error}") from error
     stated = file.metadata.row_group(number).num_rows
     if found.num_rows != stated:
@@ -54,9 +59,11 @@ def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> A
 def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
     """Refuses columns that are not there, which pyarrow would leave out without a word."""
     names = file.schema_arrow.names
-    for name in columns or ():
-        if name not in names:
-            raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(map(repr, names))}.")
+    inner: set[str] = set(names)
+    for number in range(len(file.schema)):
+        parts = file.schema.column(number).path.split(".")
+        inner.update(".".join(parts[: count + 1]) for count in range(len(parts)))
+    check_names(path, names, inner, columns)
 
 
 class ParquetDataSource(TableSource):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -35,6 +35,18 @@ class RandomAccessDataSource(Protocol[T_co]):
     def __getitem__(self, index: int, /) -> T_co:
         """Returns the record at `index`, which lies in [0, len). Must be thread-safe and deterministic."""
         ...
+
+
+def many_reads(source: Any) -> Callable[[Any], Any] | None:
+    """The method of a source that reads many records at once, if it has one that gives what `source[i]` gives.
+
+    A Hugging Face dataset with a format (NumPy, JAX, pandas) converts whole columns of what is read together, so that a
+    record would depend on its neighbours: such a dataset is read one by one.
+    """
+    form = getattr(source, "format", None)
+    if isinstance(form, dict) and form.get("type") not in (None, "python", "custom"):
+        return None
+    return getattr(source, "__getitems__", None) or getattr(source, "_getitems", None)
 
 
 def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Any]:

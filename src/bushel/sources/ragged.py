@@ -67,8 +67,9 @@ class RaggedDataSource:
         return self._rebuild([leaf[low:high].copy() for leaf in self._leaves])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """The records at `indices` (each in [0, len)), each with arrays of its own."""
-        columns = [self._views(leaf, indices) for leaf in self._leaves]
+        """The records at `indices`, each with arrays of its own."""
+        positions = checks.positions(indices, len(self))
+        columns = [self._views(leaf, positions) for leaf in self._leaves]
         return [self._rebuild([view.copy() for view in views]) for views in zip(*columns, strict=True)]
 
     def has(self, names: Sequence[str | None]) -> bool:
@@ -80,8 +81,7 @@ class RaggedDataSource:
         """For each name, the entries of that name of the records at `indices`, as views of the source's own memory."""
         return [self._views(self._tree if name is None else self._tree[name], indices) for name in names]
 
-    def _views(self, leaf: np.ndarray, indices: Sequence[int] | np.ndarray) -> Sequences:
-        positions = np.asarray(indices, dtype=np.intp)
+    def _views(self, leaf: np.ndarray, positions: np.ndarray) -> Sequences:
         lows, highs = self._offsets[positions], self._offsets[positions + 1]
         cuts = zip(lows.tolist(), highs.tolist(), strict=True)
         return Sequences([leaf[low:high] for low, high in cuts], highs - lows)

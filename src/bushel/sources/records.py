@@ -37,7 +37,7 @@ class RecordReader(abc.ABC):
 
     @abc.abstractmethod
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        """Many records, in the order asked for."""
+        """Many records, in the order asked for. Positions below 0 count from the end; those past it are IndexErrors."""
 
     @abc.abstractmethod
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
@@ -151,11 +151,13 @@ class RecordSource(abc.ABC):
         return (self._readers[number] or self._opened(number)).read(place + int(self._starts[number]))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[bytes]:
-        """The records at `indices` (each in [0, len)), read together."""
-        places = np.asarray(indices, np.int64)
+        """The records at `indices`, read together."""
         if len(self._ends) == 1:
-            first = self._starts.item(0)
-            return (self._readers[0] or self._opened(0)).read_many(places + first if first else places)
+            if self._length < self._totals[0]:
+                return self._opened(0).read_many(checks.positions(indices, self._length) + self._starts.item(0))
+            # Of a whole file, the reader knows what is in it.
+            return (self._readers[0] or self._opened(0)).read_many(checks.integers(indices))
+        places = checks.positions(indices, self._length)
         found: list[Any] = [None] * len(places)
         numbers, positions, rows = zip(*self._by_file(places)) if len(places) else ((), (), ())
         # Where a read costs a round trip, all files are read at once.
@@ -170,7 +172,7 @@ class RecordSource(abc.ABC):
 
     def read_into(self, indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
         """Fills the rows of `out`, of any dtype, with records of just their size: one copy, from file to place."""
-        places = np.asarray(indices, np.int64)
+        places = checks.positions(indices, self._length)
         if not out.flags.c_contiguous or out.dtype.hasobject or len(out) != len(places):
             raise ValueError(f"read_into needs a contiguous array of {len(places)} rows, got {out.dtype}{out.shape}.")
         if not len(places):
@@ -253,7 +255,7 @@ Shard = tuple[str, int, int | None]
 
 def shards(paths: Any, options: Options | None) -> list[Shard]:
     """Paths, patterns, "file[3:7]" and TFDS's file instructions as (path, start, stop)."""
-    if isinstance(paths, (str, os.PathLike)) or _instruction(paths):
+    if isinstance(paths, (str, bytes, os.PathLike)) or _instruction(paths):
         paths = [paths]
     elif not isinstance(paths, Iterable):
         raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class SharedMemoryDataSource:
-    """Integers, floats, bools, strings, bytes and None in shared memory.
+    """Integers, floats, bools, None, and strings and bytes that do not end with a zero byte, in shared memory.
 
     Whoever made it calls `unlink` at the end, and everybody `close`. For arrays, an ordinary source will do: worker
     processes share those that a pipeline holds.
@@ -32,8 +32,15 @@ class SharedMemoryDataSource:
 
         if elements is None and name is None:
             raise ValueError("SharedMemoryDataSource needs elements, or the name of shared memory to attach to.")
-        with _untracked() if elements is None else contextlib.nullcontext():
-            self._list = shared_memory.ShareableList(None if elements is None else list(elements), name=name)
+        values = None if elements is None else list(elements)
+        for number, value in enumerate(values or ()):
+            if isinstance(value, (str, bytes)) and value[-1:] in ("\0", b"\0"):
+                raise ValueError(
+                    f"Element {number} ends with a zero byte, which Python's shared lists would cut off: "
+                    f"{value[-20:]!r}. Put another byte behind it, or pass the values as a list to `MapDataset.source`."
+                )
+        with _untracked() if values is None else contextlib.nullcontext():
+            self._list = shared_memory.ShareableList(values, name=name)
 
     @property
     def shm(self) -> Any:

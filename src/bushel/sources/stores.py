@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import threading
+import urllib.parse
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -72,7 +73,13 @@ def is_url(path: Path) -> bool:
 
 def local(path: Path) -> str:
     """A path as text, without `file://` and with the home folder for `~`; URLs as they are."""
-    return os.path.expanduser(os.fspath(path).removeprefix("file://"))
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
+    text = os.fspath(path)
+    plain = os.path.expanduser(text.removeprefix("file://"))
+    if not text.startswith("file://") or os.path.exists(plain):  # many write a path behind file:// as it is
+        return plain
+    return urllib.parse.unquote(plain)
 
 
 def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[str]:
@@ -80,14 +87,12 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
 
     `*` and `?` stay inside one folder, `**` goes through folders.
     """
-    if isinstance(paths, (str, os.PathLike)):
-        paths = [paths]
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        paths = [paths]  # bytes are refused below
     elif not isinstance(paths, Iterable):
         raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")
     found: list[str] = []
     for path in paths:
-        if not isinstance(path, (str, os.PathLike)):
-            raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
         text = local(path)
         if _wild(text) < 0 or (not is_url(text) and os.path.exists(text)):
             found.append(text)

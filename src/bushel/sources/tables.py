@@ -6,7 +6,7 @@ import abc
 import collections
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,26 @@ from bushel.sources.stores import Options
 
 UNREADABLE = (OSError, ValueError, NotImplementedError, MemoryError)
 """What pyarrow raises over damaged files."""
+
+
+def check_names(path: str, names: Sequence[str], inner: Iterable[str], columns: Sequence[str] | None) -> None:
+    """Refuses columns that are not there, and two of one name, of which one would be lost.
+
+    Args:
+      path: of the file, for messages.
+      names: of its columns.
+      inner: of its columns and of what is in them, with dots.
+      columns: those that are wanted; all if None.
+    """
+    known = set(inner)
+    for name in columns or ():
+        if name not in known:
+            raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(map(repr, names))}.")
+    for name in names if columns is None else columns:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"{path} has {names.count(name)} columns {name!r}: choose others, or give them other names."
+            )
 
 
 class TableSource(abc.ABC):
@@ -57,7 +77,7 @@ class TableSource(abc.ABC):
 
     def _decoded(self, place: int) -> ArrowRows:
         number, part = self._parts[place]
-        rows = ArrowRows(self._table(number, part))
+        rows = ArrowRows(self._table(number, part), self._paths[number])
         expected = int(self._ends[place]) - self._begin(place)
         if rows.length != expected:
             raise DamagedFile(
@@ -86,8 +106,8 @@ class TableSource(abc.ABC):
         return self._rows(place).row(row - self._begin(place))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices` (each in [0, len)): each part that they need is decoded once."""
-        return _gathered(np.asarray(indices, np.int64), self._ends, self._rows)
+        """The rows at `indices`: each part that they need is decoded once."""
+        return _gathered(checks.positions(indices, self._length), self._ends, self._rows)
 
     def fingerprint(self) -> Any:
         return [stores.fingerprint(self._paths, self._options), self._columns]

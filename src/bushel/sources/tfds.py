@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import json
+import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ class TFDSDataSource:
         return self._decoded(self._records[index])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The examples at `indices` (each in [0, len)), read together."""
+        """The examples at `indices`, read together."""
         return [self._decoded(record) for record in self._records.__getitems__(indices)]
 
     def _decoded(self, record: bytes) -> dict[str, Any]:
@@ -162,11 +163,8 @@ class _Numbers(_Leaf):
         return found if found.ndim else found[()]
 
     def many(self, values: Any) -> Any:
-        shape = tuple(abs(size) if size else 0 for size in self.shape)
-        if -1 in self.shape:
-            raise ValueError(f"a sequence of values of the shape {self.shape}")
-        count = len(values) if self.packed else len(values) // max(1, int(np.prod(shape)))
-        return self._array(values).reshape(count, *shape)
+        count = _rows(values, self.shape)
+        return self._array(values).reshape(len(values) if self.packed else count, *self.shape)
 
     def shaped(self, values: Any, shape: Any) -> Any:
         return self._array(values).reshape(tuple(np.asarray(shape).tolist()))
@@ -179,6 +177,13 @@ class _Numbers(_Leaf):
         return np.asarray(values).astype(self.dtype)
 
 
+def _rows(values: Any, shape: tuple[int, ...]) -> int:
+    """How many values of a shape lie one after the other."""
+    if -1 in shape:
+        raise ValueError(f"a sequence of values of the shape {shape}")
+    return len(values) // max(1, math.prod(shape))
+
+
 @dataclasses.dataclass(frozen=True)
 class _Bytes(_Leaf):
     shape: tuple[int, ...]
@@ -186,12 +191,17 @@ class _Bytes(_Leaf):
     def one(self, values: Any) -> Any:
         if not self.shape:
             return values[0]
-        found = np.empty(len(values), object)
-        found[:] = values
-        return found.reshape(self.shape)
+        return self._array(values).reshape(self.shape)
 
     def many(self, values: Any) -> Any:
-        return list(values)
+        if not self.shape:
+            return list(values)
+        return self._array(values).reshape(_rows(values, self.shape), *self.shape)
+
+    def _array(self, values: Any) -> np.ndarray:
+        found = np.empty(len(values), object)
+        found[:] = values
+        return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,6 +225,8 @@ def feature(spec: dict[str, Any], name: str) -> Feature:
         return _Sequence(feature(spec["sequence"]["feature"], name))
     if "text" in spec:
         return _Bytes(())
+    if "translation" in spec:
+        return _translation(spec["translation"])
     if "classLabel" in spec:
         return _Numbers(np.dtype(np.int64), ())
     for kind in ("tensor", "boundingBox"):
@@ -227,6 +239,13 @@ def feature(spec: dict[str, Any], name: str) -> Feature:
     raise ValueError(
         f"{name}: features of the kind {what} are not decoded here. Pass decode=False and decode them yourself."
     )
+
+
+def _translation(spec: dict[str, Any]) -> Feature:
+    """A text for each language; or, where these differ from example to example, languages and texts."""
+    if spec.get("variableLanguagesPerExample"):
+        return _Dict({name: _Sequence(_Bytes(())) for name in ("language", "translation")})
+    return _Dict({language: _Bytes(()) for language in spec["languages"]})
 
 
 def _tensor(spec: dict[str, Any]) -> Feature:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.needs import package
@@ -104,7 +105,7 @@ class TFRecordDataSource(RecordSource):
 
         The checksum of a record holds for the whole of it, so that parts come unchecked.
         """
-        places, begins = np.asarray(indices, np.int64), np.asarray(starts, np.int64)
+        places, begins = checks.positions(indices, len(self)), np.asarray(starts, np.int64)
         lengths = np.asarray(sizes, np.int64)
         found: list[Any] = [None] * len(places)
         for number, positions, rows in self._by_file(places):

@@ -26,7 +26,7 @@ def shards(paths: Any) -> Any:
     """Paths with braces written out, as webdataset does: "train-{000..009}.tar" is ten of them."""
     if isinstance(paths, (str, os.PathLike)):
         return _written_out(os.fspath(paths))
-    if not isinstance(paths, Iterable):
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         return paths  # told where paths are looked at
     return [one for path in paths for one in (shards(path) if isinstance(path, (str, os.PathLike)) else [path])]
 
@@ -136,9 +136,13 @@ class WebDatasetReader(SequentialReader):
                         long_size = int(facts["size"]) if "size" in facts else None
                     except ValueError:
                         raise self._damaged(start, "an extended header is damaged") from None
+                    if any(key.startswith("GNU.sparse.") for key in facts):
+                        raise self._sparse(place)
                     long_name = facts.get("path", long_name)
                 continue
-            if kind in b"0\0":
+            if kind == b"S":
+                raise self._sparse(place)
+            if kind in b"0\x007":  # 7 was a file in one piece
                 return _Member(long_name or name, bytes(self._bytes(start, size)), place)
             long_name = long_size = None
 
@@ -168,7 +172,18 @@ class WebDatasetReader(SequentialReader):
             low = 0
         return self._data[low : low + length]
 
+    def _sparse(self, place: int) -> DamagedFile:
+        return DamagedFile(
+            f"{self._file.name} has a file with holes before byte {place}, which is not read here. Write the tar file "
+            "without -S (--sparse)."
+        )
+
     def _damaged(self, place: int, why: str) -> DamagedFile:
+        if place == 0 and self._file.size > 1 and self._file.read(0, 2) == b"\x1f\x8b":
+            return DamagedFile(
+                f"{self._file.name} is compressed with gzip, so that no place in it can be told. Decompress it "
+                "(gunzip): images and sounds in it are compressed already."
+            )
         return DamagedFile(f"{self._file.name} is damaged at byte {place}: {why}.")
 
     def skip(self) -> int:

@@ -181,8 +181,8 @@ class RLDSEpisodes:
         return self.__getitems__([place % len(self)])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The episodes at `indices` (each in [0, len)), read together."""
-        places = np.asarray(indices, np.int64)
+        """The episodes at `indices`, read together."""
+        places = checks.positions(indices, len(self))
         records = self._records[places]
         index = self._index if self._images == "lazy" else None
         data = self._parts.source.__getitems__(records) if index is None else self._without_images(records, index)

@@ -106,7 +106,7 @@ class _Column:
         if values.dtype.hasobject and not self._texts:
             for value in values.ravel():
                 self._look(value)
-        return values
+        return values.view(np.int64) if values.dtype == np.uint64 else values  # the same bits, as TFDS stores them
 
     def _look(self, value: bytes) -> None:
         found = _image_facts(value) if value else None
