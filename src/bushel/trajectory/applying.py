@@ -15,7 +15,7 @@ from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.functions import Function, instantiated
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
-from bushel.trajectory.passes import results
+from bushel.trajectory.passes import verdicts
 from bushel.trajectory.restructure import Tree
 from bushel.trajectory.samples import Samples, Transforms
 from bushel.trajectory.task_augmentation import Rephraser
@@ -177,8 +177,9 @@ def _refuse_nothing(
 
 def _kept_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.ndarray:
     kept = np.zeros(samples.episodes.frames, dtype=bool)
-    plain = MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory).map(frame_filter)
-    for episode, verdict in zip(samples.chosen.tolist(), results(plain, "frame filter")):
+    trajectories = MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory)
+    for number, verdict in verdicts(trajectories, frame_filter, "frame_filter"):
+        episode = int(samples.chosen[number])
         start, length = int(samples.episodes.starts[episode]), int(samples.episodes.lengths[episode])
         verdict = np.asarray(verdict)
         if verdict.shape != (length,):

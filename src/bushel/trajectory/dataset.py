@@ -23,7 +23,7 @@ from bushel.dataset import MapDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.joining import joined
-from bushel.trajectory.passes import results
+from bushel.trajectory.passes import is_endless, results, verdicts
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Samples, read_images
 from bushel.trajectory.tickets import tickets
@@ -139,7 +139,13 @@ class _Frames:
 
 
 def _flattened(trajectories: MapDataset[Any]) -> _Made:
-    lengths = np.array(list(results(trajectories.map(length_of), "lengths of trajectories")), dtype=np.int64)
+    found = dict(verdicts(trajectories, length_of, "lengths of trajectories"))
+    lengths = np.array([found.get(number, 0) for number in range(len(trajectories))], dtype=np.int64)
+    if len(lengths) and not lengths.any():
+        raise ValueError(
+            f"None of the {len(lengths)} trajectories has a frame: what was applied to them returned None, or nothing, "
+            "for all. Did you forget a return?"
+        )
     return _Made(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(trajectories, lengths)))
 
 
@@ -204,7 +210,8 @@ class TrajectoryDataset:
     def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
         """Trajectories of a list, or of any source: trees of arrays with a leading axis of time.
 
-        `observation/timestep` is counted here, from 0 in each of them, in place of one that they have.
+        `observation/timestep` is counted here, from 0 in each of them, in place of one that they have. None among them
+        is no trajectory and is left out, as what a `MapDataset`'s own `filter` refuses.
         """
         ds = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
         return TrajectoryDataset.from_episodes(Episodes.of(results(ds, "episodes")), seed=seed)
@@ -310,7 +317,9 @@ class TrajectoryDataset:
         """Only the elements for which `predicate` is true; it looks at all of them once, now."""
         parts = []
         for part, elements in zip(self._parts, self._elements()):
-            kept = np.array([bool(v) for v in results(elements.map(predicate), "filter")], dtype=bool)
+            passing = [number for number, verdict in verdicts(elements, predicate, "filter") if bool(verdict)]
+            kept = np.zeros(len(elements), dtype=bool)
+            kept[passing] = True
             if isinstance(part, _Known) and not self.is_flattened:
                 parts.append(_Known(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept])))
             else:
@@ -343,6 +352,11 @@ class TrajectoryDataset:
 
     def shuffle(self, buffer_size: int | None = None, seed: int = 0) -> TrajectoryDataset:
         """All elements in an order of its own for every epoch. There is no buffer: `buffer_size` changes nothing."""
+        if any(isinstance(part, _Made) and is_endless(part.ds) for part in self._parts):
+            raise ValueError(
+                "Batches or a mixture without end have no order to shuffle. Call shuffle() before batch(), and on a "
+                "mixture before it is mixed with others."
+            )
         return self._but(seed=checks.seed(seed))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> TrajectoryDataset:
