@@ -8,20 +8,23 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.dataset import MapDataset
 from bushel.trajectory import goal_relabeling, task_augmentation
 from bushel.trajectory.columns import Numbers
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.functions import Function, instantiated
+from bushel.trajectory.functions import Function, instantiated, listed
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
 from bushel.trajectory.passes import verdicts
+from bushel.trajectory.plain import takes_configs
 from bushel.trajectory.restructure import Tree
 from bushel.trajectory.samples import Samples, Transforms
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.windows import Windows
 
 
+@takes_configs
 def apply_trajectory_transforms(
     dataset: TrajectoryDataset,
     *,
@@ -39,7 +42,7 @@ def apply_trajectory_transforms(
     task_augment_kwargs: Mapping[str, Any] | None = None,
     max_action_dim: int | None = None,
     max_proprio_dim: int | None = None,
-    post_chunk_transforms: Sequence[Function] = (),
+    post_chunk_transforms: Sequence[Function] | Function | None = (),
     num_parallel_calls: int | None = None,
     head_to_dataset: Mapping[str, Sequence[str]] | None = None,
     frame_filter: Function | None = None,
@@ -73,6 +76,8 @@ def apply_trajectory_transforms(
     assert samples is not None
     _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
+    if override_window_size is not None and not faithful(compat):
+        checks.positive(override_window_size, "override_window_size")
     transforms = Transforms(
         Windows(window_size, action_horizon, override_window_size, compat),
         **_goals(goal_relabeling_strategy, goal_relabeling_kwargs or {}),
@@ -94,7 +99,7 @@ def apply_trajectory_transforms(
         samples = dataclasses.replace(samples, kept=_kept_frames(samples, instantiated(frame_filter)))
         _refuse_nothing(samples, samples, frames, "frame", "frames", {"frame_filter": frame_filter})
     made = dataset.with_samples(dataclasses.replace(samples, transforms=transforms)).with_threads(num_parallel_calls)
-    for function in map(instantiated, post_chunk_transforms):
+    for function in map(instantiated, listed(post_chunk_transforms)):
         made = made.traj_map(function)
     return made
 
@@ -239,6 +244,7 @@ class FrameTransforms:
         return augment(obs, seed, self.image_augment_kwargs, compat=self.compat) if self.image_augment_kwargs else obs
 
 
+@takes_configs
 def apply_frame_transforms(
     dataset: TrajectoryDataset,
     *,
@@ -267,10 +273,21 @@ def apply_frame_transforms(
     change = FrameTransforms(
         bool(train),
         dict(image_augment_kwargs or {}),
-        {} if resize_size is None else resize_size,
-        {} if depth_resize_size is None else depth_resize_size,
+        _sizes(resize_size, "resize_size"),
+        _sizes(depth_resize_size, "depth_resize_size"),
         image_dropout_prob,
         image_dropout_keep_key,
         compat,
     )
     return dataset.with_threads(num_parallel_calls).random_frame_map(change, seed=seed)
+
+
+def _sizes(asked: Any, what: str) -> Any:
+    """Sizes of images as they were given, checked: (height, width), or these by name."""
+    if asked is None:
+        return {}
+    for name, size in asked.items() if isinstance(asked, Mapping) else [(None, asked)]:
+        if size is not None and (isinstance(size, str) or np.shape(size) != (2,)):
+            where = what if name is None else f"{what}[{name!r}]"
+            raise ValueError(f"{where} must be (height, width), or such pairs by the name of the image; got {size!r}.")
+    return asked

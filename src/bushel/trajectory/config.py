@@ -68,6 +68,7 @@ class DatasetConfig:
     num_parallel_reads: int | None = None
     num_parallel_calls: int | None = None
     cache_dir: str | None = None
+    storage_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _make_plain(self)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.columns import Constant
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import allocate_threads, entry
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.functions import instantiated
+from bushel.trajectory.functions import instantiated, listed
+from bushel.trajectory.plain import takes_configs
 from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.samples import LANGUAGES, WORDS, Samples, Transforms
 
@@ -22,6 +24,7 @@ _OWN_FILTER = "frame_filter"
 _FINISH = "post_chunk_transforms"  # after data sets are made alike
 
 
+@takes_configs
 def make_single_dataset(
     dataset_kwargs: Mapping[str, Any],
     *,
@@ -40,7 +43,7 @@ def make_single_dataset(
       frame_transform_kwargs: of `apply_frame_transforms`.
     """
     own, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
-    override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
+    override, filtered = own.pop(_OVERRIDE, None) or {}, _own_filter(own)
     dataset, statistics = make_dataset_from_rlds(**own, train=train)
     kwargs |= filtered if faithful(own.get("compat")) else {**override, **filtered}
     dataset = apply_trajectory_transforms(dataset, **kwargs, train=train)
@@ -50,6 +53,7 @@ def make_single_dataset(
     return dataset
 
 
+@takes_configs
 def make_interleaved_dataset(
     dataset_kwargs_list: Sequence[Mapping[str, Any]],
     sample_weights: Sequence[float] | None = None,
@@ -89,7 +93,11 @@ def make_interleaved_dataset(
     """
     if not dataset_kwargs_list:
         raise ValueError("make_interleaved_dataset needs at least one data set.")
-    names = [kwargs["name"] for kwargs in dataset_kwargs_list]
+    checks.seed(seed)
+    names = [
+        entry(kwargs, "name", of=f"Data set {number} of dataset_kwargs_list")
+        for number, kwargs in enumerate(dataset_kwargs_list)
+    ]
     if len(set(names)) != len(names):
         raise ValueError(f"Names of data sets must differ, since statistics go by them; got {names}.")
     weights = [1.0] * len(names) if sample_weights is None else list(sample_weights)
@@ -103,13 +111,13 @@ def make_interleaved_dataset(
     for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
         own = {"seed": _seed_of(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
         own["cache_dir"] = own.get("cache_dir") or cache_dir
-        override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
+        override, filtered = own.pop(_OVERRIDE, None) or {}, _own_filter(own)
         made, found = make_dataset_from_rlds(**own, train=train)
         statistics[own["name"]] = found
         if faithful(compat):
             shared |= override  # the original changes what all later data sets get
         asked = {**shared, **override, **filtered}
-        finishing.append([instantiated(function) for function in asked.pop(_FINISH, None) or ()])
+        finishing.append([instantiated(function) for function in listed(asked.pop(_FINISH, None))])
         parts.append(apply_trajectory_transforms(made, **asked, train=train))
     if balance_weights:
         told = "These are the dataset_statistics that were given for {}."
