@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
-from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.dataset import MapDataset
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.joining import joined
@@ -173,11 +173,12 @@ class TrajectoryDataset:
         threads: int = 0,
         operations: Sequence[_OnFrames | _OnTrajectories] = (),
         statistics: Any = None,
+        options: DatasetOptions | None = None,
     ):
         self._parts: tuple[_Part, ...] = tuple(parts)
         self._weights = None if weights is None else tuple(float(weight) for weight in weights)
         self._epochs, self._seed, self._threads = epochs, seed, threads
-        self._operations = tuple(operations)
+        self._operations, self._options = tuple(operations), options
         self.is_flattened = flattened
         self.dataset_statistics: Any = statistics
         """Of actions and proprioception; of a mixture, by the names of its data sets."""
@@ -191,6 +192,7 @@ class TrajectoryDataset:
             "threads": self._threads,
             "operations": self._operations,
             "statistics": self.dataset_statistics,
+            "options": self._options,
         }
         return TrajectoryDataset(self._parts if parts is None else parts, **(known | changes))
 
@@ -363,9 +365,45 @@ class TrajectoryDataset:
         """Batches of consecutive frames, their leaves stacked."""
         if not self.is_flattened:
             raise ValueError("Trajectories differ in length and cannot be stacked: call flatten() before batch().")
-        frames = self.dataset.map(_texts_as_objects) if self._operations else self.dataset
+        known = all(isinstance(part, _Known) for part in self._parts) and not self._operations
+        frames = self.dataset if known else self.dataset.map(_texts_as_objects)
         batches = frames.batch(batch_size, drop_remainder=drop_remainder)
         return self._but([_Made(batches)], epochs=1, seed=None, operations=())
+
+    def take(self, count: int) -> TrajectoryDataset:
+        """The first `count` elements; -1 stands for all, as in TensorFlow."""
+        return self if count == -1 else self._piece(slice(checks.not_negative(count, "count")))
+
+    def skip(self, count: int) -> TrajectoryDataset:
+        """All elements but the first `count`."""
+        return self._piece(slice(checks.not_negative(count, "count"), None))
+
+    def _piece(self, piece: slice) -> TrajectoryDataset:
+        samples = self.samples
+        if samples is not None and not self.is_flattened and self._seed is None and self._epochs == 1:
+            return self.with_samples(dataclasses.replace(samples, chosen=samples.chosen[piece]))
+        return self._but([_Made(self.dataset[piece])], weights=None, epochs=1, seed=None, operations=())
+
+    def ignore_errors(self, log_warning: bool = False, *, skip_limit: int | None = None) -> TrajectoryDataset:
+        """Iterators leave out elements that fail, an image that cannot be decoded for example, and count them.
+
+        The count is `iterator.skipped`, and the log tells of the first, the tenth ... of them, whatever `log_warning`
+        says. A batch with such a frame is left out whole; a loader leaves out the frame alone
+        (`get_dataloader(..., on_error="skip")`).
+
+        Args:
+          log_warning: accepted as TensorFlow has it.
+          skip_limit: how many may be left out before the next one raises; None for any number.
+        """
+        return self._but(options=DatasetOptions(on_error="skip", skip_limit=skip_limit))
+
+    def prefetch(self, count: int | None = None) -> TrajectoryDataset:
+        """The same dataset: `iterator(prefetch=...)` and workers make elements ahead."""
+        return self
+
+    def with_ram_budget(self, gigabytes: float) -> TrajectoryDataset:
+        """The same dataset: nothing is buffered but what threads and workers have in hand."""
+        return self
 
     def refuse_frames(self, method: str) -> None:
         """Refuses frames where `method` needs trajectories."""
@@ -421,6 +459,18 @@ class TrajectoryDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def cardinality(self) -> int:
+        """How many elements there are, with TensorFlow's -1 for no end."""
+        return -1 if is_endless(self.dataset) else len(self)
+
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Pairs (number, element)."""
+        return enumerate(self.iterator(), start)
+
+    def as_numpy_iterator(self) -> DatasetIterator[Any]:
+        """`iterator()`: elements are NumPy's in any case."""
+        return self.iterator()
+
     def __getitem__(self, index: int) -> Any:
         return read_images(self.dataset[index])
 
@@ -440,6 +490,7 @@ class TrajectoryDataset:
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
         threads = max(self.read_options.num_threads, 1 if prefetch else 0)
         stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
+        stream = stream if self._options is None else WithOptionsIterDataset(stream, self._options)
         chosen = MultiprocessingOptions(workers) if options is None else options
         return iter(stream if chosen.num_workers == 0 else stream.mp_prefetch(chosen))
 
