@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
@@ -17,7 +18,7 @@ from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.functions import Function, instantiated, listed
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
 from bushel.trajectory.passes import verdicts
-from bushel.trajectory.plain import takes_configs
+from bushel.trajectory.plain import as_mapping, takes_configs
 from bushel.trajectory.restructure import Tree
 from bushel.trajectory.samples import Samples, Transforms
 from bushel.trajectory.task_augmentation import Rephraser
@@ -270,9 +271,12 @@ def apply_frame_transforms(
       seed: of the draws; each belongs to the frame and the epoch.
       compat: "crossformer" for the shapes and draws of the original.
     """
+    augmented = dict(as_mapping(image_augment_kwargs or {}, "image_augment_kwargs"))
+    if train and not faithful(compat):
+        _check_augmented(augmented, dataset.image_names)
     change = FrameTransforms(
         bool(train),
-        dict(image_augment_kwargs or {}),
+        augmented,
         _sizes(resize_size, "resize_size"),
         _sizes(depth_resize_size, "depth_resize_size"),
         image_dropout_prob,
@@ -280,6 +284,23 @@ def apply_frame_transforms(
         compat,
     )
     return dataset.with_threads(num_parallel_calls).random_frame_map(change, seed=seed)
+
+
+def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> None:
+    """Refuses what would augment nothing: no order of operations, or names that no image has, where these are known."""
+    if not asked or "augment_order" in asked:
+        return
+    if not all(isinstance(own, Mapping) and "augment_order" in own for own in asked.values()):
+        raise ValueError(
+            "image_augment_kwargs needs an 'augment_order', the names of its operations in their order: at the top, for "
+            f"all images, or in the arguments of each image. It has {asked}."
+        )
+    others = [name for name in asked if images and name not in images]
+    if others:
+        told = f"image_augment_kwargs has {', '.join(others)}; the images are {', '.join(images or ())}."
+        if len(others) == len(asked):
+            raise ValueError(f"{told} Nothing would be augmented.")
+        warnings.warn(told, stacklevel=4)
 
 
 def _sizes(asked: Any, what: str) -> Any:

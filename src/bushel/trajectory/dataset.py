@@ -421,6 +421,15 @@ class TrajectoryDataset:
         return part.samples if isinstance(part, _Known) and not others and not self._operations else None
 
     @property
+    def image_names(self) -> list[str] | None:
+        """The images of observations, without `image_`, where they are still known."""
+        known = [part for part in self._parts if isinstance(part, _Known)]
+        if len(known) < len(self._parts) or self._operations or any(part.samples.row_functions for part in known):
+            return None
+        names = {name for part in known for name in part.samples.episodes.columns.get("observation", {})}
+        return sorted(name.removeprefix("image_") for name in names if name.startswith("image_"))
+
+    @property
     def sample_weights(self) -> np.ndarray | None:
         """Shares of the data sets of a mixture."""
         return None if self._weights is None else np.array(self._weights) / sum(self._weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -107,7 +108,8 @@ def make_interleaved_dataset(
     statistics: dict[str, Any] = {}
     parts: list[TrajectoryDataset] = []
     finishing: list[list[Callable[..., Any]]] = []
-    reads = allocate_threads(traj_read_threads, weights)
+    headless: list[str] = []
+    reads = _shares(traj_read_threads, weights)
     for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
         own = {"seed": _seed_of(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
         own["cache_dir"] = own.get("cache_dir") or cache_dir
@@ -117,8 +119,13 @@ def make_interleaved_dataset(
         if faithful(compat):
             shared |= override  # the original changes what all later data sets get
         asked = {**shared, **override, **filtered}
+        heads = asked.get("head_to_dataset")
+        if heads and not any(own["name"] in data_sets for data_sets in heads.values()):
+            headless.append(own["name"])
         finishing.append([instantiated(function) for function in listed(asked.pop(_FINISH, None))])
         parts.append(apply_trajectory_transforms(made, **asked, train=train))
+    if headless and not faithful(compat):
+        _tell_headless(headless, names)
     if balance_weights:
         told = "These are the dataset_statistics that were given for {}."
         sizes = [
@@ -137,6 +144,21 @@ def make_interleaved_dataset(
     mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
+
+
+def _shares(threads: int | None, weights: Sequence[float]) -> Sequence[int | None]:
+    """A hint for each data set, of a hint for all of them: nothing of one that says nothing, and at least 1."""
+    if threads is None or threads <= 0:
+        return [None] * len(weights)
+    return allocate_threads(max(threads, len(weights)), weights)
+
+
+def _tell_headless(headless: Sequence[str], names: Sequence[str]) -> None:
+    """Refuses a mixture of which no data set trains any head; warns where some do not."""
+    told = f"head_to_dataset has no head for {', '.join(headless)}: actions of these data sets train nothing."
+    if len(headless) == len(names):
+        raise ValueError(f"{told} It takes data sets by their names, which are {', '.join(names)}.")
+    warnings.warn(told, stacklevel=4)
 
 
 def _seed_of(seed: int, number: int) -> int:
