@@ -7,11 +7,11 @@ import json
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 import robots
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 
 from bushel.trajectory.config import DatasetConfig, MixtureConfig
 from bushel.trajectory.mixing import make_interleaved_dataset

@@ -325,7 +325,7 @@ def test_some_trajectories_are_still_known_ones():
 
 def test_leaves_that_are_no_arrays_of_steps_are_refused():
     for leaf in (True, np.float32(1), "pick", b"pick"):
-        with pytest.raises(ValueError, match="success of trajectory 0 is .* an entry for each step. Repeat it"):
+        with pytest.raises(ValueError, match=r"success of trajectory 0 is .* an entry for each step. Repeat it"):
             TrajectoryDataset.from_trajectories([{**trajectory(0, 4), "success": leaf}])
 
 

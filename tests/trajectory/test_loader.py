@@ -18,6 +18,7 @@ from bushel.base.blocks import rows_of
 from bushel.base.errors import StateMismatch, TooManySkipped
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.sharding import ShardByJaxProcess, ShardOptions
+from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.loader import build_dataset_from_config, get_dataloader, get_dataset
 from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
 from bushel.trajectory.rlds_writer import write_rlds
@@ -392,7 +393,7 @@ def test_without_failures_batches_are_the_same(config, expected):
 def test_hosts_and_grain_cannot_leave_out_frames(config):
     with pytest.raises(ValueError, match='on_error="skip" works on one host'):
         get_dataloader(config, on_error="skip", shard_options=ShardOptions(shard_index=0, shard_count=2))
-    with pytest.raises(ValueError, match="done by Bushel's engine. Leave out data_backend"):
+    with pytest.raises(ValueError, match=r"done by Bushel's engine. Leave out data_backend"):
         get_dataloader(config, on_error="skip", data_backend="grain")
     with pytest.raises(ValueError, match='on_error must be "raise" or "skip"'):
         get_dataloader(config, on_error="ignore")
@@ -405,6 +406,8 @@ def test_datasets_that_ignore_errors(damaged):
         assert found.skipped == 4 and not set(seen) & set(BAD)
     with iter(get_dataset(damaged).ignore_errors()) as batches:  # of batches, whole ones
         assert not set(actions(some(batches, 30))) & set(BAD) and batches.skipped >= 4
+    mixed = TrajectoryDataset.sample_from_datasets([frames.ignore_errors(), frames])
+    assert not {int(frame["action"].item()) for frame in some(iter(mixed), 80)} & set(BAD)
     with pytest.raises(TooManySkipped), iter(frames.ignore_errors(skip_limit=0)) as none:
         some(none, 80)
 

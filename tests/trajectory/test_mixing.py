@@ -283,20 +283,20 @@ def test_augmentations_of_nothing_are_refused(folder):
         with pytest.raises(ValueError, match="image_augment_kwargs needs an 'augment_order'"):
             augmented(image_augment_kwargs=kwargs)
         augmented(image_augment_kwargs=kwargs, compat="crossformer")
-    with pytest.raises(ValueError, match="has primray; the images are primary. Nothing would be augmented"):
+    with pytest.raises(ValueError, match=r"has primray; the images are primary. Nothing would be augmented"):
         augmented(image_augment_kwargs={"primray": order})
     with pytest.warns(UserWarning, match="has wrist; the images are primary"):
         augmented(image_augment_kwargs={"primary": order, "wrist": order})
     with pytest.raises(TypeError, match="image_augment_kwargs must be a dict, got list"):
         augmented(image_augment_kwargs=["random_brightness"])
     for size in (4, (4,), {"primary": 4}):
-        with pytest.raises(ValueError, match="resize_size.* must be .height, width., or such pairs"):
+        with pytest.raises(ValueError, match=r"resize_size.* must be .height, width., or such pairs"):
             augmented(resize_size=size)
 
 
 def test_data_sets_without_a_head_are_told(folder):
     parts = [arm(folder), rover(folder)]
-    with pytest.raises(ValueError, match="no head for arm, rover: .* names, which are arm, rover"):
+    with pytest.raises(ValueError, match=r"no head for arm, rover: .* names, which are arm, rover"):
         mixed(parts, traj_transform_kwargs={"head_to_dataset": {"single_arm": ["amr"]}})
     with pytest.warns(UserWarning, match="head_to_dataset has no head for rover: actions of these"):
         mixed(parts, traj_transform_kwargs={"head_to_dataset": {"single_arm": ["arm", "another"], "legs": ["dog"]}})
@@ -339,7 +339,7 @@ def test_arguments_that_cannot_be_are_told(folder, more, sentence):
 def test_a_data_set_without_validation_is_named(folder, tmp_path):
     write_rlds(tmp_path, "tiny", {"train": [episode(4, 3, "image")]})
     tiny = arm(tmp_path, name="tiny")
-    with pytest.raises(ValueError, match="Data set 'tiny': The split 'train.95%:.' names no episodes.*val_split"):
+    with pytest.raises(ValueError, match=r"Data set 'tiny': The split 'train.95%:.' names no episodes.*val_split"):
         make_interleaved_dataset([arm(folder), tiny], train=False)
 
 

@@ -1,4 +1,4 @@
-"""One pass over a data set: each element once, whichever are left out and whoever makes them; what has no end is told."""
+"""One pass over a data set: each element once, whichever are left out, whoever makes them. What has no end is told."""
 
 from __future__ import annotations
 
@@ -72,12 +72,15 @@ def test_trajectories_that_are_left_out_do_not_come_twice():
 def test_a_forgotten_return_is_told():
     ds = TrajectoryDataset.from_trajectories(trajectories())
     for elements in (ds, ds.flatten()):
-        with pytest.raises(ValueError, match="^filter returned None for element 0; did you forget a return"):
+        with pytest.raises(ValueError, match=r"^filter returned None for element 0; did you forget a return"):
             elements.filter(forgotten)
     with pytest.raises(ValueError, match="frame_filter returned None for element 0; did you forget a return"):
         apply_trajectory_transforms(ds, train=True, frame_filter=forgotten)
-    for made in (ds.traj_map(forgotten), apply_trajectory_transforms(ds, train=True, post_chunk_transforms=[forgotten])):
-        with pytest.raises(ValueError, match="None of the 6 trajectories has a frame.*Did you forget a return"):
+    for made in (
+        ds.traj_map(forgotten),
+        apply_trajectory_transforms(ds, train=True, post_chunk_transforms=[forgotten]),
+    ):
+        with pytest.raises(ValueError, match=r"None of the 6 trajectories has a frame.*Did you forget a return"):
             made.flatten()
 
 

@@ -237,6 +237,23 @@ def test_what_cannot_be_read_is_left_out_and_counted(made, tmp_path, damage):
     assert statistics["num_trajectories"] == 3
 
 
+def test_a_store_that_fails_is_not_a_trajectory_that_does(made, monkeypatch):
+    def unplugged(episodes, indices):
+        raise ConnectionError("the cable")
+
+    monkeypatch.setattr(reading.RLDSEpisodes, "__getitems__", unplugged)
+    with pytest.raises(ConnectionError, match="the cable"):
+        made(ignore_errors=True)
+
+
+def test_a_filter_without_a_return_is_told(made):
+    def forgotten(trajectory):
+        len(trajectory["action"])
+
+    with pytest.raises(ValueError, match="forgotten.* of filter_functions returned None; did you forget a return"):
+        made(filter_functions=[forgotten])
+
+
 def test_nothing_that_can_be_read_is_told(made):
     def failing(trajectory):
         raise KeyError("boo")
@@ -272,7 +289,9 @@ def test_options_of_the_store_reach_it(made, monkeypatch):
 def test_a_cache_that_cannot_be_written_stops_nothing(made, tmp_path, caplog):
     expected, statistics = made()
     (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match=r"arm cannot be kept in .*file.*stays in memory.*cache_dir, or .*BUSHEL_CACHE"):
+    with pytest.warns(
+        UserWarning, match=r"arm cannot be kept in .*file.*stays in memory.*cache_dir, or .*BUSHEL_CACHE"
+    ):
         ds, found = made(cache_dir=tmp_path / "file" / "below")
     for ours, theirs in zip(ds.iterator(workers=1), expected, strict=True):
         for path, leaf in flat(theirs).items():
@@ -304,5 +323,7 @@ def test_the_cache_is_a_local_folder(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made(cache_dir="~/kept")
     assert (tmp_path / "home" / "kept" / "episodes").is_dir() and not (tmp_path / "~").exists()
-    with pytest.raises(ValueError, match="cache_dir is a local folder, since tables are mapped from it; got 's3://b/c'"):
+    with pytest.raises(
+        ValueError, match="cache_dir is a local folder, since tables are mapped from it; got 's3://b/c'"
+    ):
         made(cache_dir="s3://b/c")

@@ -292,8 +292,8 @@ def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> 
         return
     if not all(isinstance(own, Mapping) and "augment_order" in own for own in asked.values()):
         raise ValueError(
-            "image_augment_kwargs needs an 'augment_order', the names of its operations in their order: at the top, for "
-            f"all images, or in the arguments of each image. It has {asked}."
+            "image_augment_kwargs needs an 'augment_order', the names of its operations in their order: at the top, "
+            f"for all images, or in the arguments of each image. It has {asked}."
         )
     others = [name for name in asked if images and name not in images]
     if others:

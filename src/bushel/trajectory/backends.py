@@ -32,7 +32,7 @@ class Running:
     batch_size: int
     shard: ShardOptions
     workers: MultiprocessingOptions
-    options: DatasetOptions = DatasetOptions()
+    options: DatasetOptions
 
     def __post_init__(self) -> None:
         if not isinstance(self.shard, ShardOptions):
@@ -45,7 +45,7 @@ class Running:
         if self.options.on_error == "skip" and self.shard.shard_count > 1:
             raise ValueError(
                 'on_error="skip" works on one host: others could not know which frames this one leaves out, and rows '
-                'would come twice. Find the frames that fail with a loader of one host, and leave them out by '
+                "would come twice. Find the frames that fail with a loader of one host, and leave them out by "
                 "frame_filter or filter_functions."
             )
 

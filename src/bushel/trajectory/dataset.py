@@ -247,6 +247,7 @@ class TrajectoryDataset:
             weights=shares,
             flattened=True,
             threads=max(ds._threads for ds in datasets),
+            options=next((ds._options for ds in datasets if ds._options is not None), None),
         )
 
     def with_samples(self, samples: Samples) -> TrajectoryDataset:

@@ -146,11 +146,11 @@ def make_interleaved_dataset(
     return mixed if batch_size is None else mixed.batch(batch_size)
 
 
-def _shares(threads: int | None, weights: Sequence[float]) -> Sequence[int | None]:
+def _shares(threads: int | None, weights: Sequence[float]) -> list[int | None]:
     """A hint for each data set, of a hint for all of them: nothing of one that says nothing, and at least 1."""
     if threads is None or threads <= 0:
         return [None] * len(weights)
-    return allocate_threads(max(threads, len(weights)), weights)
+    return [int(share) for share in allocate_threads(max(threads, len(weights)), weights)]
 
 
 def _tell_headless(headless: Sequence[str], names: Sequence[str]) -> None:

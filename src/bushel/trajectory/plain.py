@@ -39,9 +39,9 @@ def takes_configs(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        given: Any = map(_without_configs, args)
-        named: Any = {name: _without_configs(value) for name, value in kwargs.items()}
-        return function(*given, **named)
+        plain_function: Callable[..., R] = function
+        named = {name: _without_configs(value) for name, value in kwargs.items()}
+        return plain_function(*map(_without_configs, args), **named)
 
     return called
 

@@ -41,7 +41,10 @@ _log = logging.getLogger("bushel")
 
 
 class _Tolerant:
-    """Episodes as a source in which one that cannot be read is its error, and the others are there."""
+    """Episodes as a source in which one that is damaged is its error, and the others are there.
+
+    A store that fails raises: it would leave out what is well, for good, since the table is kept.
+    """
 
     def __init__(self, episodes: RLDSEpisodes):
         self._episodes = episodes
@@ -55,6 +58,8 @@ class _Tolerant:
     def __getitems__(self, indices: Sequence[int]) -> list[Tree | Exception]:
         try:
             return list(self._episodes.__getitems__(indices))
+        except OSError:
+            raise
         except Exception as error:
             return [error] if len(indices) == 1 else [self[index] for index in indices]
 
@@ -74,7 +79,7 @@ class _Prepare:
         try:
             if isinstance(trajectory, Exception):
                 raise trajectory
-            if not all(bool(np.all(keeps(trajectory))) for keeps in self.filters):
+            if not all(self._keeps(function, trajectory) for function in self.filters):
                 return {"number": number, "trajectory": None}
             metadata = {path: np.asarray(leaf)[:1] for path, leaf in flat(trajectory.get("traj_metadata", {})).items()}
             made = portable(self.restructure(trajectory))
@@ -83,6 +88,12 @@ class _Prepare:
             if not self.ignore_errors:
                 raise
             return {"number": number, "trajectory": None, "error": f"{type(error).__name__}: {error}"}
+
+    def _keeps(self, function: Callable[[Tree], Any], trajectory: Tree) -> bool:
+        verdict = function(trajectory)
+        if verdict is None:
+            raise ValueError(f"{function!r} of filter_functions returned None; did you forget a return?")
+        return bool(np.all(verdict))
 
 
 def _table(
@@ -104,7 +115,9 @@ def _table(
             return tables.load(folder, raw.parts)
         except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
             told = f"{type(error).__name__}: {error}"
-            warnings.warn(f"The table in {folder} is damaged, so {restructure.name} is read again ({told}).", stacklevel=4)
+            warnings.warn(
+                f"The table in {folder} is damaged, so {restructure.name} is read again ({told}).", stacklevel=4
+            )
             anew = True
     prepare = _Prepare(restructure, tuple(map(instantiated, filters)), ignore_errors)
     source = MapDataset.source(_Tolerant(raw) if ignore_errors else raw)
@@ -133,8 +146,8 @@ def _table(
         return tables.save(table, folder, replace=anew)
     except OSError as error:
         warnings.warn(
-            f"The table of {restructure.name} cannot be kept in {folder} ({error}): it stays in memory, and the next run "
-            "reads the data set again. Name a folder that can be written by cache_dir, or by $BUSHEL_CACHE_DIR.",
+            f"The table of {restructure.name} cannot be kept in {folder} ({error}): it stays in memory, and the next "
+            "run reads the data set again. Name a folder that can be written by cache_dir, or by $BUSHEL_CACHE_DIR.",
             stacklevel=4,
         )
         return table
@@ -216,8 +229,8 @@ def make_dataset_from_rlds(
       action_normalization_mask: false for dimensions of the action that stay as they are.
       filter_functions: of a raw trajectory; those are kept for which all say yes.
       skip_norm, skip_norm_keys: normalise nothing, or not these entries.
-      ignore_errors: leaves out trajectories that cannot be read, or for which a function fails, with a warning that
-        counts them. Images are decoded later: see `TrajectoryDataset.ignore_errors`.
+      ignore_errors: leaves out trajectories that are damaged, or for which a function fails, with a warning that counts
+        them when the table is made. Images are decoded later: see `TrajectoryDataset.ignore_errors`.
       num_parallel_reads, num_parallel_calls: hints for how many threads work, and the latter for how many processes
         read the data set the first time; at most one per core, and -1 leaves it to the library.
       seed: of all draws that transforms make.
