@@ -408,6 +408,15 @@ def _shorter(frame):
     return {**frame, "action": frame["action"][:, :3]}
 
 
+def test_a_mixture_of_one_keeps_its_epochs_in_another():
+    frames = windows(robots()).flatten()
+    for change in (lambda ds: ds, lambda ds: ds.frame_map(dict)):
+        one = change(TrajectoryDataset.sample_from_datasets([frames.repeat(2)]))
+        assert len(TrajectoryDataset.sample_from_datasets([one.repeat(2), frames])) == 5 * len(frames)
+        endless = change(TrajectoryDataset.sample_from_datasets([frames.repeat()]))
+        assert TrajectoryDataset.sample_from_datasets([endless, frames]).cardinality() == -1
+
+
 def test_mixtures_that_cannot_be_joined_are_mixed_all_the_same():
     one = windows(robots(robot=0)).flatten().repeat()
     other = windows(robots(robot=1), max_action_dim=3).flatten().repeat()

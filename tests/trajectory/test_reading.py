@@ -250,7 +250,7 @@ def test_a_filter_without_a_return_is_told(made):
     def forgotten(trajectory):
         len(trajectory["action"])
 
-    with pytest.raises(ValueError, match="forgotten.* of filter_functions returned None; did you forget a return"):
+    with pytest.raises(ValueError, match=r"forgotten.* of filter_functions returned None; did you forget a return"):
         made(filter_functions=[forgotten])
 
 

@@ -304,10 +304,11 @@ class TrajectoryDataset:
         if others:
             return _Made(self.dataset)
         if self._operations:
-            part = _Made(self._elements()[0])
+            part = _Made(self._elements()[0], part.epochs)
         seed = self._seed
         part = part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
-        return dataclasses.replace(part, epochs=self._epochs)
+        own, times = part.epochs, self._epochs
+        return dataclasses.replace(part, epochs=None if own is None or times is None else own * times)
 
     def _elements(self) -> list[MapDataset[Any]]:
         """One epoch of each part, with all that was done to its trajectories or frames."""
