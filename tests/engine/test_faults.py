@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib.util
 import itertools
 import json
 import os
@@ -1035,21 +1036,66 @@ def test_a_worker_init_fn_that_cannot_be_sent_is_an_error():
 
 
 def test_a_function_of_a_module_that_workers_cannot_import_names_the_way_out(monkeypatch):
-    module = types.ModuleType("of_no_folder")
+    module = types.ModuleType("json.of_no_folder")
     exec("def double(x):\n    return 2 * x", vars(module))
-    monkeypatch.setitem(sys.modules, "of_no_folder", module)
+    monkeypatch.setitem(sys.modules, "json.of_no_folder", module)
     ds = numbers(5).map(lambda x: x).map(module.double)
     with iter(ds.mp_prefetch(TWO)) as it:
         for _ in range(2):
             with pytest.raises(ModuleNotFoundError) as caught:
                 next(it)
             (way_out,) = [note for note in caught.value.__notes__ if "workers cannot import" in note]
-            assert way_out.startswith("bushel: map(double) needs of_no_folder, which workers cannot import.")
+            assert way_out.startswith("bushel: map(double) needs json.of_no_folder, which workers cannot import.")
             assert "cloudpickle.register_pickle_by_value" in way_out
     cloudpickle.register_pickle_by_value(module)
     with iter(ds.mp_prefetch(TWO)) as it:
         assert list(it) == [0, 2, 4, 6, 8]
     cloudpickle.unregister_pickle_by_value(module)
+
+
+LOADED = """
+import of_another_file
+
+SCALE = 2
+
+class Scaled:
+    def __init__(self, x):
+        self.x = x
+
+def scaled(x):
+    return Scaled(SCALE * x + of_another_file.ONE)
+
+def value(scaled):
+    return scaled.x if isinstance(scaled, Scaled) else "another class"
+
+def told(index, count):
+    import bushel.base.options
+    bushel.base.options.told = SCALE
+"""
+
+
+@pytest.mark.parametrize("name", ["of_no_folder", "colorsys", "of_no_folder.at_all"])
+def test_what_is_loaded_from_a_file_goes_along(name, tmp_path, monkeypatch):
+    def loaded(name, text):
+        path = tmp_path / f"{name} here.py"
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    other = loaded("of_another_file", "ONE = 1")
+    module = loaded(name, LOADED)
+    try:
+        ds = numbers(5).map(module.scaled).map(module.value)
+        with iter(ds.mp_prefetch(TWO, worker_init_fn=module.told)) as it:
+            assert list(it) == [1, 3, 5, 7, 9]
+        with iter(numbers(2).map(module.scaled).mp_prefetch(TWO)) as it:
+            assert [type(element) for element in it] == [module.Scaled] * 2
+    finally:
+        for one in (other, module):
+            cloudpickle.unregister_pickle_by_value(one)
 
 
 class Unloadable:

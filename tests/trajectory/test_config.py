@@ -11,6 +11,7 @@ import robots
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 
 from bushel.trajectory.config import DatasetConfig, MixtureConfig
 from bushel.trajectory.mixing import make_interleaved_dataset
@@ -256,17 +257,24 @@ def test_values_that_cannot_be_are_refused(fields, sentence):
     refused(ValueError, sentence, **fields)
 
 
-class ConfigDict:
-    """Stands for ml_collections' own, which is no Mapping."""
+@pytest.mark.parametrize("place", ["beside", "inside", "flat"])
+def test_the_switch_for_grain_is_a_name_of_the_back_end(place):
+    arm = {"name": "arm", "data_dir": "data"}
+    inner = {"dataset_kwargs_list": [arm]}
 
-    def __init__(self, fields):
-        self._fields = fields
+    def config(**fields):
+        if place == "flat":
+            return {"datasets": [arm], **fields}
+        return {"dataset_kwargs": inner, **fields} if place == "beside" else {"dataset_kwargs": {**inner, **fields}}
 
-    def items(self):
-        return self._fields.items()
-
-    def to_dict(self):
-        return {key: value.to_dict() if hasattr(value, "to_dict") else value for key, value in self._fields.items()}
+    for switch, name in ((True, "grain"), (False, "bushel"), (None, "bushel")):
+        found = MixtureConfig.of(config(use_grain=switch))
+        assert found.data_backend == name and found == MixtureConfig.of(config(data_backend=name))
+        assert found.changed(use_grain=True).data_backend == "grain"
+    with pytest.raises(ValueError, match="data_backend='bushel' and use_grain=True contradict each other"):
+        MixtureConfig.of(config(use_grain=True, data_backend="bushel"))
+    with pytest.raises(TypeError, match="use_grain must be True or False, got 'no'"):
+        MixtureConfig.of(config(use_grain="no"))
 
 
 def test_config_dicts_are_dicts():

@@ -344,8 +344,49 @@ def test_raw_trajectories_of_a_folder():
     assert shuffled != [len(each["action"]) for each in theirs]
 
 
+def actions(elements) -> list:
+    return [element["action"].tolist() for element in elements]
+
+
+@pytest.mark.parametrize("change", [None, "shuffle", "repeat", "flatten"])
+def test_names_of_tensorflows_datasets(change):
+    ds = windows(robots())
+    ds = {None: ds, "shuffle": ds.shuffle(seed=1), "repeat": ds.repeat(2), "flatten": ds.flatten()}[change]
+    everything = actions(ds)
+    assert ds.cardinality() == len(everything) and ds.repeat().cardinality() == -1
+    for count in (0, 1, 3, 100):
+        assert actions(ds.take(count)) == everything[:count]
+        assert actions(ds.skip(count)) == everything[count:]
+    assert actions(ds.skip(1).take(2)) == everything[1:3]
+    assert actions(ds.take(-1).as_numpy_iterator()) == everything
+    numbered = [(number, element["action"].tolist()) for number, element in ds.enumerate(5)]
+    assert numbered == list(enumerate(everything, 5))
+    for hint in (ds.prefetch(4), ds.with_ram_budget(1)):
+        assert actions(hint) == everything
+    with pytest.raises(ValueError, match="count must be greater than or equal to 0, got -1"):
+        ds.skip(-1)
+
+
+def test_batches_of_what_has_no_end_have_none():
+    assert windows(robots()).flatten().repeat().batch(2).cardinality() == -1
+
+
+def test_some_trajectories_are_still_known_ones():
+    some = robots().skip(1).take(2)
+    assert some.samples is not None and len(windows(some).flatten()) == sum(LENGTHS[1:3])
+    drawn = windows(robots()).shuffle(seed=1).take(2)
+    assert len(drawn.flatten()) == sum(len(trajectory["action"]) for trajectory in drawn)
+
+
+def test_leaves_that_are_no_arrays_of_steps_are_refused():
+    for leaf in (True, np.float32(1), "pick", b"pick"):
+        with pytest.raises(ValueError, match=r"success of trajectory 0 is .* an entry for each step. Repeat it"):
+            TrajectoryDataset.from_trajectories([{**trajectory(0, 4), "success": leaf}])
+
+
 def test_texts_in_batches_are_objects_whatever_was_done_to_frames():
-    for ds in (windows(robots()).flatten(), windows(robots()).flatten().frame_map(dict)):
+    frames = windows(robots()).flatten()
+    for ds in (frames, frames.frame_map(dict), windows(robots()).traj_map(dict).flatten(), frames.take(9)):
         batch = ds.batch(4)[0]
         assert batch["dataset_name"].dtype == object and batch["dataset_name"].tolist() == [b"robot 0"] * 4
         assert batch["task"]["language_instruction"].dtype == object
@@ -420,6 +461,15 @@ def test_only_what_repeats_has_no_end():
 
 def _shorter(frame):
     return {**frame, "action": frame["action"][:, :3]}
+
+
+def test_a_mixture_of_one_keeps_its_epochs_in_another():
+    frames = windows(robots()).flatten()
+    for change in (lambda ds: ds, lambda ds: ds.frame_map(dict)):
+        one = change(TrajectoryDataset.sample_from_datasets([frames.repeat(2)]))
+        assert len(TrajectoryDataset.sample_from_datasets([one.repeat(2), frames])) == 5 * len(frames)
+        endless = change(TrajectoryDataset.sample_from_datasets([frames.repeat()]))
+        assert TrajectoryDataset.sample_from_datasets([endless, frames]).cardinality() == -1
 
 
 def test_mixtures_that_cannot_be_joined_are_mixed_all_the_same():

@@ -1,5 +1,6 @@
 """From a config to batches: shares, order, resuming, hosts, and what a batch may be made into."""
 
+import io
 import json
 import subprocess
 import sys
@@ -11,13 +12,17 @@ import robots
 from golden_data import assert_same_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from bushel.base.blocks import rows_of
-from bushel.base.errors import StateMismatch
+from bushel.base.errors import StateMismatch, TooManySkipped
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.sharding import ShardByJaxProcess, ShardOptions
+from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.loader import build_dataset_from_config, get_dataloader, get_dataset
 from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
+from bushel.trajectory.rlds_writer import write_rlds
+from bushel.trajectory.text_processing import process_text
 
 
 @pytest.fixture(scope="module")
@@ -311,8 +316,100 @@ def test_texts_are_encoded(config, expected):
     found = batch["task"]["language_instruction"]["lengths"]
     assert isinstance(found, jax.Array)
     assert found.tolist() == [len(text) for text in words]
+    assert "dataset_name" not in batch
     counted = next(iter(get_dataloader(config, process_text=lambda batch: {"rows": len(batch["action"])})))
     assert counted == {"rows": 8}
+
+
+def test_process_batch_of_train_py(config):
+    def process_batch(batch):
+        batch = process_text(batch, Lengths())
+        del batch["dataset_name"]
+        return batch
+
+    found = next(iter(get_dataloader(config, process_text=process_batch, arrays="jax")))
+    assert_same_tree(found, next(iter(get_dataloader(config, process_text=Lengths(), arrays="jax"))))
+
+
+# What fails.
+
+
+BAD = [7, 23]  # frames whose image is cut
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory):
+    """A config of forty frames, whose actions are their numbers; some have an image that cannot be decoded."""
+    folder = tmp_path_factory.mktemp("damaged")
+    with io.BytesIO() as file:
+        Image.fromarray(np.full((8, 8, 3), 9, np.uint8)).save(file, "png")
+        png = file.getvalue()
+
+    def episode(first):
+        frames = range(first, first + 10)
+        images = np.array([png[:40] if frame in BAD else png for frame in frames], object)
+        return {"steps": {"observation": {"image": images}, "action": np.array(frames, np.float32)[:, None]}}
+
+    write_rlds(folder, "arm", {"train": [episode(first) for first in (0, 10, 20, 30)], "val": [episode(0)]})
+    arm = {"name": "arm", "data_dir": str(folder), "image_obs_keys": {"primary": "image"}, "skip_norm": True}
+    return {
+        "datasets": [{**arm, "cache_dir": str(folder / "cache")}],
+        "batch_size": 4,
+        "frame_transform_kwargs": {"resize_size": (4, 4)},
+    }
+
+
+def actions(batches):
+    return [int(number) for batch in batches for number in batch["action"].ravel()]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_frames_that_fail_are_left_out(damaged, workers):
+    blind = {"datasets": [{**damaged["datasets"][0], "image_obs_keys": {}}], "batch_size": 4}
+    everything = actions(some(iter(get_dataloader(blind)), 30))
+    with iter(get_dataloader(damaged, on_error="skip", workers=workers)) as batches:
+        found = some(batches, 12)
+        state = batches.get_state()
+        rest = some(batches, 3)
+        skipped = batches.skipped
+    wanted = [number for number in everything if number not in BAD]
+    assert actions(found + rest) == wanted[:60] and all(len(batch["action"]) == 4 for batch in found)
+    assert skipped == sum(number in BAD for number in everything[: 60 + skipped]) >= 2
+    with iter(get_dataloader(damaged, on_error="skip", workers=workers)) as later:
+        later.set_state(state)
+        assert_same_batches(some(later, 3), rest)
+    with pytest.raises(TooManySkipped), iter(get_dataloader(damaged, on_error="skip", skip_limit=1)) as few:
+        some(few, 12)
+    with pytest.raises(ValueError, match="image"), iter(get_dataloader(damaged)) as none:
+        some(none, 12)
+
+
+def test_without_failures_batches_are_the_same(config, expected):
+    with iter(get_dataloader(config, on_error="skip")) as batches:
+        assert_same_batches(some(batches, 8), expected)
+        assert batches.skipped == 0
+
+
+def test_hosts_and_grain_cannot_leave_out_frames(config):
+    with pytest.raises(ValueError, match='on_error="skip" works on one host'):
+        get_dataloader(config, on_error="skip", shard_options=ShardOptions(shard_index=0, shard_count=2))
+    with pytest.raises(ValueError, match=r"done by Bushel's engine. Leave out data_backend"):
+        get_dataloader(config, on_error="skip", data_backend="grain")
+    with pytest.raises(ValueError, match='on_error must be "raise" or "skip"'):
+        get_dataloader(config, on_error="ignore")
+
+
+def test_datasets_that_ignore_errors(damaged):
+    frames = get_dataset(damaged, batch_size=None)
+    with iter(frames.ignore_errors(log_warning=True)) as found:
+        seen = [int(frame["action"].item()) for frame in some(found, 76)]
+        assert found.skipped == 4 and not set(seen) & set(BAD)
+    with iter(get_dataset(damaged).ignore_errors()) as batches:  # of batches, whole ones
+        assert not set(actions(some(batches, 30))) & set(BAD) and batches.skipped >= 4
+    mixed = TrajectoryDataset.sample_from_datasets([frames.ignore_errors(), frames])
+    assert not {int(frame["action"].item()) for frame in some(iter(mixed), 80)} & set(BAD)
+    with pytest.raises(TooManySkipped), iter(frames.ignore_errors(skip_limit=0)) as none:
+        some(none, 80)
 
 
 def test_a_batch_whose_texts_fail_is_not_lost(config, expected):

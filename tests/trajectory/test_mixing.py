@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+
+import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict, FieldReference
 
 from bushel.trajectory import (
+    ModuleSpec,
+    apply_frame_transforms,
+    apply_trajectory_transforms,
     build_dataset_from_config,
     make_dataset_from_rlds,
     make_interleaved_dataset,
     make_single_dataset,
     write_rlds,
 )
+from bushel.trajectory.columns import flat
 
 
 def episode(length: int, width: int, camera: str) -> dict:
@@ -218,6 +226,121 @@ def test_data_sets_that_cannot_be_joined_draw_differently(tmp_path):
         goals[frame["dataset_name"], int(frame["observation"]["timestep"][0])] = int(frame["task"]["timestep"])
     assert len(goals) == 80
     assert sum(goals[b"one", time] == goals[b"other", time] for time in range(40)) < 20
+
+
+def same(ours, theirs):
+    ours, theirs = flat(ours), flat(theirs)
+    assert ours.keys() == theirs.keys()
+    for path in theirs:
+        np.testing.assert_array_equal(ours[path], theirs[path], err_msg=str(path))
+
+
+def test_the_originals_calls_take_config_dicts(folder):
+    augment = {"primary": {"random_brightness": [0.1], "augment_order": ["random_brightness"]}}
+    plain = {
+        "dataset_kwargs": arm(folder, standardize_fn=ModuleSpec.create("robots:narrow", width=2)),
+        "traj_transform_kwargs": {"window_size": FieldReference(2), "head_to_dataset": {"arm": ["arm"]}},
+        "frame_transform_kwargs": {"resize_size": {"primary": (4, 4)}, "image_augment_kwargs": augment},
+    }
+    config = ConfigDict(plain)
+    plain["traj_transform_kwargs"]["window_size"] = 2
+    single = make_single_dataset(
+        config.dataset_kwargs,
+        traj_transform_kwargs=config.traj_transform_kwargs,
+        frame_transform_kwargs=config.frame_transform_kwargs,
+        train=True,
+    )
+    expected = make_single_dataset(**plain, train=True)
+    assert expected[0]["action"].shape[1:] == (2, 1, 2)
+    same(single[0], expected[0])
+    made, statistics = make_dataset_from_rlds(**config.dataset_kwargs, train=True)
+    given = ConfigDict({key: value for key, value in jax.tree.map(np.ndarray.tolist, statistics).items()})
+    again, _ = make_dataset_from_rlds(**config.dataset_kwargs, dataset_statistics=given, train=True)
+    same(again[0], made[0])
+    frames = apply_frame_transforms(
+        apply_trajectory_transforms(made, train=True, **config.traj_transform_kwargs),
+        train=True,
+        **config.frame_transform_kwargs,
+    )
+    same(frames[0], expected[0])
+    training = {"dataset_kwargs_list": [plain.pop("dataset_kwargs")], **plain, "batch_size": 4, "seed": 1}
+    whole = make_interleaved_dataset(**ConfigDict(training), train=True)
+    same(whole[0], make_interleaved_dataset(**training, train=True)[0])
+
+
+@pytest.mark.parametrize("threads", [None, -1, 0, 1, 2, 48])
+def test_hints_for_threads_are_only_hints(folder, threads):
+    made = mixed([arm(folder), rover(folder)], traj_read_threads=threads, traj_transform_threads=threads)
+    same(made[0], mixed([arm(folder), rover(folder)])[0])
+
+
+def test_augmentations_of_nothing_are_refused(folder):
+    def augmented(**kwargs):
+        return make_interleaved_dataset([arm(folder)], train=True, frame_transform_kwargs={**sizes, **kwargs})
+
+    sizes, order = {"resize_size": (4, 4)}, {"augment_order": ["random_brightness"], "random_brightness": [0.1]}
+    for kwargs in ({"random_brightness": [0.1]}, {"primary": {"random_brightness": [0.1]}}):
+        with pytest.raises(ValueError, match="image_augment_kwargs needs an 'augment_order'"):
+            augmented(image_augment_kwargs=kwargs)
+        augmented(image_augment_kwargs=kwargs, compat="crossformer")
+    with pytest.raises(ValueError, match=r"has primray; the images are primary. Nothing would be augmented"):
+        augmented(image_augment_kwargs={"primray": order})
+    with pytest.warns(UserWarning, match="has wrist; the images are primary"):
+        augmented(image_augment_kwargs={"primary": order, "wrist": order})
+    with pytest.raises(TypeError, match="image_augment_kwargs must be a dict, got list"):
+        augmented(image_augment_kwargs=["random_brightness"])
+    for size in (4, (4,), {"primary": 4}):
+        with pytest.raises(ValueError, match=r"resize_size.* must be .height, width., or such pairs"):
+            augmented(resize_size=size)
+
+
+def test_data_sets_without_a_head_are_told(folder):
+    parts = [arm(folder), rover(folder)]
+    with pytest.raises(ValueError, match=r"no head for arm, rover: .* names, which are arm, rover"):
+        mixed(parts, traj_transform_kwargs={"head_to_dataset": {"single_arm": ["amr"]}})
+    with pytest.warns(UserWarning, match="head_to_dataset has no head for rover: actions of these"):
+        mixed(parts, traj_transform_kwargs={"head_to_dataset": {"single_arm": ["arm", "another"], "legs": ["dog"]}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mixed(parts, traj_transform_kwargs={"head_to_dataset": {"single_arm": ["arm"], "wheels": ["rover"]}})
+
+
+def test_nothing_in_place_of_functions_and_one_in_place_of_several(folder):
+    one = arm(folder, override_traj_transform_kwargs=None, filter_functions=None)
+    same(mixed([one], traj_transform_kwargs={"post_chunk_transforms": None})[0], mixed([arm(folder)])[0])
+    functions = {"filter_functions": is_long}
+    named = mixed([arm(folder, **functions)], traj_transform_kwargs={"post_chunk_transforms": with_reward})
+    listed = {name: [function] for name, function in functions.items()}
+    same(named[0], mixed([arm(folder, **listed)], traj_transform_kwargs={"post_chunk_transforms": [with_reward]})[0])
+    assert named[0]["reward"].tolist() == [1.0] * 12 and named.dataset_statistics["arm"]["num_trajectories"] == 1
+
+
+def is_long(trajectory):
+    return len(trajectory["action"]) > 4
+
+
+def with_reward(trajectory):
+    return {**trajectory, "reward": np.ones(len(trajectory["action"]))}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"seed": None}, "Seed must be an integer, got None"),
+        ({"dataset_kwargs_list": [{"data_dir": "data"}]}, "Data set 0 of dataset_kwargs_list needs 'name'"),
+        ({"traj_transform_kwargs": {"override_window_size": 0}}, "override_window_size must be positive"),
+    ],
+)
+def test_arguments_that_cannot_be_are_told(folder, more, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        make_interleaved_dataset(**{"dataset_kwargs_list": [arm(folder)], "train": True, **more})
+
+
+def test_a_data_set_without_validation_is_named(folder, tmp_path):
+    write_rlds(tmp_path, "tiny", {"train": [episode(4, 3, "image")]})
+    tiny = arm(tmp_path, name="tiny")
+    with pytest.raises(ValueError, match=r"Data set 'tiny': The split 'train.95%:.' names no episodes.*val_split"):
+        make_interleaved_dataset([arm(folder), tiny], train=False)
 
 
 def test_names_and_weights_are_checked(folder):

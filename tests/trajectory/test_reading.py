@@ -7,11 +7,13 @@ import os
 import pathlib
 import shutil
 import time
+import warnings
 
 import jax
 import numpy as np
 import pytest
 
+from bushel.sources.tfrecord import TFRecordDataSource, checksum, framed
 from bushel.trajectory import load_statistics, make_dataset_from_rlds, reading, save_statistics, write_rlds
 from bushel.trajectory.columns import flat
 
@@ -199,3 +201,129 @@ def test_recomputing_statistics_reads_the_data_anew(made, tmp_path):
     assert made()[1]["action"]["mean"][0] == 8 * first
     assert kept[0]["action"].shape == (3, 3)  # who has the old table goes on with it
     assert len(list((tmp_path / "cache" / "episodes").iterdir())) == 1
+
+
+# What cannot be read.
+
+
+def damaged(tmp_path, damage: str) -> None:
+    """Damages the third record of the data set: it is one of other features, or its checksum does not fit."""
+    (path,) = tmp_path.glob("arm/*/arm-train.tfrecord*")
+    records = [bytes(record) for record in TFRecordDataSource(str(path))]
+    if damage == "a bit":
+        content = bytearray(path.read_bytes())
+        content[content.index(records[2]) + len(records[2]) // 2] ^= 1
+        path.write_bytes(content)
+        return
+    other = episode(2, LENGTHS[2])
+    if damage == "no leaf":
+        del other["steps"]["observation"]["grip"]
+    else:
+        other["steps"]["action"] = other["steps"]["action"][:, :2]
+    folder = write_rlds(tmp_path, "other", {"train": [other]})
+    (records[2],) = (bytes(record) for record in TFRecordDataSource(f"{folder}/*tfrecord*"))
+    path.write_bytes(b"".join(framed(record, checksum()) for record in records))
+
+
+@pytest.mark.parametrize("damage", ["no leaf", "too few values", "a bit"])
+def test_what_cannot_be_read_is_left_out_and_counted(made, tmp_path, damage):
+    damaged(tmp_path, damage)
+    keys = {"proprio_obs_keys": {"arm": "grip"}}
+    with pytest.raises(ValueError):
+        made(**keys)
+    with pytest.warns(UserWarning, match="1 of 5 trajectories of arm could not be read and are left out. The first: "):
+        ds, statistics = made(**keys, ignore_errors=True)
+    assert [int(trajectory["action"].shape[0]) for trajectory in ds] == [3, 4, 6]
+    assert statistics["num_trajectories"] == 3
+
+
+def test_a_store_that_fails_is_not_a_trajectory_that_does(made, monkeypatch):
+    def unplugged(episodes, indices):
+        raise ConnectionError("the cable")
+
+    monkeypatch.setattr(reading.RLDSEpisodes, "__getitems__", unplugged)
+    with pytest.raises(ConnectionError, match="the cable"):
+        made(ignore_errors=True)
+
+
+def test_a_filter_without_a_return_is_told(made):
+    def forgotten(trajectory):
+        len(trajectory["action"])
+
+    with pytest.raises(ValueError, match=r"forgotten.* of filter_functions returned None; did you forget a return"):
+        made(filter_functions=[forgotten])
+
+
+def test_nothing_that_can_be_read_is_told(made):
+    def failing(trajectory):
+        raise KeyError("boo")
+
+    with pytest.raises(ValueError, match="5 could not be read, the first because of KeyError: 'boo'"):
+        made(standardize_fn=failing, ignore_errors=True)
+
+
+def test_a_file_of_facts_that_cannot_be_read_is_named(made, tmp_path):
+    (info,) = tmp_path.glob("arm/*/dataset_info.json")
+    info.write_text("{")
+    with pytest.raises(ValueError, match=r"dataset_info.json cannot be read as JSON: .* Was it copied in full"):
+        made()
+
+
+@pytest.mark.parametrize("keys", ["image_obs_keys", "depth_obs_keys", "proprio_obs_keys", "proprio_obs_dims"])
+def test_keys_are_dicts(made, keys):
+    with pytest.raises(TypeError, match=f"{keys} of arm must be a dict, got list"):
+        made(**{keys: ["state"]})
+
+
+def test_options_of_the_store_reach_it(made, monkeypatch):
+    asked = []
+    builder = reading.RLDSBuilder
+    monkeypatch.setattr(reading, "RLDSBuilder", lambda *args: asked.append(args[2]) or builder(*args))
+    made(storage_options={"anon": True})
+    assert asked == [{"anon": True}]
+
+
+# The cache.
+
+
+def test_a_cache_that_cannot_be_written_stops_nothing(made, tmp_path, caplog):
+    expected, statistics = made()
+    (tmp_path / "file").touch()
+    with pytest.warns(
+        UserWarning, match=r"arm cannot be kept in .*file.*stays in memory.*cache_dir, or .*BUSHEL_CACHE"
+    ):
+        ds, found = made(cache_dir=tmp_path / "file" / "below")
+    for ours, theirs in zip(ds.iterator(workers=1), expected, strict=True):
+        for path, leaf in flat(theirs).items():
+            np.testing.assert_array_equal(flat(ours)[path], leaf)
+    assert found["num_transitions"] == statistics["num_transitions"]
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("file", ["table.json", "0.npy", "episodes.npy"])
+@pytest.mark.parametrize("damage", [cut, lambda path: path.write_bytes(b""), pathlib.Path.unlink])
+def test_a_damaged_table_is_made_again(made, tmp_path, file, damage):
+    kept, _ = made()
+    expected = [trajectory["action"] for trajectory in kept]
+    (folder,) = (tmp_path / "cache" / "episodes").iterdir()
+    damage(folder / file)
+    with pytest.warns(UserWarning, match="The table in .* is damaged, so arm is read again"):
+        ds, _ = made()
+    assert all((ours["action"] == theirs).all() for ours, theirs in zip(ds, expected, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made()  # from the cache again
+
+
+def test_the_cache_is_a_local_folder(made, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    made(cache_dir="~/kept")
+    assert (tmp_path / "home" / "kept" / "episodes").is_dir() and not (tmp_path / "~").exists()
+    with pytest.raises(
+        ValueError, match="cache_dir is a local folder, since tables are mapped from it; got 's3://b/c'"
+    ):
+        made(cache_dir="s3://b/c")

@@ -99,12 +99,19 @@ def test_clip_has_positions(folder):
     assert found["position_ids"].dtype == np.int64 and found.keys() == {"input_ids", "attention_mask", "position_ids"}
 
 
+def test_a_single_text_is_a_batch_of_one(folder):
+    for processor in (HFTokenizer(str(folder), SETTINGS), CLIPTextProcessor(SETTINGS, str(folder))):
+        for text in ("", "put it in"):
+            assert same(processor.encode(text), processor.encode([text]))
+
+
 def test_batches(folder):
     texts = np.array([b"pick", "à".encode(), b""], object)
     batch = {"task": {"language_instruction": texts, "image": np.ones(3)}, "action": np.ones(3), "dataset_name": texts}
     tokenizer = HFTokenizer(str(folder), SETTINGS)
     found = process_text(batch, tokenizer)
-    assert found.keys() == {"task", "action"} and found["task"]["image"] is batch["task"]["image"]
+    assert found.keys() == batch.keys() and found["dataset_name"] is texts  # which train.py deletes itself
+    assert found["task"]["image"] is batch["task"]["image"]
     assert same(found["task"]["language_instruction"], tokenizer.encode(["pick", "à", ""]))
     assert process_text(batch, None)["task"].keys() == {"image"}
     assert batch["task"]["language_instruction"] is texts and "dataset_name" in batch  # as it was

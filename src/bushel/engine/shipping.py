@@ -26,7 +26,7 @@ from bushel.engine.whole import StreamProgram
 def dumped(value: Any, what: str) -> bytes:
     """A small object for workers, or an error that says `what` cannot be sent."""
     try:
-        return cloudpickle.dumps(value, protocol=5)
+        return wire.dumps(value)
     except Exception as error:
         raise PipelineNotSent(f"{what} cannot be sent to worker processes: {error}") from error
 
@@ -135,8 +135,8 @@ def not_importable(program: Program | StreamProgram, error: ImportError) -> str:
     needs = f"{found[0] if found else 'the pipeline'} needs {error.name or 'a module'}"
     return (
         f"bushel: {needs}, which workers cannot import. "
-        "They search sys.path as it was when the iterator was made: put its folder there before. A module that is in "
-        "no folder goes along after cloudpickle.register_pickle_by_value(module)."
+        "They search sys.path as it was when the iterator was made: put its folder there before. A part of a package "
+        "that is in no folder goes along after cloudpickle.register_pickle_by_value(module)."
     )
 
 

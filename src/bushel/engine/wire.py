@@ -16,6 +16,7 @@ import pickle
 import select
 import socket
 import struct
+import types
 from collections.abc import Iterator
 from typing import Any, ClassVar, cast
 
@@ -24,6 +25,7 @@ import numpy as np
 
 from bushel.base import memory as memory_of
 from bushel.base.memory import ALIGNMENT
+from bushel.engine.homeless import send_by_value
 from bushel.engine.slabs import Slot
 
 IN_BAND_BYTES = 4096
@@ -229,7 +231,10 @@ class _Plain(pickle.Pickler):
 
 
 class Pickler(cloudpickle.Pickler):
-    """Sends classes that came with a pipeline by their number: at home they are themselves, in a worker copies."""
+    """Sends classes that came with a pipeline by their number: at home they are themselves, in a worker copies.
+
+    What is defined in a module that no import finds travels by value.
+    """
 
     dispatch_table: ClassVar[Any] = collections.ChainMap[Any, Any](
         _ARRAYS, cast(Any, cloudpickle.Pickler.dispatch_table)
@@ -237,7 +242,13 @@ class Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         number = _CLASS_NUMBERS.get(obj) if isinstance(obj, type) else None
-        return (_class_numbered, (number,)) if number in _from_pipelines else super().reducer_override(obj)
+        if number in _from_pipelines:
+            return _class_numbered, (number,)
+        if isinstance(obj, (type, types.FunctionType)):
+            send_by_value(obj.__module__)
+        elif isinstance(obj, types.ModuleType):
+            send_by_value(obj.__name__)
+        return super().reducer_override(obj)
 
 
 # cloudpickle remembers which class it has sent by value under which number, on both sides.

@@ -82,7 +82,10 @@ class TFDSDataSource:
 def read_json(path: str, options: Options | None) -> dict[str, Any]:
     """The content of a JSON file, wherever it lies."""
     file = stores.open_file(path, options)
-    return json.loads(file.read(0, file.size))
+    try:
+        return json.loads(file.read(0, file.size))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}. Was it copied in full?") from error
 
 
 def shard_names(dataset: str, split: dict[str, Any], kind: str) -> Iterator[str]:

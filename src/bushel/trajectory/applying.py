@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.dataset import MapDataset
 from bushel.trajectory import goal_relabeling, task_augmentation
 from bushel.trajectory.columns import Numbers
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.functions import Function, instantiated
+from bushel.trajectory.functions import Function, instantiated, listed
 from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, over_window
-from bushel.trajectory.passes import results
+from bushel.trajectory.passes import verdicts
+from bushel.trajectory.plain import as_mapping, takes_configs
 from bushel.trajectory.restructure import Tree
 from bushel.trajectory.samples import LANGUAGES, Samples, Transforms
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.windows import Windows
 
 
+@takes_configs
 def apply_trajectory_transforms(
     dataset: TrajectoryDataset,
     *,
@@ -39,7 +43,7 @@ def apply_trajectory_transforms(
     task_augment_kwargs: Mapping[str, Any] | None = None,
     max_action_dim: int | None = None,
     max_proprio_dim: int | None = None,
-    post_chunk_transforms: Sequence[Function] = (),
+    post_chunk_transforms: Sequence[Function] | Function | None = (),
     num_parallel_calls: int | None = None,
     head_to_dataset: Mapping[str, Sequence[str]] | None = None,
     frame_filter: Function | None = None,
@@ -75,6 +79,8 @@ def apply_trajectory_transforms(
     assert samples is not None
     _check_layout(samples.episodes.columns, samples.transforms is not None)
     compat = samples.compat if compat is None else compat
+    if override_window_size is not None and not faithful(compat):
+        checks.positive(override_window_size, "override_window_size")
     transforms = Transforms(
         Windows(window_size, action_horizon, override_window_size, compat),
         **_goals(goal_relabeling_strategy, goal_relabeling_kwargs or {}),
@@ -97,7 +103,7 @@ def apply_trajectory_transforms(
         samples = dataclasses.replace(samples, kept=_kept_frames(samples, instantiated(frame_filter)))
         _refuse_nothing(samples, samples, frames, "frame", "frames", {"frame_filter": frame_filter})
     made = dataset.with_samples(dataclasses.replace(samples, transforms=transforms)).with_threads(num_parallel_calls)
-    for function in map(instantiated, post_chunk_transforms):
+    for function in map(instantiated, listed(post_chunk_transforms)):
         made = made.traj_map(function)
     return made
 
@@ -181,8 +187,9 @@ def _refuse_nothing(
 
 def _kept_frames(samples: Samples, frame_filter: Callable[[Tree], Any]) -> np.ndarray:
     kept = np.zeros(samples.episodes.frames, dtype=bool)
-    plain = MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory).map(frame_filter)
-    for episode, verdict in zip(samples.chosen.tolist(), results(plain, "frame filter")):
+    trajectories = MapDataset.range(len(samples.chosen)).map_with_index(samples.trajectory)
+    for number, verdict in verdicts(trajectories, frame_filter, "frame_filter"):
+        episode = int(samples.chosen[number])
         start, length = int(samples.episodes.starts[episode]), int(samples.episodes.lengths[episode])
         verdict = np.asarray(verdict)
         if verdict.shape != (length,):
@@ -242,6 +249,7 @@ class FrameTransforms:
         return augment(obs, seed, self.image_augment_kwargs, compat=self.compat) if self.image_augment_kwargs else obs
 
 
+@takes_configs
 def apply_frame_transforms(
     dataset: TrajectoryDataset,
     *,
@@ -267,13 +275,44 @@ def apply_frame_transforms(
       seed: of the draws; each belongs to the frame and the epoch.
       compat: "crossformer" for the shapes and draws of the original; by default as the data set was made.
     """
+    augmented = dict(as_mapping(image_augment_kwargs or {}, "image_augment_kwargs"))
+    if train and not faithful(compat):
+        _check_augmented(augmented, dataset.image_names)
     change = FrameTransforms(
         bool(train),
-        dict(image_augment_kwargs or {}),
-        {} if resize_size is None else resize_size,
-        {} if depth_resize_size is None else depth_resize_size,
+        augmented,
+        _sizes(resize_size, "resize_size"),
+        _sizes(depth_resize_size, "depth_resize_size"),
         image_dropout_prob,
         image_dropout_keep_key,
         dataset.compat if compat is None else compat,
     )
     return dataset.with_threads(num_parallel_calls).random_frame_map(change, seed=seed)
+
+
+def _check_augmented(asked: Mapping[str, Any], images: Sequence[str] | None) -> None:
+    """Refuses what would augment nothing: no order of operations, or names that no image has, where these are known."""
+    if not asked or "augment_order" in asked:
+        return
+    if not all(isinstance(own, Mapping) and "augment_order" in own for own in asked.values()):
+        raise ValueError(
+            "image_augment_kwargs needs an 'augment_order', the names of its operations in their order: at the top, "
+            f"for all images, or in the arguments of each image. It has {asked}."
+        )
+    others = [name for name in asked if images and name not in images]
+    if others:
+        told = f"image_augment_kwargs has {', '.join(others)}; the images are {', '.join(images or ())}."
+        if len(others) == len(asked):
+            raise ValueError(f"{told} Nothing would be augmented.")
+        warnings.warn(told, stacklevel=4)
+
+
+def _sizes(asked: Any, what: str) -> Any:
+    """Sizes of images as they were given, checked: (height, width), or these by name."""
+    if asked is None:
+        return {}
+    for name, size in asked.items() if isinstance(asked, Mapping) else [(None, asked)]:
+        if size is not None and (isinstance(size, str) or np.shape(size) != (2,)):
+            where = what if name is None else f"{what}[{name!r}]"
+            raise ValueError(f"{where} must be (height, width), or such pairs by the name of the image; got {size!r}.")
+    return asked

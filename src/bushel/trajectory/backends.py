@@ -11,9 +11,9 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.errors import StateMismatch
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import ShardOptions
-from bushel.dataset import MapDataset
+from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.elastic import ElasticIterator
 from bushel.graph.streams import State, counted
 from bushel.index import epochs
@@ -32,6 +32,7 @@ class Running:
     batch_size: int
     shard: ShardOptions
     workers: MultiprocessingOptions
+    options: DatasetOptions
 
     def __post_init__(self) -> None:
         if not isinstance(self.shard, ShardOptions):
@@ -40,6 +41,12 @@ class Running:
             raise ValueError(
                 f"batch_size is that of all hosts together: {self.batch_size} rows cannot be shared alike by "
                 f"{self.shard.shard_count}. Choose a multiple."
+            )
+        if self.options.on_error == "skip" and self.shard.shard_count > 1:
+            raise ValueError(
+                'on_error="skip" works on one host: others could not know which frames this one leaves out, and rows '
+                "would come twice. Find the frames that fail with a loader of one host, and leave them out by "
+                "frame_filter or filter_functions."
             )
 
     @property
@@ -50,6 +57,8 @@ class Running:
 
 def on_bushel(running: Running) -> DatasetIterator[Any]:
     """Batches made by Bushel's engine."""
+    if running.options.on_error == "skip":
+        return _without_failures(running)
     return ElasticIterator(
         running.dataset.dataset,
         running.batch_size,
@@ -57,6 +66,13 @@ def on_bushel(running: Running) -> DatasetIterator[Any]:
         read_options=running.dataset.read_options,
         multiprocessing_options=None if running.workers.num_workers == 0 else running.workers,
     )
+
+
+def _without_failures(running: Running) -> DatasetIterator[Any]:
+    """Batches of the frames that do not fail: those after one that does move up, so that all batches are full."""
+    frames = running.dataset.dataset.to_iter_dataset(running.dataset.read_options)
+    stream = WithOptionsIterDataset(frames.batch(running.batch_size, drop_remainder=True), running.options)
+    return iter(stream if running.workers.num_workers == 0 else stream.mp_prefetch(running.workers))
 
 
 def on_grain(running: Running) -> DatasetIterator[Any]:

@@ -46,6 +46,12 @@ class Collector:
     def add(self, trajectory: Mapping[str, Any]) -> None:
         """The frames of one more trajectory, which `portable` made; an empty one is left out."""
         leaves = flat(trajectory)
+        for path, leaf in leaves.items():
+            if isinstance(leaf, (str, bytes)) or getattr(leaf, "ndim", None) == 0 or not hasattr(leaf, "__len__"):
+                raise ValueError(
+                    f"{'/'.join(path)} of trajectory {len(self._lengths)} is {leaf!r}; leaves of a trajectory have an "
+                    "entry for each step. Repeat it: np.full(length, value)."
+                )
         sizes = {len(leaf) for leaf in leaves.values()}
         if len(sizes) != 1:
             told = ", ".join(f"{'/'.join(path)}: {len(leaf)}" for path, leaf in leaves.items())

@@ -68,6 +68,7 @@ class DatasetConfig:
     num_parallel_reads: int | None = None
     num_parallel_calls: int | None = None
     cache_dir: str | None = None
+    storage_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -122,7 +123,7 @@ class MixtureConfig:
       seed: of order and draws.
       compat: "crossformer" for the original's output with all its faults.
       cache_dir: where the tables of data sets are kept that do not say it themselves.
-      data_backend: what drives a loader, "bushel" or "grain".
+      data_backend: what drives a loader, "bushel" or "grain". A dict or a file may say `use_grain` instead.
 
     >>> config = MixtureConfig.from_mix([("bridge", 3.0), ("kuka", 1.0)], {"bridge": {}, "kuka": {}}, data_dir="data")
     >>> [(one.name, one.weight) for one in config.datasets]
@@ -192,7 +193,7 @@ class MixtureConfig:
         config, which has them, or those of a single data set, under "dataset_kwargs" (entries beside it that say
         nothing about data are left out); and the arguments of a single data set.
         """
-        given = as_mapping(given, "A config")
+        given = _with_backend(as_mapping(given, "A config"))
         if "dataset_kwargs" in given:
             return cls.from_dict(_of_training(cls, given))
         if "oxe_kwargs" in given:
@@ -265,6 +266,7 @@ class MixtureConfig:
 
     def changed(self, **changes: Any) -> Self:
         """The same config with other values of some fields."""
+        changes = _with_backend(changes)
         refuse_unknown(changes, _names(type(self)), type(self).__name__)
         return dataclasses.replace(self, **changes)
 
@@ -291,6 +293,29 @@ def _of_training(kind: type[MixtureConfig], given: Mapping[str, Any]) -> dict[st
     if "name" in inner:
         return {**beside, "datasets": [inner]}
     return {**beside, **inner}
+
+
+def backend_of(asked: str | None, use_grain: bool | None) -> str | None:
+    """The back end that is asked for by name, or by the switch; None where neither says anything.
+
+    >>> backend_of(None, True), backend_of("bushel", False), backend_of(None, None)
+    ('grain', 'bushel', None)
+    """
+    if use_grain is None:
+        return asked
+    if not isinstance(use_grain, bool):
+        raise TypeError(f"use_grain must be True or False, got {use_grain!r}.")
+    switched = "grain" if use_grain else "bushel"
+    if asked not in (None, switched):
+        raise ValueError(f"data_backend={asked!r} and use_grain={use_grain} contradict each other: give one of them.")
+    return switched
+
+
+def _with_backend(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with `data_backend` in place of the switch `use_grain`."""
+    found = dict(given)
+    backend = backend_of(found.get("data_backend"), found.pop("use_grain", None))
+    return found if backend is None else {**found, "data_backend": backend}
 
 
 def _names(kind: type[Any]) -> list[str]:

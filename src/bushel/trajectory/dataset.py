@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
-from bushel.base.options import MultiprocessingOptions, ReadOptions
-from bushel.dataset import MapDataset
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.joining import joined
-from bushel.trajectory.passes import results
+from bushel.trajectory.passes import is_endless, results, verdicts
 from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.samples import Samples, read_images
 from bushel.trajectory.tickets import tickets
@@ -139,7 +139,13 @@ class _Frames:
 
 
 def _flattened(trajectories: MapDataset[Any]) -> _Made:
-    lengths = np.array(list(results(trajectories.map(length_of), "lengths of trajectories")), dtype=np.int64)
+    found = dict(verdicts(trajectories, length_of, "lengths of trajectories"))
+    lengths = np.array([found.get(number, 0) for number in range(len(trajectories))], dtype=np.int64)
+    if len(lengths) and not lengths.any():
+        raise ValueError(
+            f"None of the {len(lengths)} trajectories has a frame: what was applied to them returned None, or nothing, "
+            "for all. Did you forget a return?"
+        )
     return _Made(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(trajectories, lengths)))
 
 
@@ -168,11 +174,12 @@ class TrajectoryDataset:
         operations: Sequence[_OnFrames | _OnTrajectories] = (),
         statistics: Any = None,
         compat: str | None = None,
+        options: DatasetOptions | None = None,
     ):
         self._parts: tuple[_Part, ...] = tuple(parts)
         self._weights = None if weights is None else tuple(float(weight) for weight in weights)
         self._epochs, self._seed, self._threads = epochs, seed, threads
-        self._operations = tuple(operations)
+        self._operations, self._options = tuple(operations), options
         self.is_flattened = flattened
         self.dataset_statistics: Any = statistics
         """Of actions and proprioception; of a mixture, by the names of its data sets."""
@@ -190,6 +197,7 @@ class TrajectoryDataset:
             "operations": self._operations,
             "statistics": self.dataset_statistics,
             "compat": self.compat,
+            "options": self._options,
         }
         return TrajectoryDataset(self._parts if parts is None else parts, **(known | changes))
 
@@ -209,7 +217,8 @@ class TrajectoryDataset:
     def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
         """Trajectories of a list, or of any source: trees of arrays with a leading axis of time.
 
-        `observation/timestep` is counted here, from 0 in each of them, in place of one that they have.
+        `observation/timestep` is counted here, from 0 in each of them, in place of one that they have. None among them
+        is no trajectory and is left out, as what a `MapDataset`'s own `filter` refuses.
         """
         ds = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
         return TrajectoryDataset.from_episodes(Episodes.of(results(ds, "episodes")), seed=seed)
@@ -244,6 +253,7 @@ class TrajectoryDataset:
             flattened=True,
             threads=max(ds._threads for ds in datasets),
             compat=datasets[0].compat if len({ds.compat for ds in datasets}) == 1 else None,
+            options=next((ds._options for ds in datasets if ds._options is not None), None),
         )
 
     def with_samples(self, samples: Samples) -> TrajectoryDataset:
@@ -303,10 +313,11 @@ class TrajectoryDataset:
         if others:
             return _Made(self.dataset)
         if self._operations:
-            part = _Made(self._elements()[0])
+            part = _Made(self._elements()[0], part.epochs)
         seed = self._seed
         part = part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
-        return dataclasses.replace(part, epochs=self._epochs)
+        own, times = part.epochs, self._epochs
+        return dataclasses.replace(part, epochs=None if own is None or times is None else own * times)
 
     def _elements(self) -> list[MapDataset[Any]]:
         """One epoch of each part, with all that was done to its trajectories or frames."""
@@ -319,7 +330,9 @@ class TrajectoryDataset:
         """Only the elements for which `predicate` is true; it looks at all of them once, now."""
         parts = []
         for part, elements in zip(self._parts, self._elements()):
-            kept = np.array([bool(v) for v in results(elements.map(predicate), "filter")], dtype=bool)
+            passing = [number for number, verdict in verdicts(elements, predicate, "filter") if bool(verdict)]
+            kept = np.zeros(len(elements), dtype=bool)
+            kept[passing] = True
             if isinstance(part, _Known) and not self.is_flattened:
                 parts.append(_Known(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept])))
             else:
@@ -352,15 +365,56 @@ class TrajectoryDataset:
 
     def shuffle(self, buffer_size: int | None = None, seed: int = 0) -> TrajectoryDataset:
         """All elements in an order of its own for every epoch. There is no buffer: `buffer_size` changes nothing."""
+        if any(isinstance(part, _Made) and is_endless(part.ds) for part in self._parts):
+            raise ValueError(
+                "Batches or a mixture without end have no order to shuffle. Call shuffle() before batch(), and on a "
+                "mixture before it is mixed with others."
+            )
         return self._but(seed=checks.seed(seed))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> TrajectoryDataset:
         """Batches of consecutive frames, their leaves stacked."""
         if not self.is_flattened:
             raise ValueError("Trajectories differ in length and cannot be stacked: call flatten() before batch().")
-        frames = self.dataset.map(_texts_as_objects) if self._operations else self.dataset
+        known = all(isinstance(part, _Known) for part in self._parts) and not self._operations
+        frames = self.dataset if known else self.dataset.map(_texts_as_objects)
         batches = frames.batch(batch_size, drop_remainder=drop_remainder)
         return self._but([_Made(batches)], epochs=1, seed=None, operations=())
+
+    def take(self, count: int) -> TrajectoryDataset:
+        """The first `count` elements; -1 stands for all, as in TensorFlow."""
+        return self if count == -1 else self._piece(slice(checks.not_negative(count, "count")))
+
+    def skip(self, count: int) -> TrajectoryDataset:
+        """All elements but the first `count`."""
+        return self._piece(slice(checks.not_negative(count, "count"), None))
+
+    def _piece(self, piece: slice) -> TrajectoryDataset:
+        samples = self.samples
+        if samples is not None and not self.is_flattened and self._seed is None and self._epochs == 1:
+            return self.with_samples(dataclasses.replace(samples, chosen=samples.chosen[piece]))
+        return self._but([_Made(self.dataset[piece])], weights=None, epochs=1, seed=None, operations=())
+
+    def ignore_errors(self, log_warning: bool = False, *, skip_limit: int | None = None) -> TrajectoryDataset:
+        """Iterators leave out elements that fail, an image that cannot be decoded for example, and count them.
+
+        The count is `iterator.skipped`, and the log tells of the first, the tenth ... of them, whatever `log_warning`
+        says. A batch with such a frame is left out whole; a loader leaves out the frame alone
+        (`get_dataloader(..., on_error="skip")`).
+
+        Args:
+          log_warning: accepted as TensorFlow has it.
+          skip_limit: how many may be left out before the next one raises; None for any number.
+        """
+        return self._but(options=DatasetOptions(on_error="skip", skip_limit=skip_limit))
+
+    def prefetch(self, count: int | None = None) -> TrajectoryDataset:
+        """The same dataset: `iterator(prefetch=...)` and workers make elements ahead."""
+        return self
+
+    def with_ram_budget(self, gigabytes: float) -> TrajectoryDataset:
+        """The same dataset: nothing is buffered but what threads and workers have in hand."""
+        return self
 
     def refuse_frames(self, method: str) -> None:
         """Refuses frames where `method` needs trajectories."""
@@ -376,6 +430,15 @@ class TrajectoryDataset:
         """What the trajectories are made of, where that is still known."""
         part, *others = self._parts
         return part.samples if isinstance(part, _Known) and not others and not self._operations else None
+
+    @property
+    def image_names(self) -> list[str] | None:
+        """The images of observations, without `image_`, where they are still known."""
+        known = [part for part in self._parts if isinstance(part, _Known)]
+        if len(known) < len(self._parts) or self._operations or any(part.samples.row_functions for part in known):
+            return None
+        names = {name for part in known for name in part.samples.episodes.columns.get("observation", {})}
+        return sorted(name.removeprefix("image_") for name in names if name.startswith("image_"))
 
     @property
     def sample_weights(self) -> np.ndarray | None:
@@ -416,6 +479,18 @@ class TrajectoryDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def cardinality(self) -> int:
+        """How many elements there are, with TensorFlow's -1 for no end."""
+        return -1 if is_endless(self.dataset) else len(self)
+
+    def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
+        """Pairs (number, element)."""
+        return enumerate(self.iterator(), start)
+
+    def as_numpy_iterator(self) -> DatasetIterator[Any]:
+        """`iterator()`: elements are NumPy's in any case."""
+        return self.iterator()
+
     def __getitem__(self, index: int) -> Any:
         return read_images(self.dataset[index])
 
@@ -435,6 +510,7 @@ class TrajectoryDataset:
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
         threads = max(self.read_options.num_threads, 1 if prefetch else 0)
         stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
+        stream = stream if self._options is None else WithOptionsIterDataset(stream, self._options)
         chosen = MultiprocessingOptions(workers) if options is None else options
         return iter(stream if chosen.num_workers == 0 else stream.mp_prefetch(chosen))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bushel.state.digest import whole_digest
@@ -20,6 +20,17 @@ def instantiated(function: Function) -> Callable[..., Any]:
     """
     spec = _spec(function)
     return ModuleSpec.instantiate(spec) if isinstance(spec, Mapping) else spec
+
+
+def listed(functions: Sequence[Function] | Function | None) -> tuple[Function, ...]:
+    """Functions as a tuple: None is none of them, and one alone is one.
+
+    >>> listed(None), listed("math:floor")
+    ((), ('math:floor',))
+    """
+    if functions is None:
+        return ()
+    return (functions,) if callable(functions) or isinstance(functions, (str, Mapping)) else tuple(functions)
 
 
 def named(function: Function) -> str:

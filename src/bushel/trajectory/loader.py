@@ -6,12 +6,12 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from bushel.base import blocks, trees
-from bushel.base.options import MultiprocessingOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.streams import State
@@ -20,7 +20,7 @@ from bushel.sources.needs import package
 from bushel.trajectory import text_processing
 from bushel.trajectory.arrays import is_text
 from bushel.trajectory.backends import BACKENDS, Running, grain
-from bushel.trajectory.config import MixtureConfig
+from bushel.trajectory.config import MixtureConfig, backend_of
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
 from bushel.trajectory.restructure import Tree
@@ -87,6 +87,8 @@ def get_dataloader(
     process_text: Any = None,
     data_backend: str | None = None,
     use_grain: bool | None = None,
+    on_error: Literal["raise", "skip"] = "raise",
+    skip_limit: int | None = None,
     **changes: Any,
 ) -> TrajectoryLoader:
     """Batches for training: an endless iterable, whose iterators have `get_state` and `set_state`.
@@ -106,6 +108,10 @@ def get_dataloader(
         is left out, as in the original); or any function of a batch.
       data_backend: "bushel", or "grain" for Google's Grain; by default as the config says.
       use_grain: the same as a switch.
+      on_error: "skip" leaves out frames that fail, an image that cannot be decoded for example, and counts them in
+        `iterator.skipped`; the next ones move up. On one host and Bushel's engine, with states of their own: they do
+        not move to loaders without it. "raise" raises, and `next` tries again.
+      skip_limit: how many may be left out before the next one raises; None for any number.
       changes: other values of fields of the `MixtureConfig`.
 
     >>> import tempfile
@@ -120,7 +126,7 @@ def get_dataloader(
     ((8, 2, 4, 2), 8)
     >>> folder.cleanup()
     """
-    asked = {"batch_size": batch_size, "data_backend": _backend(data_backend, use_grain)}
+    asked = {"batch_size": batch_size, "data_backend": backend_of(data_backend, use_grain)}
     chosen = _chosen(config, train, changes | {name: value for name, value in asked.items() if value is not None})
     if chosen.batch_size is None:
         raise ValueError("A loader needs a batch_size, as an argument or in its config.")
@@ -128,6 +134,8 @@ def get_dataloader(
         raise ValueError(f"arrays must be one of {', '.join(_ARRAYS)}; got {arrays!r}.")
     if chosen.data_backend == "grain":
         grain()
+        if on_error == "skip":
+            raise ValueError('on_error="skip" is done by Bushel\'s engine. Leave out data_backend="grain".')
     if isinstance(process_text, str) or not (
         process_text is None or callable(process_text) or hasattr(process_text, "encode")
     ):
@@ -137,6 +145,7 @@ def get_dataloader(
         chosen.batch_size,
         NoSharding() if shard_options is None else shard_options,
         workers if isinstance(workers, MultiprocessingOptions) else MultiprocessingOptions(workers),
+        DatasetOptions(on_error=on_error, skip_limit=skip_limit),
     )
     return TrajectoryLoader(running, chosen.data_backend, _Finish(process_text, arrays))
 
@@ -144,13 +153,6 @@ def get_dataloader(
 def _chosen(config: Any, train: bool | None, changes: Mapping[str, Any]) -> MixtureConfig:
     asked = {} if train is None else {"train": train}
     return MixtureConfig.of(config).changed(**asked, **changes)
-
-
-def _backend(asked: str | None, use_grain: bool | None) -> str | None:
-    switched = None if use_grain is None else "grain" if use_grain else "bushel"
-    if asked is not None and switched is not None and asked != switched:
-        raise ValueError(f"data_backend={asked!r} and use_grain={use_grain} contradict each other: give one of them.")
-    return switched if asked is None else asked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +166,7 @@ class _Finish:
         batch = trees.map_leaves(_texts_as_objects, batch)
         if hasattr(self.process_text, "encode"):
             batch = text_processing.process_text(batch, self.process_text)
+            batch.pop("dataset_name", None)
         elif self.process_text is not None:
             batch = self.process_text(batch)
         return batch if self.arrays == "numpy" else _on_jax(batch)
@@ -244,6 +247,11 @@ class LoaderIterator(DatasetIterator[Tree]):
             batch = self._finish(self._held[1])
             self._held = None
             return batch
+
+    @property
+    def skipped(self) -> int:
+        """How many frames failed and were left out so far, with `on_error="skip"`."""
+        return getattr(self._parent, "skipped", 0)
 
     def get_state(self) -> State:
         """The global position, as plain JSON data."""

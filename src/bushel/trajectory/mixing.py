@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.columns import Constant
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import allocate_threads, entry
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.functions import instantiated
+from bushel.trajectory.functions import instantiated, listed
+from bushel.trajectory.plain import takes_configs
 from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.samples import LANGUAGES, WORDS, Samples, Transforms
 
@@ -22,6 +25,7 @@ _OWN_FILTER = "frame_filter"
 _FINISH = "post_chunk_transforms"  # after data sets are made alike
 
 
+@takes_configs
 def make_single_dataset(
     dataset_kwargs: Mapping[str, Any],
     *,
@@ -40,7 +44,7 @@ def make_single_dataset(
       frame_transform_kwargs: of `apply_frame_transforms`.
     """
     own, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
-    override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
+    override, filtered = own.pop(_OVERRIDE, None) or {}, _own_filter(own)
     dataset, statistics = make_dataset_from_rlds(**own, train=train)
     kwargs |= filtered if faithful(own.get("compat")) else {**override, **filtered}
     dataset = apply_trajectory_transforms(dataset, **kwargs, train=train)
@@ -50,6 +54,7 @@ def make_single_dataset(
     return dataset
 
 
+@takes_configs
 def make_interleaved_dataset(
     dataset_kwargs_list: Sequence[Mapping[str, Any]],
     sample_weights: Sequence[float] | None = None,
@@ -89,7 +94,11 @@ def make_interleaved_dataset(
     """
     if not dataset_kwargs_list:
         raise ValueError("make_interleaved_dataset needs at least one data set.")
-    names = [kwargs["name"] for kwargs in dataset_kwargs_list]
+    checks.seed(seed)
+    names = [
+        entry(kwargs, "name", of=f"Data set {number} of dataset_kwargs_list")
+        for number, kwargs in enumerate(dataset_kwargs_list)
+    ]
     if len(set(names)) != len(names):
         raise ValueError(f"Names of data sets must differ, since statistics go by them; got {names}.")
     weights = list(() if sample_weights is None else sample_weights) or [1.0] * len(names)
@@ -99,18 +108,24 @@ def make_interleaved_dataset(
     statistics: dict[str, Any] = {}
     parts: list[TrajectoryDataset] = []
     finishing: list[list[Callable[..., Any]]] = []
-    reads = allocate_threads(traj_read_threads, weights)
+    headless: list[str] = []
+    reads = _shares(traj_read_threads, weights)
     for number, (kwargs, threads) in enumerate(zip(dataset_kwargs_list, reads)):
         own = {"seed": _seed_of(seed, number), "compat": compat, "num_parallel_reads": threads, **kwargs}
         own["cache_dir"] = own.get("cache_dir") or cache_dir
-        override, filtered = own.pop(_OVERRIDE, {}), _own_filter(own)
+        override, filtered = own.pop(_OVERRIDE, None) or {}, _own_filter(own)
         made, found = make_dataset_from_rlds(**own, train=train)
         statistics[own["name"]] = found
         if faithful(compat):
             shared |= override  # the original changes what all later data sets get
         asked = {**shared, **override, **filtered}
-        finishing.append([instantiated(function) for function in asked.pop(_FINISH, None) or ()])
+        heads = asked.get("head_to_dataset")
+        if heads and not any(own["name"] in data_sets for data_sets in heads.values()):
+            headless.append(own["name"])
+        finishing.append([instantiated(function) for function in listed(asked.pop(_FINISH, None))])
         parts.append(apply_trajectory_transforms(made, **asked, train=train))
+    if headless and not faithful(compat):
+        _tell_headless(headless, names)
     if balance_weights:
         told = "These are the dataset_statistics that were given for {}."
         sizes = [
@@ -129,6 +144,21 @@ def make_interleaved_dataset(
     mixed = apply_frame_transforms(mixed.with_threads(traj_transform_threads), **frames, train=train)
     mixed.dataset_statistics = statistics
     return mixed if batch_size is None else mixed.batch(batch_size)
+
+
+def _shares(threads: int | None, weights: Sequence[float]) -> list[int | None]:
+    """A hint for each data set, of a hint for all of them: nothing of one that says nothing, and at least 1."""
+    if threads is None or threads <= 0:
+        return [None] * len(weights)
+    return [int(share) for share in allocate_threads(max(threads, len(weights)), weights)]
+
+
+def _tell_headless(headless: Sequence[str], names: Sequence[str]) -> None:
+    """Refuses a mixture of which no data set trains any head; warns where some do not."""
+    told = f"head_to_dataset has no head for {', '.join(headless)}: actions of these data sets train nothing."
+    if len(headless) == len(names):
+        raise ValueError(f"{told} It takes data sets by their names, which are {', '.join(names)}.")
+    warnings.warn(told, stacklevel=4)
 
 
 def _seed_of(seed: int, number: int) -> int:

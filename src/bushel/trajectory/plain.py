@@ -6,12 +6,15 @@ import difflib
 import enum
 import functools
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
 from bushel.trajectory.spec import ModuleSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def plain(value: Any) -> Any:
@@ -29,6 +32,25 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(plain(entry) for entry in value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def takes_configs(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose arguments may be or hold a `ConfigDict` where it expects a dict."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        plain_function: Callable[..., R] = function
+        named = {name: _without_configs(value) for name, value in kwargs.items()}
+        return plain_function(*map(_without_configs, args), **named)
+
+    return called
+
+
+def _without_configs(value: Any) -> Any:
+    """The same value with dicts in place of each `ConfigDict` in it. Everything else stays as it is."""
+    if isinstance(value, Mapping) or _is_config(value):
+        return {key: _without_configs(entry) for key, entry in value.items()}
+    return type(value)(map(_without_configs, value)) if type(value) in (list, tuple) else value
 
 
 def _is_config(value: Any) -> bool:

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import checks
 from bushel.base.options import MultiprocessingOptions
 from bushel.dataset import MapDataset
+from bushel.sources import stores
 from bushel.sources.tfrecord import cache_folder
 from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
@@ -26,16 +28,43 @@ from bushel.trajectory.columns import flat, nested
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.dataset import TrajectoryDataset, length_of
 from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.functions import Function, instantiated, named
+from bushel.trajectory.functions import Function, instantiated, listed, named
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.passes import results
-from bushel.trajectory.plain import refuse_unknown
+from bushel.trajectory.plain import as_mapping, refuse_unknown, takes_configs
 from bushel.trajectory.restructure import Keys, Restructure, Tree
-from bushel.trajectory.rlds import RLDSBuilder
+from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes
 from bushel.trajectory.samples import Normalize, Samples
 from bushel.trajectory.statistics import get_dataset_statistics, load_statistics
 
 _log = logging.getLogger("bushel")
+
+
+class _Tolerant:
+    """Episodes as a source in which one that is damaged is its error, and the others are there.
+
+    A store that fails raises: it would leave out what is well, for good, since the table is kept.
+    """
+
+    def __init__(self, episodes: RLDSEpisodes):
+        self._episodes = episodes
+
+    def __len__(self) -> int:
+        return len(self._episodes)
+
+    def __getitem__(self, index: int) -> Tree | Exception:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tree | Exception]:
+        try:
+            return list(self._episodes.__getitems__(indices))
+        except OSError:
+            raise
+        except Exception as error:
+            return [error] if len(indices) == 1 else [self[index] for index in indices]
+
+    def fingerprint(self) -> Any:
+        return self._episodes.fingerprint()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +75,11 @@ class _Prepare:
     filters: tuple[Callable[[Tree], Any], ...]
     ignore_errors: bool
 
-    def __call__(self, number: int, trajectory: Tree) -> dict[str, Any]:
+    def __call__(self, number: int, trajectory: Tree | Exception) -> dict[str, Any]:
         try:
-            if not all(bool(np.all(keeps(trajectory))) for keeps in self.filters):
+            if isinstance(trajectory, Exception):
+                raise trajectory
+            if not all(self._keeps(function, trajectory) for function in self.filters):
                 return {"number": number, "trajectory": None}
             metadata = {path: np.asarray(leaf)[:1] for path, leaf in flat(trajectory.get("traj_metadata", {})).items()}
             made = portable(self.restructure(trajectory))
@@ -58,13 +89,19 @@ class _Prepare:
                 raise
             return {"number": number, "trajectory": None, "error": f"{type(error).__name__}: {error}"}
 
+    def _keeps(self, function: Callable[[Tree], Any], trajectory: Tree) -> bool:
+        verdict = function(trajectory)
+        if verdict is None:
+            raise ValueError(f"{function!r} of filter_functions returned None; did you forget a return?")
+        return bool(np.all(verdict))
+
 
 def _table(
     builder: RLDSBuilder,
     restructure: Restructure,
     filters: Sequence[Function],
     ignore_errors: bool,
-    cache_dir: str | None,
+    cache: str,
     options: MultiprocessingOptions | None,
     anew: bool,
 ) -> Episodes:
@@ -72,40 +109,78 @@ def _table(
     raw = builder.episodes("all")
     codes = [named(function) for function in filters]
     fingerprint = [raw.fingerprint(), whole_digest(restructure), *codes, ignore_errors]
-    folder = os.path.join(cache_dir or cache_folder(), "episodes", whole_digest(fingerprint))
-    if not anew and os.path.exists(os.path.join(folder, "table.json")):
-        return tables.load(folder, raw.parts)
+    folder = os.path.join(cache, "episodes", whole_digest(fingerprint))
+    if not anew and os.path.exists(folder):
+        try:
+            return tables.load(folder, raw.parts)
+        except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
+            told = f"{type(error).__name__}: {error}"
+            warnings.warn(
+                f"The table in {folder} is damaged, so {restructure.name} is read again ({told}).", stacklevel=4
+            )
+            anew = True
     prepare = _Prepare(restructure, tuple(map(instantiated, filters)), ignore_errors)
-    made = results(MapDataset.source(raw).map_with_index(prepare), f"episodes of {restructure.name}", options)
+    source = MapDataset.source(_Tolerant(raw) if ignore_errors else raw)
+    made = results(source.map_with_index(prepare), f"episodes of {restructure.name}", options)
     numbers: list[int] = []
     metadata: list[Tree] = []
-    wanted = _wanted(made, numbers, metadata, restructure.name)
+    errors: list[str] = []
+    wanted = _wanted(made, numbers, metadata, errors, restructure.name)
     table = Episodes.of(wanted, fingerprint=fingerprint, parts=raw.parts)
     if not numbers:
         raise ValueError(
             f"None of the {len(raw)} trajectories of {restructure.name} is left: all are empty, or filter_functions "
             f"({', '.join(codes) or 'none'}) refuse them."
+            + (f" {len(errors)} could not be read, the first because of {errors[0]}" if errors else "")
+        )
+    if errors:
+        warnings.warn(
+            f"{len(errors)} of {len(raw)} trajectories of {restructure.name} could not be read and are left out. "
+            f"The first: {errors[0]}",
+            stacklevel=4,
         )
     told = Episodes.of(metadata).columns if metadata[0] else {}
     table = dataclasses.replace(table, numbers=np.array(numbers), metadata=told)
-    return tables.save(table.with_columns(restructure.constants(table.frames)), folder, replace=anew)
+    table = table.with_columns(restructure.constants(table.frames))
+    try:
+        return tables.save(table, folder, replace=anew)
+    except OSError as error:
+        warnings.warn(
+            f"The table of {restructure.name} cannot be kept in {folder} ({error}): it stays in memory, and the next "
+            "run reads the data set again. Name a folder that can be written by cache_dir, or by $BUSHEL_CACHE_DIR.",
+            stacklevel=4,
+        )
+        return table
 
 
-def _wanted(made: Iterator[dict[str, Any]], numbers: list[int], metadata: list[Tree], name: str) -> Iterator[Tree]:
-    """The trajectories that are not empty; their numbers and metadata are put down."""
-    failed = 0
+def _wanted(
+    made: Iterator[dict[str, Any]], numbers: list[int], metadata: list[Tree], errors: list[str], name: str
+) -> Iterator[Tree]:
+    """The trajectories that are not empty; their numbers and metadata are put down, and why others failed."""
     for entry in made:
         if entry["trajectory"] is not None and length_of(entry["trajectory"]):
             numbers.append(entry["number"])
             metadata.append(entry["metadata"])
             yield entry["trajectory"]
         elif "error" in entry:
-            failed += 1
+            errors.append(entry["error"])
             _log.warning("bushel: trajectory %d of %s is left out: %s", entry["number"], name, entry["error"])
-    if failed:
-        warnings.warn(f"{failed} trajectories of {name} could not be read and are left out.", stacklevel=2)
 
 
+def _cache(cache_dir: str | os.PathLike[str] | None) -> str:
+    if cache_dir is not None and stores.is_url(cache_dir):
+        raise ValueError(f"cache_dir is a local folder, since tables are mapped from it; got {os.fspath(cache_dir)!r}.")
+    return stores.local(cache_dir) if cache_dir else cache_folder()
+
+
+def _positions(builder: RLDSBuilder, split: str, name: str) -> np.ndarray:
+    try:
+        return builder.positions(split)
+    except ValueError as error:
+        raise ValueError(f"Data set {name!r}: {error} Its splits are chosen by train_split and val_split.") from None
+
+
+@takes_configs
 def make_dataset_from_rlds(
     name: str,
     data_dir: str | os.PathLike[str],
@@ -122,7 +197,7 @@ def make_dataset_from_rlds(
     dataset_statistics: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     force_recompute_dataset_statistics: bool = False,
     action_normalization_mask: Sequence[bool] | None = None,
-    filter_functions: Sequence[Function] = (),
+    filter_functions: Sequence[Function] | Function | None = (),
     skip_norm: bool = False,
     skip_norm_keys: Sequence[str] = (),
     ignore_errors: bool = False,
@@ -130,9 +205,10 @@ def make_dataset_from_rlds(
     num_parallel_calls: int | None = None,
     seed: int = 0,
     compat: str | None = None,
-    cache_dir: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     train_split: str | None = None,
     val_split: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
     """The trajectories of a TFDS/RLDS folder in the layout that all transforms know, normalised; and their statistics.
@@ -153,47 +229,53 @@ def make_dataset_from_rlds(
       action_normalization_mask: false for dimensions of the action that stay as they are.
       filter_functions: of a raw trajectory; those are kept for which all say yes.
       skip_norm, skip_norm_keys: normalise nothing, or not these entries.
-      ignore_errors: leaves out trajectories that cannot be read, with a warning that counts them.
+      ignore_errors: leaves out trajectories that are damaged, or for which a function fails, with a warning that counts
+        them when the table is made. Images are decoded later: see `TrajectoryDataset.ignore_errors`.
       num_parallel_reads, num_parallel_calls: hints for how many threads work, and the latter for how many processes
         read the data set the first time; at most one per core, and -1 leaves it to the library.
       seed: of all draws that transforms make.
       compat: "crossformer" for the original's output with all its faults.
-      cache_dir: where the table of episodes is kept; by default the cache folder of Bushel.
+      cache_dir: the local folder where the table of episodes is kept; by default the cache folder of Bushel
+        ($BUSHEL_CACHE_DIR, or bushel in $XDG_CACHE_HOME or ~/.cache). Where it cannot be written the table stays in
+        memory, with a warning.
       train_split, val_split: in place of the splits that `train` stands for, as in "train[:80%]". Statistics are over
         the training data in either case.
+      storage_options: of the store, where `data_dir` is a URL.
     """
     others.pop("override_traj_transform_kwargs", None)
     if others and faithful(compat):  # the original swallows them
-        warnings.warn(f"make_dataset_from_rlds does not know and ignores {sorted(others)}.", stacklevel=2)
+        warnings.warn(f"make_dataset_from_rlds does not know and ignores {sorted(others)}.", stacklevel=3)
     elif others:
         known = [argument for argument in inspect.signature(make_dataset_from_rlds).parameters if argument != "others"]
         refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
-    builder = RLDSBuilder(name, data_dir)
+    cache, seed = _cache(cache_dir), checks.seed(seed)
+    builder = RLDSBuilder(name, data_dir, storage_options)
     restructure = Restructure(
         name,
         None if standardize_fn is None else instantiated(standardize_fn),
-        dict(image_obs_keys or {}),
-        dict(depth_obs_keys or {}),
-        dict(proprio_obs_keys or {}),
-        dict(proprio_obs_dims or {}),
+        dict(as_mapping(image_obs_keys or {}, f"image_obs_keys of {name}")),
+        dict(as_mapping(depth_obs_keys or {}, f"depth_obs_keys of {name}")),
+        dict(as_mapping(proprio_obs_keys or {}, f"proprio_obs_keys of {name}")),
+        dict(as_mapping(proprio_obs_dims or {}, f"proprio_obs_dims of {name}")),
         language_key,
     )
     anew = force_recompute_dataset_statistics
-    table = _table(builder, restructure, filter_functions, ignore_errors, cache_dir, _workers(num_parallel_calls), anew)
+    filters = listed(filter_functions)
+    table = _table(builder, restructure, filters, ignore_errors, cache, _workers(num_parallel_calls), anew)
     numbers = np.arange(len(table)) if table.numbers is None else table.numbers
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
     training, held_out = train_split or training, val_split or held_out
-    chosen = np.flatnonzero(np.isin(numbers, builder.positions(training if train else held_out)))
+    chosen = np.flatnonzero(np.isin(numbers, _positions(builder, training if train else held_out, name)))
     proprio = [f"proprio_{new}" for new, old in restructure.proprio_obs_keys.items() if old is not None]
     if dataset_statistics is None:
         counted = np.arange(len(table))
         if not faithful(compat):
-            counted = np.flatnonzero(np.isin(numbers, builder.positions(training)))
+            counted = np.flatnonzero(np.isin(numbers, _positions(builder, training, name)))
         statistics = get_dataset_statistics(
             _Trajectories(table, counted, proprio),
             proprio,
             (str(table.fingerprint), training, "".join(proprio)),
-            save_dir=os.path.join(cache_dir or cache_folder(), "statistics"),
+            save_dir=os.path.join(cache, "statistics"),
             force_recompute=force_recompute_dataset_statistics,
             compat=compat,
         )

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bushel.base import checks
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
@@ -29,6 +28,7 @@ from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import entry
+from bushel.trajectory.passes import is_endless
 from bushel.trajectory.quantiles import Quantiles
 from bushel.trajectory.spec import ModuleSpec
 
@@ -274,7 +274,7 @@ def _stream(
     elif hasattr(trajectories, "__getitem__") and hasattr(trajectories, "__len__"):
         dataset = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
         total = len(dataset)
-        if total >= checks.INFINITE:
+        if is_endless(dataset):
             raise ValueError("Statistics of an endless data set cannot be computed. Take them before repeat().")
         reading = ReadOptions(workers, 4 * workers) if isinstance(workers, int) else None
         stream = dataset.map(pick).to_iter_dataset(reading)

@@ -67,10 +67,11 @@ class HFTokenizer:
             self._tokenizer.enable_truncation(length, direction=config.get("truncation_side", "right"))
         self._model = _flax_model(tokenizer_name) if encode_with_model else None
 
-    def encode(self, strings: Sequence[str]) -> Any:
-        """Token ids and masks of texts, or what the model makes of them."""
+    def encode(self, strings: Sequence[str] | str) -> Any:
+        """Token ids and masks of texts, or what the model makes of them. A single text is a batch of one."""
         special = self._kwargs.get("add_special_tokens", True)
-        found = self._tokenizer.encode_batch(list(strings), add_special_tokens=special)
+        texts = [strings] if isinstance(strings, str) else list(strings)
+        found = self._tokenizer.encode_batch(texts, add_special_tokens=special)
         lengths = {len(encoding.ids) for encoding in found}
         if len(lengths) > 1:
             raise ValueError(
@@ -102,8 +103,8 @@ class CLIPTextProcessor:
     ):
         self._tokenizer = HFTokenizer(tokenizer_name, tokenizer_kwargs)
 
-    def encode(self, strings: Sequence[str]) -> dict[str, np.ndarray]:
-        """Token ids, masks and positions of texts."""
+    def encode(self, strings: Sequence[str] | str) -> dict[str, np.ndarray]:
+        """Token ids, masks and positions of texts. A single text is a batch of one."""
         tokens = self._tokenizer.encode(strings)
         shape = tokens["input_ids"].shape
         return {**tokens, "position_ids": np.repeat(np.arange(shape[1])[None], shape[0], axis=0)}
@@ -128,17 +129,16 @@ class UniversalSentenceEncoder(_NeedsTensorFlow):
 
 
 def process_text(batch: Mapping[str, Any], text_processor: TextProcessor | None) -> dict[str, Any]:
-    """A batch with its instructions encoded, ready for devices: no strings are left in it.
+    """A batch with its instructions encoded.
 
-    Encodes `task/language_instruction` (bytes or strings), or leaves it out where there is no processor, and leaves out
-    `dataset_name`. The batch that was given stays as it is.
+    Encodes `task/language_instruction` (bytes or strings), or leaves it out where there is no processor. The batch that
+    was given stays as it is. `dataset_name`, the other text in it, is left to the caller, as in the original.
 
     >>> batch = {"task": {"language_instruction": np.array([b"pick", b""], object)}, "dataset_name": ["a", "a"]}
     >>> process_text(batch, None)
-    {'task': {}}
+    {'task': {}, 'dataset_name': ['a', 'a']}
     """
-    found = {key: value for key, value in batch.items() if key != "dataset_name"}
-    task = dict(found.get("task", {}))
+    task = dict(batch.get("task", {}))
     texts = task.pop("language_instruction", None)
     if text_processor is not None:
         if texts is None:
@@ -148,7 +148,7 @@ def process_text(batch: Mapping[str, Any], text_processor: TextProcessor | None)
             )
         strings = [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in texts]
         task["language_instruction"] = text_processor.encode(strings)
-    return {**found, "task": task}
+    return {**batch, "task": task}
 
 
 def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
