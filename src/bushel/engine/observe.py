@@ -5,6 +5,7 @@ A stream that is not timed has none of them.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from concurrent.futures import Future
@@ -40,6 +41,12 @@ class Observer:
         """The same stream, with stages that are timed from now on."""
         self._timed = True
         return tally.numbered(node, self._stages)
+
+    def of_part(self, skips: Skips | None) -> Observer:
+        """For a stream that a user's dataset draws from: its pools are of this stream, what it skips goes to `skips`."""
+        part = copy.copy(self)
+        part.skips = skips
+        return part
 
     def cursor(self, node: StreamNode, cursor: Cursor) -> Cursor:
         """The cursor of a node, timed under the number that the node has."""
@@ -134,7 +141,7 @@ class _WatchedExecutor(Executor):
         self.parallelism = executor.parallelism
         self.block_bytes = executor.block_bytes
         self.kind = executor.kind
-        self.limits_time = executor.limits_time
+        self.keeps_all = executor.keeps_all
         self.tally: Tally = {}
         self.busy_s = 0.0
         self.wait_s = 0.0

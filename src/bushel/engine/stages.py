@@ -96,7 +96,7 @@ class StageCursor(Switched):
             self._inner = self._observer.delivery(self._out)
         elif (seconds := self._out.seconds_per_row()) is not None:
             self._undecided = False
-            if seconds > SHIP_S or self._executor.limits_time:
+            if seconds > SHIP_S or self._executor.keeps_all:
                 self._out.go_on()
             else:
                 self._out.stop_drawing()

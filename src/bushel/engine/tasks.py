@@ -144,6 +144,20 @@ FORKED = "This iterator belongs to the process that forked this one. Make a new 
 """Said in a forked child, which has none of the threads and workers of its parent."""
 
 
+_is_worker = False
+
+
+def become_worker() -> None:
+    """From now on this process is a worker."""
+    global _is_worker
+    _is_worker = True
+
+
+def in_worker() -> bool:
+    """Whether this process is a worker. One starts none of its own, or they would multiply without a bound."""
+    return _is_worker
+
+
 def cores() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -161,8 +175,8 @@ class Executor(abc.ABC):
     block_bytes: int = 8 << 20
     """How much a block should hold at most, unless a single row is larger."""
 
-    limits_time: bool = False
-    """Whether it gives up what takes too long: then all that it can do is left to it, however light."""
+    keeps_all: bool = False
+    """Whether all that it can do is left to it, however light: it was prepared for it, or gives up what takes long."""
 
     @abc.abstractmethod
     def submit(self, task: Task) -> Ticket:

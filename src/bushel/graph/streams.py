@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -152,6 +152,14 @@ class Opener(Protocol):
 
     def part(self, node: StreamNode) -> Cursor:
         """Opens one of several streams that are read side by side: each may be run by a worker of its own."""
+        ...
+
+    def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        """The iterator of a user's own dataset: what it draws from is part of this pipeline."""
+        ...
+
+    def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        """Another one, to find something out: nobody works for it, and what it skips is not counted."""
         ...
 
     def elements(self, node: Elements) -> Cursor: ...
