@@ -98,10 +98,10 @@ class Stacks:
         lines = os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace").splitlines()
         return _without_ours(lines[1:]) if lines else "  (it does not answer)"
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit the modules are gone
         descriptor = self.__dict__.get("descriptor")
         if descriptor is not None:
-            os.close(descriptor)
+            close(descriptor)
 
 
 def answer(descriptor: int) -> None:
