@@ -249,6 +249,35 @@ def test_an_iterator_of_ones_own_may_be_a_context_manager():
         assert list(it) == [2, 1, 0]
 
 
+def test_classes_that_keep_grains_books_run():
+    class Doubled(MapDataset):
+        def __len__(self):
+            return len(self._parent)
+
+        def __getitem__(self, index):
+            with self._stats.record_self_time():
+                return self._stats.record_output_spec(2 * self._parent[index])
+
+    class Stream(IterDataset):
+        def __iter__(self):
+            return Iterator(self._parent.__iter__())
+
+    class Iterator(DatasetIterator):
+        def __next__(self):
+            element = next(self._parent)
+            with self._stats.record_self_time(num_elements=1):
+                process = self._ctx.mp_context
+                return self._stats.record_output_spec((element, process.process_index, process.process_count))
+
+        def get_state(self):
+            return self._parent.get_state()
+
+        def set_state(self, state):
+            self._parent.set_state(state)
+
+    assert list(Stream(Doubled(MapDataset.range(3)).to_iter_dataset())) == [(0, 0, 1), (2, 0, 1), (4, 0, 1)]
+
+
 def test_a_plain_generator_is_told_what_is_missing():
     class Plain(IterDataset):
         def __iter__(self):

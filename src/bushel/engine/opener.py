@@ -18,7 +18,6 @@ from bushel.engine.delivery import BlockCursor, Switched
 from bushel.engine.inline import ElementsCursor, UntilSlow
 from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
-from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.stages import StageCursor, WholeCursor
 from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
 from bushel.engine.whole import Listed, StreamProgram
@@ -117,7 +116,7 @@ class _Opener:
         base, steps = _steps_above(node)
         if isinstance(base, Elements):
             return _ChainCursor(base, steps, self)
-        return self.over(self.observer.cursor(base, base.open(self)), steps)
+        return self.over(self.observer.cursor(base, base.open(self), marked=True), steps)
 
     def part(self, node: StreamNode) -> Cursor:
         if self.executor is None or not _has_opaque_leaf(node):
@@ -151,7 +150,8 @@ class _Opener:
                 cursor = StageCursor(cursor, stage, self.executor, self.blocks_ahead, self.options, self.observer)
             else:
                 for step in run:
-                    cursor = self.observer.cursor(step, BatchCursor(cursor, cast(BatchStream, step), self.skips))
+                    batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
+                    cursor = self.observer.cursor(step, batches, marked=True)
         return cursor
 
     def in_blocks(self, program: Program) -> Cursor:
@@ -187,7 +187,7 @@ class _Opener:
         return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
 
     def pulled(self, node: Pulled) -> Cursor:
-        return ThreadedCursor(self.open(node.parent), node.size)
+        return self.observer.pulled(self.open(node.parent), node.size)
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)

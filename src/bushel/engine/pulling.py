@@ -93,6 +93,11 @@ class ThreadedCursor(Cursor):
             raise failed.error
         return rows
 
+    def ready(self) -> int:
+        """How many elements are there that nobody has asked for."""
+        queue = self._queue
+        return 0 if queue is None else len(queue.ready)
+
     def _started(self) -> _Queue:
         queue = self._queue
         if queue is None:

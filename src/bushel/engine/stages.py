@@ -17,7 +17,7 @@ from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import MOST_POSITIONS, BlockCursor, Sizer, Switched, size_of_result
 from bushel.engine.observe import Observer
 from bushel.engine.program import Program, Result
-from bushel.engine.tasks import Executor, Ledger, Task, Ticket
+from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, ElementwiseCursor
 from bushel.graph.node import Origin
@@ -63,7 +63,7 @@ class StageCursor(Switched):
         cursor: Cursor = self._parent
         for step in self._steps:
             self._here.append(ElementwiseCursor(cursor, step, self._options, self._observer.skips))
-            cursor = self._observer.cursor(step, self._here[-1])
+            cursor = self._observer.cursor(step, self._here[-1], marked=True)
         return cursor
 
     def pull(self, count: int) -> Block:
@@ -290,7 +290,7 @@ class WholeCursor(Cursor):
         ticket = self._ticket or self._submit(self._state, 0)
         self._ticket = None
         try:
-            result, seconds = self._executor.wait(ticket)
+            result, seconds = awaited(self._executor, ticket)
         except BaseException:
             if not self._closed:
                 self._restart(self.mark())

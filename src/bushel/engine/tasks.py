@@ -140,6 +140,18 @@ class Ticket:
     done: Future[tuple[Result, float]]
 
 
+def awaited(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
+    """What an executor answers, which may be one of a user's."""
+    match executor.wait(ticket):
+        case (Result() as result, int() | float() as seconds):
+            return result, seconds
+        case answer:
+            raise TypeError(
+                f"`wait` of {type(executor).__name__} must return the result of task.run() and the seconds it took, as "
+                f"a tuple of these two; got {type(answer).__name__}."
+            )
+
+
 FORKED = "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
 """Said in a forked child, which has none of the threads and workers of its parent."""
 
