@@ -186,7 +186,7 @@ def test_of_threads_and_workers_that_wait_for_one_another_the_busiest_limits():
         report = it.report()
     assert sorted(map(str, report.pools)) == ["1 thread", "1 thread", "1 worker"]
     assert report.slowest is not None
-    assert (report.slowest.call.partition(" ")[0], report.slowest.where) == ("map(wait", "workers")
+    assert (report.slowest.call.partition(" ")[0], report.slowest.where) == ("map(wait)", "workers")
 
 
 class Passed(bushel.IterDataset):

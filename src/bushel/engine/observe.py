@@ -75,10 +75,10 @@ class Observer:
     def pulled(self, cursor: Cursor, size: int) -> Cursor:
         """The rows of a cursor, pulled ahead by a thread; what that does is timed too."""
         if not self._timed:
-            return ThreadedCursor(cursor, size)
+            return ThreadedCursor(cursor, size, self.skips)
         thread = _WatchedThread(cursor)
         self._pools.append(thread)
-        return _AwaitedCursor(ThreadedCursor(thread, size), thread)
+        return _AwaitedCursor(ThreadedCursor(thread, size, self.skips), thread)
 
     def outlet(self, cursor: Cursor) -> Cursor:
         """The last cursor of the stream, the one that the consumer asks."""

@@ -157,7 +157,7 @@ class Listed(Skips):
         super().__init__(None)
         self._errors: list[str] = []
 
-    def add(self, which: str, error: str, number: int = 1) -> None:
+    def _count(self, which: str, error: str, number: int) -> None:
         self._errors.extend([error] * number)
 
     def taken(self) -> list[str]:
