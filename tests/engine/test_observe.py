@@ -208,7 +208,12 @@ class _PassedIterator(bushel.DatasetIterator):
 
 
 def test_workers_behind_a_dataset_of_ones_own_are_seen():
-    marked = bushel.MapDataset.range(60).map(wait).to_iter_dataset().mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+    marked = (
+        bushel.MapDataset.range(60)
+        .map(wait)
+        .to_iter_dataset()
+        .mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+    )
     with iter(timed(Passed(marked).batch(5))) as it:
         list(it)
         report = it.report()
@@ -217,7 +222,11 @@ def test_workers_behind_a_dataset_of_ones_own_are_seen():
 
 
 def test_an_operation_that_stays_here_though_it_is_marked_is_told_apart():
-    ds = Passed(bushel.MapDataset.range(60).to_iter_dataset()).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)).batch(2)
+    ds = (
+        Passed(bushel.MapDataset.range(60).to_iter_dataset())
+        .mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+        .batch(2)
+    )
     with iter(timed(ds)) as it:
         list(it)
         marked = {stage.call: stage.marked for stage in it.report().stages}

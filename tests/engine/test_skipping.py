@@ -91,9 +91,9 @@ PLACES = {
     "random_map": lambda bad: shuffled(LENGTH).to_iter_dataset().random_map(FailAt(bad), seed=1),
     "after a mixture": lambda bad: bushel.IterDataset.mix([shuffled(LENGTH).to_iter_dataset()]).map(FailAt(bad)),
     "before a mixture": lambda bad: bushel.IterDataset.mix([shuffled(LENGTH).to_iter_dataset().map(FailAt(bad))]),
-    "before rows that are drawn ahead": lambda bad: (
-        bushel.IterDataset.mix([shuffled(LENGTH).to_iter_dataset().map(FailAt(bad))]).map(FailAt([]))
-    ),
+    "before rows that are drawn ahead": lambda bad: bushel.IterDataset.mix(
+        [shuffled(LENGTH).to_iter_dataset().map(FailAt(bad))]
+    ).map(FailAt([])),
     "before and among rows that are drawn ahead": lambda bad: bushel.IterDataset.mix(
         [shuffled(LENGTH).map(FailAt([x for x in bad if x % 2])).to_iter_dataset()]
     ).map(FailAt(bad)),

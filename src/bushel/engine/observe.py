@@ -45,7 +45,7 @@ class Observer:
         return tally.numbered(node, self._stages)
 
     def of_part(self, skips: Skips | None) -> Observer:
-        """For a stream that a user's dataset draws from: its pools are of this stream, what it skips goes to `skips`."""
+        """For a stream that a user's dataset draws from: its pools belong here, what it skips goes to `skips`."""
         part = copy.copy(self)
         part.skips = skips
         return part

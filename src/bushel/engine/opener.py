@@ -281,9 +281,9 @@ def _steps_above(node: StreamNode) -> tuple[StreamNode, list[Step]]:
 
 def _has_opaque_leaf(node: Node) -> bool:
     """Whether something of a stream can only be read in order, by one reader."""
-    if isinstance(node, MapNode):
-        return False
-    return isinstance(node, CustomStream) or not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
+    if isinstance(node, (MapNode, CustomStream)):
+        return isinstance(node, CustomStream)
+    return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 
 class _ChainCursor(Switched):

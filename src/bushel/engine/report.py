@@ -163,8 +163,8 @@ class Report:
                 return "Taking results apart costs the most: let the workers make larger batches of arrays."
             if stage.marked:
                 return (
-                    "It runs in the consumer, a prefetch after it or not: it takes its elements in order. Make it cheaper, "
-                    "or do what it does to single elements in a map before or after it."
+                    "It runs in the consumer, a prefetch after it or not: it takes its elements in order. Make it "
+                    "cheaper, or do what it does to single elements in a map before or after it."
                 )
             return f"It runs in the consumer: prefetch after it, so that {self.pools[0].kind} do it."
         if pool.kind == THREAD:
