@@ -28,7 +28,9 @@ class Run:
 
 def plain(state: Any) -> Any:
     """A state without what only Bushel writes, as it comes back from a file."""
-    return json.loads(json.dumps({key: value for key, value in state.items() if key != "bushel"}))
+    return json.loads(
+        json.dumps(state), object_hook=lambda entries: {key: entries[key] for key in entries if key != "bushel"}
+    )
 
 
 def run(it: Any, most: int = 60) -> Run:

@@ -1,12 +1,14 @@
 """Bad arguments are refused at once, in a sentence; with Grain's type of error where Grain refuses them too."""
 
 import math
+from concurrent.futures import Future
 
 import grain
 import pytest
 
 import bushel
 from bushel import MapDataset, ReadOptions
+from bushel.engine import Executor, Ticket
 
 
 def ten():
@@ -471,6 +473,45 @@ ARGUMENTS = {
         "seed must be between 0 and 2**32-1, but got seed = -1",
     ),
 }
+
+
+class NoSeconds(Executor):
+    """Answers with the result alone."""
+
+    def submit(self, task):
+        done = Future()
+        done.set_result(task.run())
+        return Ticket(task, done)
+
+    def wait(self, ticket):
+        return ticket.done.result()
+
+    def forget(self, tickets):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("executor", [3, None, NoSeconds], ids=repr)
+def test_what_is_no_executor_is_refused(executor):
+    with pytest.raises(TypeError, match=r"executor of iterate_on must be Executor, got .*: pass an instance of a cl"):
+        stream(bushel).iterate_on(executor)
+
+
+@pytest.mark.parametrize(
+    "build", [stream, lambda g: g.IterDataset.mix([stream(g)]).map(abs), lambda g: stream(g).with_options(**TIMED)]
+)
+def test_an_executor_that_answers_something_else_is_told(build):
+    with build(bushel).iterate_on(NoSeconds()) as it, pytest.raises(TypeError) as raised:
+        next(it)
+    assert str(raised.value) == (
+        "`wait` of NoSeconds must return the result of task.run() and the seconds it took, as a tuple of these two; "
+        "got Result."
+    )
+
+
+TIMED = {"execution_tracking_mode": bushel.experimental.ExecutionTrackingMode.STAGE_TIMING}
 
 
 @pytest.mark.parametrize(("call", "kind", "sentence"), ARGUMENTS.values(), ids=ARGUMENTS)

@@ -287,6 +287,42 @@ def test_two_jax_processes(tmp_path):
     ]
 
 
+IN_A_NEW_PROCESS = """
+import sys
+import bushel
+import orbax.checkpoint as ocp
+
+def started():
+    it = iter(bushel.MapDataset.range(9))
+    return next(it), it
+
+_, it = started()
+_, other = started()
+"""
+WAYS = {
+    "a Checkpointer": """
+with ocp.Checkpointer(bushel.checkpoint.CheckpointHandler()) as checkpointer:
+    next(it)
+    checkpointer.save(sys.argv[1] + "/a", args=bushel.checkpoint.CheckpointSave(it))
+    checkpointer.restore(sys.argv[1] + "/a", args=bushel.checkpoint.CheckpointRestore(other))
+""",
+    "the handlers of a manager": """
+with ocp.CheckpointManager(sys.argv[1], item_handlers={"it": bushel.python.PyGrainCheckpointHandler()}) as manager:
+    next(it)
+    manager.save(3, args=ocp.args.Composite(it=bushel.python.PyGrainCheckpointSave(it)))
+    manager.restore(3, args=ocp.args.Composite(it=bushel.python.PyGrainCheckpointRestore(other)))
+""",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_handler_that_is_made_first_is_known(way, tmp_path):
+    script = IN_A_NEW_PROCESS + WAYS[way] + "print(next(other))"
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "2\n", done.stderr
+
+
 # Without Orbax.
 
 

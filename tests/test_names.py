@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grain
 import grain.python
+import numpy as np
 import pytest
 
 import bushel
@@ -662,11 +663,22 @@ def test_a_transformation_of_grains_own_class_is_told_apart():
     assert list(bushel.MapDataset.range(3).map(Add().map)) == [1, 2, 3]
 
 
-def test_a_run_moves_from_grain_to_bushel_and_back():
-    def build(library):
-        ds = library.MapDataset.range(50).seed(3).shuffle().map(lambda x: x * 2).batch(4).repeat(2)
-        return ds.to_iter_dataset().random_map(lambda x, rng: x + rng.integers(5), seed=4)
+def batches(library):
+    ds = library.MapDataset.range(50).seed(3).shuffle().map(lambda x: x * 2).batch(4).repeat(2)
+    return ds.to_iter_dataset().random_map(lambda x, rng: x + rng.integers(5), seed=4)
 
+
+def cut_rows(library, twice=False):
+    ds = library.MapDataset.source([{"x": np.arange(1 + i % 6)} for i in range(60)]).seed(1).shuffle().to_iter_dataset()
+    ds = library.experimental.ConcatThenSplitIterDataset(ds, length_struct={"x": 5})
+    if twice:
+        ds = ds.map(lambda row: {"x": row["x"]})
+        ds = library.experimental.ConcatThenSplitIterDataset(ds, length_struct={"x": 4})
+    return ds.map(lambda row: row["x"]).batch(2)
+
+
+@pytest.mark.parametrize("build", [batches, cut_rows, lambda library: cut_rows(library, twice=True)])
+def test_a_run_moves_from_grain_to_bushel_and_back(build):
     expected = list(build(grain))
     theirs, ours, theirs_again = iter(build(grain)), iter(build(bushel)), iter(build(grain))
     found = [next(theirs) for _ in range(5)]

@@ -1,12 +1,23 @@
 """Datasets, iterators and transformations of one's own, written as for Grain, anywhere in a pipeline."""
 
+import itertools
+import json
+import os
+import sys
+
+import cloudpickle
 import numpy as np
 import pytest
 
 import bushel
 from bushel import DatasetIterator, IterDataset, MapDataset, ReadOptions
-from bushel.experimental import get_next_index, set_next_index
+from bushel.engine.processes import Processes
+from bushel.engine.tasks import Stepped, Threads
+from bushel.experimental import InterleaveIterDataset, get_next_index, set_next_index
+from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 
 def ten():
@@ -88,6 +99,8 @@ OWN = {
     "over a map dataset": lambda: Windows(ten(), 2).batch(2),
     "with pipe": lambda: ten().to_iter_dataset(ReadOptions(2, 4)).pipe(Windows, 2).batch(2),
     "in a mixture": lambda: IterDataset.mix([Countdown(4), ten().to_iter_dataset()]).batch(2),
+    "over streams, in a mixture": lambda: IterDataset.mix([Windows(ten(), 2), Windows(ten()[3:], 2)]).map(np.sum),
+    "over a mixture": lambda: Windows(IterDataset.mix([ten().to_iter_dataset(), Countdown(5)]), 3).map(np.sum),
 }
 
 
@@ -99,6 +112,112 @@ def test_an_iterator_of_ones_own_resumes_anywhere(build):
 @pytest.mark.parametrize("build", OWN.values(), ids=OWN)
 def test_an_iterator_of_ones_own_gives_the_same_for_any_executor(build):
     check_same_for_any_executor(build())
+
+
+def stands(it, count=None):
+    """Elements and the state after each."""
+    return [(element, it.get_state()) for element in itertools.islice(it, count)]
+
+
+@pytest.fixture(scope="module")
+def executors():
+    executors = [Stepped(1), Threads(2), Processes(2)]
+    yield executors
+    for executor in executors:
+        executor.close()
+
+
+@pytest.mark.parametrize("build", OWN.values(), ids=OWN)
+def test_an_iterator_of_ones_own_draws_from_workers_and_nobody_can_tell(executors, build):
+    expected = stands(PipelineIterator(build()._node))
+    for executor in executors:
+        with PipelineIterator(build()._node, executor=executor) as it:
+            assert same(stands(it), expected)
+        for at, (_, state) in enumerate(expected):
+            with PipelineIterator(build()._node, executor=executor) as it:
+                it.set_state(json.loads(json.dumps(state)))
+                assert same(stands(it), expected[at + 1 :])
+
+
+def process(x):
+    return os.getpid()
+
+
+IN_WORKERS = {
+    "over map of a MapDataset": lambda: Windows(ten().map(process), 1),
+    "over map": lambda: Windows(ten().to_iter_dataset().map(process), 1),
+    "over a filter": lambda: Windows(ten().to_iter_dataset().filter(lambda x: x % 2).map(process), 1),
+    "twice": lambda: Windows(Windows(ten().map(process), 1).map(lambda window: window[0]), 1),
+    "in a mixture": lambda: IterDataset.mix([Windows(ten().map(process), 1)] * 2),
+    "in an interleave": lambda: InterleaveIterDataset([Windows(ten().map(process), 1)] * 2, cycle_length=2),
+    "made by an interleave": lambda: InterleaveIterDataset(
+        MapDataset.range(3).map(lambda i: Windows(ten().map(process), 1)), cycle_length=2
+    ),
+    "marked before": lambda: Windows(ten().map(process).to_iter_dataset().mp_prefetch(TWO), 1).map(np.sum),
+}
+
+TWO = bushel.MultiprocessingOptions(num_workers=2)
+
+
+@pytest.mark.parametrize("build", IN_WORKERS.values(), ids=IN_WORKERS)
+def test_what_an_iterator_of_ones_own_draws_from_is_computed_by_the_workers(build):
+    with iter(build().mp_prefetch(TWO)) as it:
+        found = {int(np.sum(window)) for window in it}
+        assert len(it.report().pools) == 1
+    assert os.getpid() not in found and len(found) <= 2
+
+
+def test_pools_of_what_an_iterator_of_ones_own_draws_from_are_told():
+    with iter(IN_WORKERS["marked before"]()) as it:
+        next(it)
+        assert [pool.size for pool in it.report().pools] == [2]
+
+
+def fails_on_odd(x):
+    if x % 2:
+        raise ValueError(f"no {x}")
+    return x
+
+
+SKIPPING = {
+    "after it": lambda: Windows(MapDataset.range(20).map(fails_on_odd), 1).map(np.sum),
+    "in a mixture": lambda: IterDataset.mix([Windows(ten().map(fails_on_odd), 1)] * 2),
+    "twice": lambda: Windows(Windows(MapDataset.range(20).map(fails_on_odd), 1).map(np.sum), 1).map(np.sum),
+}
+
+
+@pytest.mark.parametrize("build", SKIPPING.values(), ids=SKIPPING)
+def test_elements_left_out_before_an_iterator_of_ones_own_are_counted_once(executors, build):
+    ds = build().with_options(on_error="skip")
+    expected = stands(PipelineIterator(ds._node))
+    assert len(expected) == 10 and expected[4][1]["skipped"] < 5
+    skipped = 9 if build is SKIPPING["in a mixture"] else 10  # it ends with its first part
+    for executor in [None, *executors]:
+        with PipelineIterator(ds._node, executor=executor) as it:
+            assert same(stands(it), expected)
+            assert it.skipped == skipped
+        with PipelineIterator(ds._node, executor=executor) as it:
+            it.set_state(expected[3][1])
+            assert same(stands(it), expected[4:])
+            assert it.skipped == skipped
+        with PipelineIterator(build().with_options(on_error="skip", skip_limit=6)._node, executor=executor) as it:
+            with pytest.raises(bushel.TooManySkipped):
+                list(it)
+            assert it.skipped == 6
+
+
+def test_the_state_in_the_middle_of_an_element_counts_no_skip_twice():
+    seen = []
+
+    def look(x):
+        seen.append(it.get_state())
+        return x
+
+    ds = Windows(MapDataset.range(20).map(fails_on_odd), 1).map(look).with_options(on_error="skip")
+    it = iter(ds)
+    after = [it.get_state(), *(state for _, state in stands(it))]
+    assert [state["parent"] for state in seen] == [state["parent"] for state in after[:10]]
+    assert it.skipped == 10
 
 
 def test_the_elements_of_an_iterator_of_ones_own():
@@ -128,6 +247,35 @@ def test_closing_reaches_the_parents_of_an_iterator_of_ones_own():
 def test_an_iterator_of_ones_own_may_be_a_context_manager():
     with iter(Countdown(3)) as it:
         assert list(it) == [2, 1, 0]
+
+
+def test_classes_that_keep_grains_books_run():
+    class Doubled(MapDataset):
+        def __len__(self):
+            return len(self._parent)
+
+        def __getitem__(self, index):
+            with self._stats.record_self_time():
+                return self._stats.record_output_spec(2 * self._parent[index])
+
+    class Stream(IterDataset):
+        def __iter__(self):
+            return Iterator(self._parent.__iter__())
+
+    class Iterator(DatasetIterator):
+        def __next__(self):
+            element = next(self._parent)
+            with self._stats.record_self_time(num_elements=1):
+                process = self._ctx.mp_context
+                return self._stats.record_output_spec((element, process.process_index, process.process_count))
+
+        def get_state(self):
+            return self._parent.get_state()
+
+        def set_state(self, state):
+            self._parent.set_state(state)
+
+    assert list(Stream(Doubled(MapDataset.range(3)).to_iter_dataset())) == [(0, 0, 1), (2, 0, 1), (4, 0, 1)]
 
 
 def test_a_plain_generator_is_told_what_is_missing():

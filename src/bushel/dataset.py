@@ -16,6 +16,7 @@ from bushel.base import blocks, checks, memory
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, without_our_frames
+from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.engine import Executor
@@ -198,6 +199,8 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
     >>> ds[0].tolist(), len(ds)
     ([10, 70, 60, 90], 3)
     """
+
+    _stats = Stats()
 
     def __init__(self, parents: MapDataset[Any] | Sequence[MapDataset[Any]] = ()):
         self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
@@ -861,6 +864,8 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
     def iterate_on(self, executor: Executor) -> DatasetIterator[T]:
         """An iterator whose blocks are computed by an executor of your own: see `bushel.engine.Executor`."""
+        way_out = "pass an instance of a class of yours that has submit, wait, forget and close"
+        checks.instance(executor, Executor, "executor of iterate_on", way_out)
         return PipelineIterator(self._node, executor=executor)
 
     def with_options(self, **options: Any) -> IterDataset[T]:

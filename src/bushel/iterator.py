@@ -12,6 +12,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import blocks, checks, memory
 from bushel.base.errors import RowFailed, without_our_frames
+from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph.custom import IteratorCursor
@@ -43,6 +44,8 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     True
     """
 
+    _stats = Stats()
+    _ctx = IteratorContext()
     _closed = False
     _same_on_all_processes = False
     """Whether all processes have the same state, so that any of them may restore that of any other."""

@@ -25,7 +25,12 @@ from bushel.engine.program import Program, run
 from bushel.engine.report import Pool, Report, Stage
 from bushel.engine.tally import Watched, numbered
 from bushel.engine.tasks import Stepped, Threads
-from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
+from bushel.experimental import (
+    DatasetOptions,
+    ExecutionTrackingMode,
+    ThreadPrefetchIterDataset,
+    WithOptionsIterDataset,
+)
 from bushel.graph.node import Node
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -139,6 +144,93 @@ def test_a_dataset_of_ones_own_is_one_stage():
     it = iter(timed(Doubled(bushel.MapDataset.range(5)).map(abs).to_iter_dataset()))
     assert list(it) == [0, 2, 4, 6, 8]
     assert [stage.call for stage in it.report().stages] == ["pipe(Doubled)", "map(abs)", "to_iter_dataset()"]
+
+
+def wait(x: Any) -> Any:
+    time.sleep(0.002)
+    return x
+
+
+THREADED = {
+    "at the end": (lambda ds: ds, {"range": "thread", "map": "thread", "to_iter_dataset": "thread"}),
+    "before a batch": (
+        lambda ds: ds.batch(5),
+        {"range": "thread", "map": "thread", "to_iter_dataset": "thread", "batch": "consumer"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", THREADED)
+def test_what_a_thread_pulls_is_timed(name):
+    after, expected = THREADED[name]
+    ds = bushel.MapDataset.range(40).map(wait).to_iter_dataset(bushel.ReadOptions(0, 0))
+    with iter(timed(after(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)))) as it:
+        list(it)
+        report = it.report()
+    assert {stage.call.partition("(")[0]: stage.where for stage in report.stages} == expected
+    assert [stage.elements for stage in report.stages if stage.where == "thread"] == [40, 40, 40]
+    (pool,) = report.pools
+    assert str(pool) == "1 thread" and pool.busy_s >= 40 * 0.002 and pool.wait_s > report.waited_s / 2
+    assert report.verdict.endswith(
+        "limits. One thread computes all of it: put .mp_prefetch() before the ThreadPrefetchIterDataset."
+    )
+    assert report.slowest is not None and report.slowest.call.startswith("map(wait")
+
+
+def test_of_threads_and_workers_that_wait_for_one_another_the_busiest_limits():
+    ds = bushel.MapDataset.range(60).map(wait).to_iter_dataset()
+    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)).map(abs)
+    ds = ThreadPrefetchIterDataset(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2), prefetch_buffer_size=2)
+    with iter(timed(ds)) as it:
+        list(it)
+        report = it.report()
+    assert sorted(map(str, report.pools)) == ["1 thread", "1 thread", "1 worker"]
+    assert report.slowest is not None
+    assert (report.slowest.call.partition(" ")[0], report.slowest.where) == ("map(wait)", "workers")
+
+
+class Passed(bushel.IterDataset):
+    """The elements of another, by an iterator of one's own."""
+
+    def __iter__(self) -> Any:
+        return _PassedIterator(self._parent.__iter__())
+
+
+class _PassedIterator(bushel.DatasetIterator):
+    def __next__(self) -> Any:
+        return next(self._parent)
+
+    def get_state(self) -> Any:
+        return self._parent.get_state()
+
+    def set_state(self, state: Any) -> None:
+        self._parent.set_state(state)
+
+
+def test_workers_behind_a_dataset_of_ones_own_are_seen():
+    marked = (
+        bushel.MapDataset.range(60)
+        .map(wait)
+        .to_iter_dataset()
+        .mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+    )
+    with iter(timed(Passed(marked).batch(5))) as it:
+        list(it)
+        report = it.report()
+    assert [stage.call for stage in report.stages] == ["pipe(Passed)", "delivery", "batch(5)"]
+    assert "% of its time; the work of 1 worker limits." in report.verdict
+
+
+def test_an_operation_that_stays_here_though_it_is_marked_is_told_apart():
+    ds = (
+        Passed(bushel.MapDataset.range(60).to_iter_dataset())
+        .mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
+        .batch(2)
+    )
+    with iter(timed(ds)) as it:
+        list(it)
+        marked = {stage.call: stage.marked for stage in it.report().stages}
+    assert marked["pipe(Passed)"] and not marked["batch(2)"]
 
 
 class Clock:
@@ -291,6 +383,7 @@ def report_of(*, waited: float, stages: list[Stage], pools: tuple[Pool, ...] = (
 HERE = [Stage(0, "range(100)", "consumer", 100, 0.1, 0), Stage(1, "map(decode)", "consumer", 100, 8.0, 2_500_000)]
 AHEAD = [Stage(0, "map(decode)", "workers", 100, 15.0, 0), Stage(-1, "delivery", "consumer", 100, 0.2, 0)]
 LATE = [*AHEAD, Stage(1, "map(crop)", "consumer", 100, 7.0, 0)]
+IN_ORDER = [*AHEAD, Stage(1, "pack(...)", "consumer", 100, 7.0, 0, marked=True)]
 
 VERDICTS = [
     (report_of(waited=0.5, stages=HERE), "The data waits for the consumer, which spent 5 % of its time in next()"),
@@ -313,6 +406,10 @@ VERDICTS = [
     (
         report_of(waited=8.0, stages=LATE, pools=(Pool("threads", 2, "", 6.0, 1.0),)),
         "map(crop) limits. It runs in the consumer: prefetch after it, so that threads do it.",
+    ),
+    (
+        report_of(waited=8.0, stages=IN_ORDER, pools=(Pool("workers", 2, "", 6.0, 1.0),)),
+        "pack(...) limits. It runs in the consumer, a prefetch after it or not: it takes its elements in order.",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 2, "", 6.0, 1.0),)),

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from bushel.testing import same
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 HERE = os.getpid()
+FROM_HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def options(num_workers: int = 2, **more: Any) -> bushel.MultiprocessingOptions:
@@ -130,6 +132,51 @@ def test_marks_inside_one_another_share_one_pool():
         found = set(it)
         assert len(workers() - before) == 3
         assert found <= workers() - before
+
+
+MARKED = {
+    "mp_prefetch": lambda ds: ds.to_iter_dataset().mp_prefetch(options(2)),
+    "mp_prefetch that finds the number": lambda ds: ds.to_iter_dataset().mp_prefetch(),
+    "a DataLoader": lambda ds: bushel.DataLoader(
+        data_source=ds, sampler=bushel.SequentialSampler(len(ds)), worker_count=2
+    ),
+}
+
+
+@pytest.mark.parametrize("mark", MARKED)
+def test_a_worker_has_no_workers(two, mark):
+    def processes(x: int) -> tuple[int, set[int]]:
+        with iter(MARKED[mark](bushel.MapDataset.range(5).map(process))) as it:
+            return os.getpid(), set(it)
+
+    with opened(numbers(10).map(processes), two) as it:
+        assert all(inside == {outside} for outside, inside in it)
+
+
+def test_a_module_that_starts_workers_while_they_import_it(tmp_path):
+    (tmp_path / "starting.py").write_text(
+        """
+import os, sys
+import bushel
+depth = int(os.environ.get("BUSHEL_TEST_DEPTH", 0))
+print("imported at depth", depth, flush=True)
+if depth == 3:
+    raise SystemExit("stopped by the test")
+os.environ["BUSHEL_TEST_DEPTH"] = str(depth + 1)
+
+def double(x):
+    return 2 * x
+
+ds = bushel.MapDataset.range(10).map(double).to_iter_dataset()
+it = iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)))
+first = [next(it), next(it)]
+"""
+    )
+    (tmp_path / "program.py").write_text("import starting\nprint(starting.first)\nstarting.it.close()\n")
+    ended = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=SOON_S, env=FROM_HERE
+    )
+    assert ended.stdout.splitlines() == ["imported at depth 0", "imported at depth 1", "[0, 2]"], ended.stderr
 
 
 def test_threads_run_here():

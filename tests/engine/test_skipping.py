@@ -21,7 +21,7 @@ import bushel
 from bushel.base.errors import TooManySkipped
 from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
-from bushel.experimental import FlatMapIterDataset, FlatMapTransform
+from bushel.experimental import FlatMapIterDataset, FlatMapTransform, ThreadPrefetchIterDataset
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
@@ -91,6 +91,15 @@ PLACES = {
     "random_map": lambda bad: shuffled(LENGTH).to_iter_dataset().random_map(FailAt(bad), seed=1),
     "after a mixture": lambda bad: bushel.IterDataset.mix([shuffled(LENGTH).to_iter_dataset()]).map(FailAt(bad)),
     "before a mixture": lambda bad: bushel.IterDataset.mix([shuffled(LENGTH).to_iter_dataset().map(FailAt(bad))]),
+    "before rows that are drawn ahead": lambda bad: bushel.IterDataset.mix(
+        [shuffled(LENGTH).to_iter_dataset().map(FailAt(bad))]
+    ).map(FailAt([])),
+    "before and among rows that are drawn ahead": lambda bad: bushel.IterDataset.mix(
+        [shuffled(LENGTH).map(FailAt([x for x in bad if x % 2])).to_iter_dataset()]
+    ).map(FailAt(bad)),
+    "before a thread": lambda bad: ThreadPrefetchIterDataset(
+        shuffled(LENGTH).to_iter_dataset().map(FailAt(bad)), prefetch_buffer_size=3
+    ),
 }
 
 

@@ -132,6 +132,23 @@ def test_with_a_limit_of_time_light_work_stays_with_the_workers():
     executor.close()
 
 
+def load(index: int, count: int) -> None:
+    sys._loaded = str  # type: ignore[attr-defined]
+
+
+def use(x: Any) -> Any:
+    return sys._loaded(x)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("after", AFTER)
+@pytest.mark.parametrize("num_workers", [2, None])
+def test_work_that_workers_are_prepared_for_stays_with_them_however_light(after, num_workers):
+    options = bushel.MultiprocessingOptions(num_workers=num_workers)
+    with iter(AFTER[after]().map(use).mp_prefetch(options, worker_init_fn=load)) as it:
+        found = list(it)
+    assert same(found, list(AFTER[after]().map(str)))
+
+
 def poisoned(x: Any) -> Any:
     if x[0] == 8:
         os.kill(os.getpid(), signal.SIGKILL)

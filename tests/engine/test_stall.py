@@ -190,3 +190,14 @@ def test_a_timeout_of_the_users_own_is_no_stall(caplog, monkeypatch):
             next(it)
         executor.close()
     assert not caplog.records
+
+
+def test_the_file_of_stacks_is_closed_at_exit_when_modules_are_gone(monkeypatch):
+    stacks = stall.Stacks(portable=False)
+    descriptor = stacks.descriptor
+    with monkeypatch.context() as gone:
+        gone.setattr(stall, "os", None)
+        stacks.__del__()
+    del stacks.descriptor  # it is closed
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)

@@ -99,7 +99,7 @@ class Tuned(Executor):
     def __init__(self, pool: Processes):
         self.parallelism = pool.parallelism
         self.block_bytes = pool.block_bytes
-        self.limits_time = pool.limits_time
+        self.keeps_all = pool.keeps_all
         self._pool = pool
         self._tuner = Tuner(pool.parallelism)
         self._resized = math.inf

@@ -18,7 +18,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import WorkerDied, in_words
 from bushel.base.options import DatasetOptions
 from bushel.engine.program import Program, Result, state_of
-from bushel.engine.tasks import Executor, Ledger, Task, Ticket
+from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.graph.elementwise import FilterWatch
 from bushel.graph.node import Origin
 from bushel.graph.ordered import BatchStream
@@ -162,7 +162,7 @@ class BlockCursor(Cursor):
             return False
         ticket = self._tickets[0]
         try:
-            result, seconds = self._executor.wait(ticket)
+            result, seconds = awaited(self._executor, ticket)
         except BaseException as error:
             if self._steps_over(error):
                 return self._next_block()

@@ -5,6 +5,7 @@ A stream that is not timed has none of them.
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from concurrent.futures import Future
@@ -13,9 +14,10 @@ from typing import Any
 from bushel.base.blocks import Block
 from bushel.engine import tally
 from bushel.engine.program import Result
-from bushel.engine.report import DELIVERY, Pool, Report, Stage
+from bushel.engine.pulling import ThreadedCursor
+from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Stage
 from bushel.engine.tally import Tally
-from bushel.engine.tasks import Executor, Task, Ticket
+from bushel.engine.tasks import Executor, Task, Ticket, awaited
 from bushel.graph.node import Node
 from bushel.graph.streams import Cursor, Same, Skips, StreamNode
 
@@ -29,8 +31,9 @@ class Observer:
         self.skips: Skips | None = None
         self._timed = False
         self._stages: list[Node] = []
+        self._marked: set[int] = set()
         self._tally: Tally = {}
-        self._pools: list[Executor] = []
+        self._pools: list[Executor | _WatchedThread] = []
         self._elements = 0
         self._first: float | None = None
         self._last = 0.0
@@ -41,10 +44,23 @@ class Observer:
         self._timed = True
         return tally.numbered(node, self._stages)
 
-    def cursor(self, node: StreamNode, cursor: Cursor) -> Cursor:
-        """The cursor of a node, timed under the number that the node has."""
+    def of_part(self, skips: Skips | None) -> Observer:
+        """For a stream that a user's dataset draws from: its pools belong here, what it skips goes to `skips`."""
+        part = copy.copy(self)
+        part.skips = skips
+        return part
+
+    def cursor(self, node: StreamNode, cursor: Cursor, *, marked: bool = False) -> Cursor:
+        """The cursor of a node, timed under the number that the node has.
+
+        It is `marked` where it could be computed ahead by an executor, and is not.
+        """
         number = tally.number_of(node)
-        return cursor if number is None else _TimedCursor(cursor, number)
+        if number is None:
+            return cursor
+        if marked:
+            self._marked.add(number)
+        return _TimedCursor(cursor, number)
 
     def delivery(self, cursor: Cursor) -> Cursor:
         """A cursor that puts results in order, timed."""
@@ -55,6 +71,14 @@ class Observer:
         known = _WatchedExecutor(executor) if self._timed else executor
         self._pools.append(known)
         return known
+
+    def pulled(self, cursor: Cursor, size: int) -> Cursor:
+        """The rows of a cursor, pulled ahead by a thread; what that does is timed too."""
+        if not self._timed:
+            return ThreadedCursor(cursor, size, self.skips)
+        thread = _WatchedThread(cursor)
+        self._pools.append(thread)
+        return _AwaitedCursor(ThreadedCursor(thread, size, self.skips), thread)
 
     def outlet(self, cursor: Cursor) -> Cursor:
         """The last cursor of the stream, the one that the consumer asks."""
@@ -78,15 +102,15 @@ class Observer:
         """All figures as they are now. May be asked from any thread, also while an element is being waited for."""
         tallies: dict[str, Tally] = {"consumer": self._tally.copy()}
         for pool in self._pools:
-            if isinstance(pool, _WatchedExecutor):
+            if isinstance(pool, _WatchedExecutor | _WatchedThread):
                 tally.add(tallies.setdefault(pool.kind, {}), pool.tally.copy())
         stages = [
-            Stage(number, self._call(number), where, int(count), seconds, int(size))
+            Stage(number, self._call(number), where, int(count), seconds, int(size), number in self._marked)
             for where, spent in tallies.items()
             for number, (count, seconds, size) in spent.items()
         ]
         # Delivery stands between the stages that ran ahead and those that the consumer runs after them.
-        last_ahead = max((stage.number for stage in stages if stage.where != "consumer"), default=0)
+        last_ahead = max((stage.number for stage in stages if stage.where not in ("consumer", THREAD)), default=0)
         stages.sort(key=lambda stage: last_ahead + 0.5 if stage.number == _DELIVERY else stage.number)
         return Report(
             timed=self._timed,
@@ -126,6 +150,49 @@ class _Outlet(Same):
         return self._observer.pull(self.parent, count)
 
 
+class _WatchedThread(Same):
+    """What a thread pulls: its stages are timed apart from the consumer's."""
+
+    kind = THREAD
+
+    def __init__(self, cursor: Cursor):
+        super().__init__(cursor)
+        self.tally: Tally = {}
+        self.wait_s = 0.0
+        self.asked = 0
+        self.ready = 0
+        self.ready_now = 0
+
+    def pull(self, count: int) -> Block:
+        with tally.taken(self.tally):
+            return self.parent.pull(count)
+
+    def pool(self) -> Pool:
+        """Its figures. It is busy with its stages, and not when it waits for others."""
+        busy_s = sum(seconds for _, seconds, _ in self.tally.copy().values())
+        return Pool(THREAD, 1, "", busy_s, self.wait_s, self.ready / max(1, self.asked), self.ready_now)
+
+
+class _AwaitedCursor(Same):
+    """The rows that a thread has pulled: waiting for it is counted, and belongs to no stage."""
+
+    def __init__(self, cursor: ThreadedCursor, thread: _WatchedThread):
+        super().__init__(cursor)
+        self._cursor, self._thread = cursor, thread
+
+    def pull(self, count: int) -> Block:
+        begun, thread = time.perf_counter(), self._thread
+        thread.asked += 1
+        thread.ready += self._cursor.ready()
+        try:
+            return self._cursor.pull(count)
+        finally:
+            waited_s = time.perf_counter() - begun
+            thread.ready_now = self._cursor.ready()
+            thread.wait_s += waited_s
+            tally.set_aside(waited_s)
+
+
 class _WatchedExecutor(Executor):
     """An executor whose results bring what their stages took; counts how long they were waited for."""
 
@@ -134,7 +201,7 @@ class _WatchedExecutor(Executor):
         self.parallelism = executor.parallelism
         self.block_bytes = executor.block_bytes
         self.kind = executor.kind
-        self.limits_time = executor.limits_time
+        self.keeps_all = executor.keeps_all
         self.tally: Tally = {}
         self.busy_s = 0.0
         self.wait_s = 0.0
@@ -166,7 +233,7 @@ class _WatchedExecutor(Executor):
         self.ready_blocks += self.ready_now()
         self.blocks += 1
         try:
-            result, seconds = self._executor.wait(ticket)
+            result, seconds = awaited(self._executor, ticket)
         finally:
             done = self._taken_out(ticket) or time.perf_counter()
             waited_s = max(0.0, done - begun)
@@ -193,7 +260,9 @@ class _WatchedExecutor(Executor):
         self._executor.close()
 
 
-def _pool_of(executor: Executor) -> Pool:
+def _pool_of(executor: Executor | _WatchedThread) -> Pool:
+    if isinstance(executor, _WatchedThread):
+        return executor.pool()
     size, why = executor.members()
     if not isinstance(executor, _WatchedExecutor):
         return Pool(executor.kind, size, why)

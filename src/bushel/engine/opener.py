@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +18,10 @@ from bushel.engine.delivery import BlockCursor, Switched
 from bushel.engine.inline import ElementsCursor, UntilSlow
 from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
-from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.stages import StageCursor, WholeCursor
-from bushel.engine.tasks import FORKED, Executor, Threads, cores
-from bushel.engine.whole import StreamProgram
+from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
+from bushel.engine.whole import Listed, StreamProgram
+from bushel.graph.custom import CustomStream
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node
@@ -56,28 +56,33 @@ def open_stream(
       executor: runs all that can run ahead, if given, as if the whole stream were marked with `mp_prefetch`.
       observer: learns what the stream takes, if its options ask for that.
     """
-    options = _outside.get().merge(options_of(node))
     observer = observer or Observer()
-    if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
-        node = observer.watching(node)
-    observer.skips = Skips(options.skip_limit) if options.on_error == "skip" else None
-    opener = _Opener(options, observer, read_options)
-    before = _outside.set(_UNTIMED.merge(options))
-    try:
-        if executor is None:
-            cursor = opener.open(node)
-        else:
-            cursor = opener.running_ahead(node, observer.executor(executor), 2 * executor.parallelism)
-    finally:
-        _outside.reset(before)
-    return observer.outlet(cursor if observer.skips is None else _SkippingCursor(cursor, observer.skips))
+    outer = _outer.get()
+    if outer is None:
+        options = options_of(node)
+        if options.execution_tracking_mode is ExecutionTrackingMode.STAGE_TIMING:
+            node = observer.watching(node)
+        observer.skips = _skips_of(options)
+        opener = _Opener(options, observer, read_options)
+    else:
+        opener = outer.inside(options_of(node), read_options)
+        observer.skips = opener.skips
+    if executor is None:
+        cursor = opener.open(node)
+    else:
+        cursor = opener.running_ahead(node, opener.observer.executor(executor), 2 * executor.parallelism)
+    if opener.skips is not None and (outer is None or outer.skips is None):  # else they are counted in its state
+        cursor = _SkippingCursor(cursor, opener.skips)
+    return observer.outlet(cursor) if outer is None else cursor
 
 
-_UNTIMED = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.DISABLED)
-_UNCHOSEN = DatasetOptions()
-_outside: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("outside", default=_UNCHOSEN)
-"""Options of the stream that is being opened. A user's own dataset opens what it draws from as streams of their own,
-which belong to the same pipeline; but to the report it is one stage."""
+_outer: contextvars.ContextVar[_Opener | None] = contextvars.ContextVar("outer", default=None)
+"""Who opens a user's own dataset just now. It opens what it draws from as streams of their own, which belong to the
+same pipeline: they have its options, its executor and its count of skips; but to the report it is one stage."""
+
+
+def _skips_of(options: DatasetOptions) -> Skips | None:
+    return Skips(options.skip_limit) if options.on_error == "skip" else None
 
 
 def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -> Cursor:
@@ -111,13 +116,30 @@ class _Opener:
         base, steps = _steps_above(node)
         if isinstance(base, Elements):
             return _ChainCursor(base, steps, self)
-        return self.over(self.observer.cursor(base, base.open(self)), steps)
+        return self.over(self.observer.cursor(base, base.open(self), marked=True), steps)
 
     def part(self, node: StreamNode) -> Cursor:
         if self.executor is None or not _has_opaque_leaf(node):
             return self.open(node)
         program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
         return self.observer.delivery(WholeCursor(program, self.executor, self.skips))
+
+    def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        before = _outer.set(self)
+        try:
+            return iter(dataset)
+        finally:
+            _outer.reset(before)
+
+    def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        observer = self.observer.of_part(None if self.skips is None else Listed())
+        return dataclasses.replace(self, observer=observer, executor=None, alone=True).own(dataset)
+
+    def inside(self, options: DatasetOptions, read_options: ReadOptions | None) -> _Opener:
+        """Opens a stream that a user's own dataset draws from."""
+        options = self.options.merge(options)
+        observer = self.observer.of_part(self.skips or _skips_of(options))
+        return dataclasses.replace(self, options=options, observer=observer, read_options=read_options)
 
     def over(self, cursor: Cursor, steps: list[Step]) -> Cursor:
         """Operations on rows that come from the consumer's side: batches are cut there, the rest may go to workers."""
@@ -128,7 +150,8 @@ class _Opener:
                 cursor = StageCursor(cursor, stage, self.executor, self.blocks_ahead, self.options, self.observer)
             else:
                 for step in run:
-                    cursor = self.observer.cursor(step, BatchCursor(cursor, cast(BatchStream, step), self.skips))
+                    batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
+                    cursor = self.observer.cursor(step, batches, marked=True)
         return cursor
 
     def in_blocks(self, program: Program) -> Cursor:
@@ -156,13 +179,15 @@ class _Opener:
     def ahead(self, node: Ahead) -> Cursor:
         if self.executor is not None or self.alone:  # one mark inside another: one pool serves both
             return self.open(node.parent)
+        if in_worker() and not node.threads:  # a user's dataset in there has it, or a module that is being imported
+            return self.open(node.parent)
         num_workers = cores() if node.options.num_workers is None else node.options.num_workers
         blocks_ahead = num_workers * (2 + node.options.per_worker_buffer_size)
         pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers)))
         return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
 
     def pulled(self, node: Pulled) -> Cursor:
-        return ThreadedCursor(self.open(node.parent), node.size)
+        return self.observer.pulled(self.open(node.parent), node.size)
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
@@ -256,8 +281,8 @@ def _steps_above(node: StreamNode) -> tuple[StreamNode, list[Step]]:
 
 def _has_opaque_leaf(node: Node) -> bool:
     """Whether something of a stream can only be read in order, by one reader."""
-    if isinstance(node, MapNode):
-        return False
+    if isinstance(node, (MapNode, CustomStream)):
+        return isinstance(node, CustomStream)
     return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 

@@ -63,7 +63,7 @@ class Processes(Executor):
     ):
         self.parallelism = num_workers
         self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _in_flight(num_workers)))
-        self.limits_time = timeout_s is not None
+        self.keeps_all = timeout_s is not None or init is not None
         first = num_workers if at_first is None else at_first
         self._core = _Core(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first)
         self._finalizer = weakref.finalize(self, self._core.stop)

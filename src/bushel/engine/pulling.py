@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import threading
 import weakref
@@ -13,18 +14,18 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.engine import stall
 from bushel.engine.tasks import FORKED
-from bushel.graph.streams import Cursor, State
+from bushel.graph.streams import Cursor, Skip, Skips, State
 
 _CLOSE_S = 1.0
 _END = object()
 
 
 class _Queue:
-    """What was pulled and not yet handed over: (row, state after it), or an error, or the end."""
+    """What was pulled and not yet handed over: a row, or an error, or the end; the state after it; what was skipped."""
 
     def __init__(self, size: int):
         self.size = size
-        self.ready: collections.deque[tuple[Any, Any]] = collections.deque()
+        self.ready: collections.deque[tuple[Any, Any, list[Skip]]] = collections.deque()
         self.changed = threading.Condition()
         self.stopped = False
         self.pulling = False
@@ -53,12 +54,14 @@ class ThreadedCursor(Cursor):
     """The rows of another cursor, up to `size` of them pulled ahead by one thread.
 
     Its state is that after the last row it gave. The thread starts with the first pull, and ends with the cursor.
+    What is skipped counts with the row after it.
     """
 
-    def __init__(self, parent: Cursor, size: int):
+    def __init__(self, parent: Cursor, size: int, skips: Skips | None = None):
         self.parents = (parent,)
         self._parent = parent
         self._size = size
+        self._skips = skips
         self._state = parent.get_state()
         self._queue: _Queue | None = None
         self._thread: threading.Thread | None = None
@@ -79,7 +82,10 @@ class ThreadedCursor(Cursor):
                     waited_s += stall.STALL_S
                     stall.say(waited_s, stall.of_threads(filter(None, [self._thread]), idle=""))
             while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
-                row, state = queue.ready.popleft()
+                row, state, skipped = queue.ready.popleft()
+                for skip in skipped:
+                    assert self._skips is not None
+                    self._skips.add(*skip)
                 self._state = state
                 if row is _END:
                     self._ended = True
@@ -93,12 +99,18 @@ class ThreadedCursor(Cursor):
             raise failed.error
         return rows
 
+    def ready(self) -> int:
+        """How many elements are there that nobody has asked for."""
+        queue = self._queue
+        return 0 if queue is None else len(queue.ready)
+
     def _started(self) -> _Queue:
         queue = self._queue
         if queue is None:
             queue = _Queue(self._size)
             weakref.finalize(self, queue.stop).atexit = False
-            thread = threading.Thread(target=_pull_ahead, args=(self._parent, queue), name="bushel-pull", daemon=True)
+            arguments = (self._parent, queue, self._skips)
+            thread = threading.Thread(target=_pull_ahead, args=arguments, name="bushel-pull", daemon=True)
             self._queue, self._thread = queue, thread
             thread.start()
         return queue
@@ -147,7 +159,7 @@ class ThreadedCursor(Cursor):
         self._rest(_CLOSE_S)
 
 
-def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
+def _pull_ahead(parent: Cursor, queue: _Queue, skips: Skips | None) -> None:
     while True:
         with queue.changed:
             while len(queue.ready) >= queue.size and not queue.stopped:
@@ -155,14 +167,16 @@ def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
             if queue.stopped:
                 return
             queue.pulling = True
-        item: tuple[Any, Any]
+        item: tuple[Any, Any, list[Skip]]
+        skipped: list[Skip] = []
         try:
-            block = parent.pull(1)
-            item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state())
+            with contextlib.nullcontext() if skips is None else skips.put_off(skipped):
+                block = parent.pull(1)
+            item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state(), skipped)
         except RowFailed as failed:
-            item = (_Failed(failed.error), None)
+            item = (_Failed(failed.error), None, [])
         except BaseException as error:
-            item = (_Failed(error), None)
+            item = (_Failed(error), None, [])
         with queue.changed:
             queue.ready.append(item)
             queue.pulling = False

@@ -9,6 +9,9 @@ from bushel.engine.tasks import cores
 DELIVERY = "delivery"
 """The stage that takes results apart and puts them in order, in the consumer."""
 
+THREAD = "thread"
+"""What pulls a stream ahead where a ThreadPrefetchIterDataset stands. There is never more than one for each."""
+
 HARDLY = 0.1
 """A consumer that waits less than this share of its time hardly gains by faster data."""
 
@@ -29,6 +32,8 @@ class Stage:
     elements: int
     self_s: float
     size_bytes: int
+    marked: bool = False
+    """Whether it could be computed ahead, by a prefetch after it, and is not: it takes its elements in order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Pool:
     busy_s: float = 0.0
     """Seconds that its members worked, added up."""
     wait_s: float = 0.0
-    """Seconds that the consumer waited for it."""
+    """Seconds that it was waited for: by the consumer, or by a thread that pulls for the consumer."""
     ready_blocks: float = 0.0
     """How many blocks were ready when the next was asked for, on average."""
     ready_now: int = 0
@@ -118,9 +123,13 @@ class Report:
         return max(there, key=lambda stage: stage.self_s, default=None)
 
     def _awaited(self) -> Pool | None:
-        """The pool for which most of the waiting was; None where the consumer itself was at work."""
-        pool = max(self.pools, key=lambda pool: pool.wait_s, default=None)
-        return pool if pool is not None and pool.wait_s >= self.waited_s / 2 else None
+        """The pool for which most of the waiting was; None where the consumer itself was at work.
+
+        Of several that wait for one another it is the busiest.
+        """
+        at_work = any(stage.where == "consumer" for stage in self.stages)
+        awaited = [pool for pool in self.pools if pool.wait_s >= self.waited_s / 2 or not at_work]
+        return max(awaited, key=self._busy, default=None)
 
     def _busy(self, pool: Pool) -> float:
         return min(1.0, pool.busy_s / (self.elapsed_s * pool.size)) if self.elapsed_s else 0.0
@@ -133,24 +142,33 @@ class Report:
                 "Stages are not timed. Wrap the dataset in WithOptionsIterDataset(ds, DatasetOptions("
                 "execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)) of bushel.experimental to time them."
             )
-        stage = self.slowest
-        if not self.elements or stage is None:
+        if not self.elements:
             return "No element has been delivered yet."
         if self.waiting < HARDLY:
             return (
                 f"The data waits for the consumer, which spent {100 * self.waiting:.0f} % of its time in next(): "
                 "faster data would gain no more than that."
             )
-        waits = f"The consumer waits for data {100 * self.waiting:.0f} % of its time; {stage.call} limits."
-        return f"{waits} {self._advice(stage, self._awaited())}"
+        stage, pool = self.slowest, self._awaited()
+        # What is computed ahead for a dataset of the user's belongs to no stage.
+        limits = f"the work of {pool} limits" if stage is None else f"{stage.call} limits"
+        waits = f"The consumer waits for data {100 * self.waiting:.0f} % of its time; {limits}."
+        return f"{waits} {self._advice(stage, pool)}"
 
-    def _advice(self, stage: Stage, pool: Pool | None) -> str:
+    def _advice(self, stage: Stage | None, pool: Pool | None) -> str:
         if pool is None:
-            if not self.pools:
+            if stage is None or not self.pools:
                 return "Nothing is computed ahead: add .mp_prefetch() at the end of the pipeline."
             if stage.call == DELIVERY:
                 return "Taking results apart costs the most: let the workers make larger batches of arrays."
+            if stage.marked:
+                return (
+                    "It runs in the consumer, a prefetch after it or not: it takes its elements in order. Make it "
+                    "cheaper, or do what it does to single elements in a map before or after it."
+                )
             return f"It runs in the consumer: prefetch after it, so that {self.pools[0].kind} do it."
+        if pool.kind == THREAD:
+            return "One thread computes all of it: put .mp_prefetch() before the ThreadPrefetchIterDataset."
         if self._busy(pool) < BUSY:
             return (
                 f"Yet the {pool.kind} were busy only {100 * self._busy(pool):.0f} % of the time: a short run is mostly "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -17,11 +18,11 @@ from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import MOST_POSITIONS, BlockCursor, Sizer, Switched, size_of_result
 from bushel.engine.observe import Observer
 from bushel.engine.program import Program, Result
-from bushel.engine.tasks import Executor, Ledger, Task, Ticket
+from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, ElementwiseCursor
 from bushel.graph.node import Origin
-from bushel.graph.streams import Cursor, Skips, State
+from bushel.graph.streams import Cursor, Skip, Skips, State
 
 logger = logging.getLogger("bushel")
 
@@ -63,7 +64,7 @@ class StageCursor(Switched):
         cursor: Cursor = self._parent
         for step in self._steps:
             self._here.append(ElementwiseCursor(cursor, step, self._options, self._observer.skips))
-            cursor = self._observer.cursor(step, self._here[-1])
+            cursor = self._observer.cursor(step, self._here[-1], marked=True)
         return cursor
 
     def pull(self, count: int) -> Block:
@@ -96,7 +97,7 @@ class StageCursor(Switched):
             self._inner = self._observer.delivery(self._out)
         elif (seconds := self._out.seconds_per_row()) is not None:
             self._undecided = False
-            if seconds > SHIP_S or self._executor.limits_time:
+            if seconds > SHIP_S or self._executor.keeps_all:
                 self._out.go_on()
             else:
                 self._out.stop_drawing()
@@ -138,6 +139,8 @@ class GivenCursor(BlockCursor):
         self._end: State | None = None  # where the parent stands after it was asked past its end
         self._past_end = False
         self._drawing = True
+        self._drawn: collections.deque[tuple[int, Skip]] = collections.deque()
+        """What was skipped before rows that are under way, each with the position of the row: it counts with that."""
         self._tried: list[float] = []  # what each row took beyond what sending it would, until enough are known
         super().__init__(program, executor, options, ahead=ahead, most=_TRIED_ROWS, skips=skips)
         self.parents = (parent,)
@@ -169,6 +172,7 @@ class GivenCursor(BlockCursor):
         """Leaves the parent where it stands. Returns how many elements each counting step has seen."""
         if self._result is not None:
             self._count_skipped(self._result, INFINITE)
+        self._count_drawn(INFINITE)
         return list(self._after)
 
     def _next_block(self) -> bool:
@@ -187,16 +191,25 @@ class GivenCursor(BlockCursor):
             self._restart()
             raise failure
         self._past_end = not len(block)
+        self._count_drawn(self._position if len(block) else INFINITE)
         return block
+
+    def _count_drawn(self, before: int) -> None:
+        while self._drawn and self._drawn[0][0] < before:
+            assert self._skips is not None
+            self._skips.add(*self._drawn.popleft()[1])
 
     def _given(self, low: int, high: int) -> tuple[Block | None, int]:
         parts: list[Block] = []
         while low < high and self._drawing:
+            skipped: list[Skip] = []
             try:
-                block = self._parent.pull(1)
+                with contextlib.nullcontext() if self._skips is None else self._skips.put_off(skipped):
+                    block = self._parent.pull(1)
             except Exception as error:
                 self._failure, self._length = error, low  # told when its turn has come
                 break
+            self._drawn.extend((low, skip) for skip in skipped)
             if not len(block):
                 self._length, self._end = low, self._parent.get_state()
                 break
@@ -206,6 +219,8 @@ class GivenCursor(BlockCursor):
         return (blocks.joined(parts) if parts else []), low
 
     def _restart(self) -> None:
+        self._count_drawn(self._position)
+        self._drawn.clear()
         if len(self._states) > 1 or self._failure is not None or self._end is not None:
             state = self._state_of_rows()
             self._parent.set_state(state)
@@ -290,7 +305,7 @@ class WholeCursor(Cursor):
         ticket = self._ticket or self._submit(self._state, 0)
         self._ticket = None
         try:
-            result, seconds = self._executor.wait(ticket)
+            result, seconds = awaited(self._executor, ticket)
         except BaseException:
             if not self._closed:
                 self._restart(self.mark())

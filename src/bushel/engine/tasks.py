@@ -140,8 +140,34 @@ class Ticket:
     done: Future[tuple[Result, float]]
 
 
+def awaited(executor: Executor, ticket: Ticket) -> tuple[Result, float]:
+    """What an executor answers, which may be one of a user's."""
+    match executor.wait(ticket):
+        case (Result() as result, int() | float() as seconds):
+            return result, seconds
+        case answer:
+            raise TypeError(
+                f"`wait` of {type(executor).__name__} must return the result of task.run() and the seconds it took, as "
+                f"a tuple of these two; got {type(answer).__name__}."
+            )
+
+
 FORKED = "This iterator belongs to the process that forked this one. Make a new iterator here, or fork before."
 """Said in a forked child, which has none of the threads and workers of its parent."""
+
+
+_is_worker = False
+
+
+def become_worker() -> None:
+    """From now on this process is a worker."""
+    global _is_worker
+    _is_worker = True
+
+
+def in_worker() -> bool:
+    """Whether this process is a worker. One starts none of its own, or they would multiply without a bound."""
+    return _is_worker
 
 
 def cores() -> int:
@@ -161,8 +187,8 @@ class Executor(abc.ABC):
     block_bytes: int = 8 << 20
     """How much a block should hold at most, unless a single row is larger."""
 
-    limits_time: bool = False
-    """Whether it gives up what takes too long: then all that it can do is left to it, however light."""
+    keeps_all: bool = False
+    """Whether all that it can do is left to it, however light: it was prepared for it, or gives up what takes long."""
 
     @abc.abstractmethod
     def submit(self, task: Task) -> Ticket:

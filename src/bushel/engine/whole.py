@@ -129,7 +129,7 @@ class StreamProgram:
             else:
                 opened.cursor.close()
         if found is None:
-            skips = _Listed() if self.skip else None
+            skips = Listed() if self.skip else None
             found = _Open(self.open(self.node, self.options, skips), skips)
             if state is not None:
                 found.cursor.set_state(state)
@@ -146,18 +146,18 @@ class _Open:
     """An open stream, and at which row of which run it stands, where that is known."""
 
     cursor: Cursor
-    skips: _Listed | None
+    skips: Listed | None
     at: tuple[int, int] | None = None
 
 
-class _Listed(Skips):
+class Listed(Skips):
     """Elements that were left out, for the consumer to count."""
 
     def __init__(self) -> None:
         super().__init__(None)
         self._errors: list[str] = []
 
-    def add(self, which: str, error: str, number: int = 1) -> None:
+    def _count(self, which: str, error: str, number: int) -> None:
         self._errors.extend([error] * number)
 
     def taken(self) -> list[str]:

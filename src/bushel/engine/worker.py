@@ -24,13 +24,14 @@ from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
 from bushel.engine.slabs import Slot
-from bushel.engine.tasks import run_task
+from bushel.engine.tasks import become_worker, run_task
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Channel, Packed
 
 
 def main(descriptor: int) -> None:
     """Serves one channel until it ends."""
+    become_worker()
     os.set_inheritable(descriptor, False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # workers are killed in the end, and what they keep is lost

@@ -83,7 +83,7 @@ class CustomStream(StreamNode):
         return tuple(parent._node for parent in self.dataset.parents)
 
     def open(self, opener: Opener) -> Cursor:
-        return IteratorCursor(iter(self.dataset), lambda: iter(self.dataset))
+        return IteratorCursor(opener.own(self.dataset), lambda: opener.own_apart(self.dataset))
 
     def element_spec(self) -> Any:
         return self.dataset._element_spec

@@ -7,10 +7,11 @@ formats are Grain's, node for node.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -107,6 +108,10 @@ def counted(state: Any, name: str) -> int:
     return number
 
 
+Skip = tuple[str, str, int]
+"""Which element failed, its error in words, and how many failed as one."""
+
+
 class Skips:
     """Counts the elements that failed and were left out, within a limit. Streams pulled by threads may share one."""
 
@@ -115,16 +120,42 @@ class Skips:
     def __init__(self, limit: int | None):
         self.limit = limit
         self.count = 0
+        self._put_off: dict[int, list[Skip]] = {}  # by thread
 
     def add(self, which: str, error: str, number: int = 1) -> None:
         """One more, or `number` that failed as one. Tells of the first, the tenth, the hundredth ..."""
+        later = self._put_off.get(threading.get_ident())
+        if later is None:
+            self._count(which, error, number)
+            return
+        self._check(which, error, sum(number for *_, number in later), number)  # or it might read on for ever
+        later.append((which, error, number))
+
+    @contextlib.contextmanager
+    def put_off(self, later: list[Skip]) -> Iterator[None]:
+        """What this thread adds meanwhile goes into a list: it counts when the elements after it are delivered."""
+        thread = threading.get_ident()
+        before = self._put_off.get(thread)
+        self._put_off[thread] = later
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._put_off[thread]
+            else:
+                self._put_off[thread] = before
+
+    def _check(self, which: str, error: str, before: int, number: int) -> None:
+        if self.limit is not None and before + number > self.limit:
+            allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
+            raise TooManySkipped(
+                f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
+            )
+
+    def _count(self, which: str, error: str, number: int) -> None:
         with self._lock:
             before, count = self.count, self.count + number
-            if self.limit is not None and count > self.limit:
-                allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
-                raise TooManySkipped(
-                    f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
-                )
+            self._check(which, error, before, number)
             self.count = count
         if not before or len(str(count)) > len(str(before)):
             logger.warning("Skipped %s, the %d. of this stream:\n%s", which, count, error)
@@ -152,6 +183,14 @@ class Opener(Protocol):
 
     def part(self, node: StreamNode) -> Cursor:
         """Opens one of several streams that are read side by side: each may be run by a worker of its own."""
+        ...
+
+    def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        """The iterator of a user's own dataset: what it draws from is part of this pipeline."""
+        ...
+
+    def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
+        """Another one, to find something out: nobody works for it, and what it skips is not counted."""
         ...
 
     def elements(self, node: Elements) -> Cursor: ...

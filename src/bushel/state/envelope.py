@@ -1,4 +1,7 @@
-"""The envelope of a state: one extra key beside Grain's own, with a version and the pipeline's identity."""
+"""The envelope of a state: one extra key beside Grain's own, with a version and the pipeline's identity.
+
+Grain passes over keys that it does not know, but for one of its iterators: there the key lies in the parent's state.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,42 @@ KEY = "bushel"
 VERSION = 1
 logger = logging.getLogger("bushel")
 
+_NO_ENVELOPE = object()
+_PARENT = "parent_state"
+_STRICT = {_PARENT, "remainder_slices", "elements_from_buffer_after_checkpoint"}
+"""The keys of a state of concat-then-split, beside which Grain takes no other."""
+
 
 def seal(state: dict[str, Any], pipeline: list[Any]) -> dict[str, Any]:
     """A cursor's state with the identity of its pipeline beside it."""
-    return {**state, KEY: {"version": VERSION, "python": identity.PYTHON, "identity": pipeline}}
+    return _sealed(state, {"version": VERSION, "python": identity.PYTHON, "identity": pipeline})
+
+
+def _sealed(state: dict[str, Any], envelope: dict[str, Any]) -> dict[str, Any]:
+    parent = state.get(_PARENT)
+    if state.keys() == _STRICT and isinstance(parent, dict) and KEY not in parent:  # that may be one of a user's
+        return {**state, _PARENT: _sealed(parent, envelope)}
+    return {**state, KEY: envelope}
+
+
+def _opened(state: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """A state without its envelope, and that; `_NO_ENVELOPE` where there is none."""
+    parent = state.get(_PARENT)
+    if KEY not in state and state.keys() == _STRICT and isinstance(parent, Mapping):
+        inner, envelope = _opened(parent)
+        return {**state, _PARENT: inner}, envelope
+    return {key: value for key, value in state.items() if key != KEY}, state.get(KEY, _NO_ENVELOPE)
 
 
 def unseal(state: Any, pipeline: list[Any], *, check: bool) -> dict[str, Any]:
     """The cursor's own part of a state, once it is clear that it belongs to `pipeline`."""
     if not isinstance(state, Mapping):
         raise StateMismatch(f"A state is what get_state() returned, a dict; got {state!r}.")
-    inner = {key: value for key, value in state.items() if key != KEY}
-    if KEY not in state:
+    inner, envelope = _opened(state)
+    if envelope is _NO_ENVELOPE:
         if check:
             logger.warning("This state carries no identity (Grain wrote it): it is restored without a check.")
         return inner
-    envelope = state[KEY]
     version = envelope.get("version") if isinstance(envelope, Mapping) else None
     if type(version) is not int or version != VERSION:
         raise StateMismatch(f"This state has version {version!r}; this Bushel reads version {VERSION}.")

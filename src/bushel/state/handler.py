@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Any
 
 from bushel.state import files
@@ -22,6 +24,10 @@ class CheckpointHandler:
     >>> list(CheckpointHandler().restore(folder, iter(bushel.MapDataset.range(3))))
     [1, 2]
     """
+
+    def __init__(self) -> None:
+        if sys.modules.get("orbax.checkpoint") is not None:
+            importlib.import_module("bushel.orbax")  # tells Orbax what this handler takes, before it is asked
 
     def save(self, directory: files.Folder, item: Any = None, args: Any = None) -> None:
         """Writes the state of an iterator into a folder."""
