@@ -37,6 +37,7 @@ from bushel.graph.streams import (
     Skips,
     State,
     StreamNode,
+    aside,
     counted,
     field,
 )
@@ -162,7 +163,7 @@ class _Opener:
         return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
 
     def pulled(self, node: Pulled) -> Cursor:
-        return ThreadedCursor(self.open(node.parent), node.size)
+        return ThreadedCursor(self.open(node.parent), node.size, self.skips)
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
@@ -314,7 +315,8 @@ class _SkippingCursor(Same):
         if "skipped" not in state:  # of a run that did not skip
             state = {"parent": state, "skipped": 0}
         count = counted(state, "skipped")
-        self.parent.set_state(field(state, "parent", dict))
+        with aside(self._skips):
+            self.parent.set_state(field(state, "parent", dict))
         self._skips.count = count
 
     def mark(self) -> Any:
@@ -322,8 +324,8 @@ class _SkippingCursor(Same):
 
     def rewind(self, mark: Any) -> None:
         parent, count = mark
-        self._skips.count = 0  # going back may read again, and skip again, what was counted before
-        self.parent.rewind(parent)
+        with aside(self._skips):  # going back may read again
+            self.parent.rewind(parent)
         self._skips.count = count
 
     def state_of(self, mark: Any) -> State:

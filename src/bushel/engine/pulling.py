@@ -13,18 +13,18 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.engine import stall
 from bushel.engine.tasks import FORKED
-from bushel.graph.streams import Cursor, State
+from bushel.graph.streams import Cursor, LeftOut, Skips, State, aside, count_listed
 
 _CLOSE_S = 1.0
 _END = object()
 
 
 class _Queue:
-    """What was pulled and not yet handed over: (row, state after it), or an error, or the end."""
+    """What was pulled and not yet handed over: (row, state, what was left out before it), or an error, or the end."""
 
     def __init__(self, size: int):
         self.size = size
-        self.ready: collections.deque[tuple[Any, Any]] = collections.deque()
+        self.ready: collections.deque[tuple[Any, Any, list[LeftOut]]] = collections.deque()
         self.changed = threading.Condition()
         self.stopped = False
         self.pulling = False
@@ -55,10 +55,11 @@ class ThreadedCursor(Cursor):
     Its state is that after the last row it gave. The thread starts with the first pull, and ends with the cursor.
     """
 
-    def __init__(self, parent: Cursor, size: int):
+    def __init__(self, parent: Cursor, size: int, skips: Skips | None = None):
         self.parents = (parent,)
         self._parent = parent
         self._size = size
+        self._skips = skips
         self._state = parent.get_state()
         self._queue: _Queue | None = None
         self._thread: threading.Thread | None = None
@@ -70,6 +71,7 @@ class ThreadedCursor(Cursor):
         queue = self._started()
         queue.check_process()
         rows: list[Any] = []
+        left_out: list[LeftOut] = []
         waited_s = 0.0
         with queue.changed:
             while not queue.ready:
@@ -79,14 +81,16 @@ class ThreadedCursor(Cursor):
                     waited_s += stall.STALL_S
                     stall.say(waited_s, stall.of_threads(filter(None, [self._thread]), idle=""))
             while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
-                row, state = queue.ready.popleft()
+                row, state, found = queue.ready.popleft()
                 self._state = state
+                left_out += found
                 if row is _END:
                     self._ended = True
                     break
                 rows.append(row)
             queue.changed.notify_all()
-            failed = queue.ready[0][0] if not rows and not self._ended else None
+            failed, _, found = queue.ready[0] if not rows and not self._ended else (None, None, [])
+        count_listed(self._skips, left_out + found)
         if failed is not None:
             self._rest()
             self._parent.set_state(self._state)
@@ -98,7 +102,8 @@ class ThreadedCursor(Cursor):
         if queue is None:
             queue = _Queue(self._size)
             weakref.finalize(self, queue.stop).atexit = False
-            thread = threading.Thread(target=_pull_ahead, args=(self._parent, queue), name="bushel-pull", daemon=True)
+            pulled = (self._parent, queue, self._skips)
+            thread = threading.Thread(target=_pull_ahead, args=pulled, name="bushel-pull", daemon=True)
             self._queue, self._thread = queue, thread
             thread.start()
         return queue
@@ -147,7 +152,7 @@ class ThreadedCursor(Cursor):
         self._rest(_CLOSE_S)
 
 
-def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
+def _pull_ahead(parent: Cursor, queue: _Queue, skips: Skips | None) -> None:
     while True:
         with queue.changed:
             while len(queue.ready) >= queue.size and not queue.stopped:
@@ -155,14 +160,15 @@ def _pull_ahead(parent: Cursor, queue: _Queue) -> None:
             if queue.stopped:
                 return
             queue.pulling = True
-        item: tuple[Any, Any]
-        try:
-            block = parent.pull(1)
-            item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state())
-        except RowFailed as failed:
-            item = (_Failed(failed.error), None)
-        except BaseException as error:
-            item = (_Failed(error), None)
+        item: tuple[Any, Any, list[LeftOut]]
+        with aside(skips) as left_out:
+            try:
+                block = parent.pull(1)
+                item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state(), left_out)
+            except RowFailed as failed:
+                item = (_Failed(failed.error), None, left_out)
+            except BaseException as error:
+                item = (_Failed(error), None, left_out)
         with queue.changed:
             queue.ready.append(item)
             queue.pulling = False
