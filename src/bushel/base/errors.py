@@ -22,6 +22,8 @@ class WorkerDied(RuntimeError):
     """Worker processes died again and again over the same elements, those at positions [low, high) of `at`."""
 
     at: tuple[int, int] | None = None
+    counted: int = 0
+    """How many of the operations that count elements had seen them."""
 
 
 class PipelineNotSent(TypeError):

@@ -116,6 +116,7 @@ class BlockCursor(Cursor):
         self._tickets: collections.deque[Ticket] = collections.deque()
         self._result: Result | None = None
         self._row = 0
+        self._high = 0  # the position after the result
         self._last: tuple[int, int] = (0, 0)
         self._closed = False
         self._restart()
@@ -137,20 +138,21 @@ class BlockCursor(Cursor):
                 self._count_skipped(result, self._position)
                 return blocks.part_of(result.rows, low, high)
             if result is not None and result.failure is not None:
-                self._count_skipped(result, self._length)
                 if self._steps_over(result.failure):
                     continue
+                self._count_skipped(result, max([position + 1 for position, _ in result.skipped], default=0))
                 self._restart()
                 raise result.failure
             if result is not None:
-                self._count_skipped(result, self._length)
+                self._position, self._counts = self._high, list(self._after)
+                self._count_skipped(result, self._position)
             if not self._next_block():
                 self._position, self._counts = self._length, list(self._after)
                 return []
 
-    def _count_skipped(self, result: Result, before: int) -> None:
+    def _count_skipped(self, result: Result | None, before: int) -> None:
         """Counts what was left out before a position."""
-        while result.skipped and result.skipped[0][0] < before:
+        while result is not None and result.skipped and result.skipped[0][0] < before:
             position, error = result.skipped.pop(0)
             assert self._skips is not None
             self._skips.add(self._program.which(position, position + 1), error)
@@ -172,7 +174,7 @@ class BlockCursor(Cursor):
         if self._closed:
             raise ValueError("This iterator was closed while its next element was being computed.")
         self._tickets.popleft()
-        self._result, self._row = self._watched(ticket.task.low, result), 0
+        self._result, self._row, self._high = self._watched(ticket.task.low, result), 0, ticket.task.high
         if result.failure is None:
             self._after = result.after
         expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
@@ -187,7 +189,11 @@ class BlockCursor(Cursor):
         if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
             return False
         low, high = error.at
+        self._count_skipped(self._result, high)
         self._skips.add(self._program.which(low, high), in_words(error))
+        before = self._after if self._result is None else self._result.after
+        # As if it had raised: the steps that it came to have seen it.
+        self._counts = [count + (step < error.counted) for step, count in enumerate(before)]
         self._position = high
         self._restart()
         return True
@@ -206,7 +212,8 @@ class BlockCursor(Cursor):
             return result
         position, error = min(found, key=lambda at: at[0])
         good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
-        return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error)
+        skipped = [left_out for left_out in result.skipped if left_out[0] < position]
+        return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error, skipped)
 
     def _fill(self) -> None:
         while len(self._tickets) < self._ahead * self._executor.stretch() and self._next < self._length:

@@ -52,6 +52,8 @@ class Job(Ticket):
     load: Load = dataclasses.field(default_factory=Load)
     asked: tuple[int, int] | None = None
     """The counting step and the number of elements for which the worker waits."""
+    counted: int = 0
+    """How many counting steps it has come to."""
     deaths: int = 0
     at: tuple[int, int] | None = None
     killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)

@@ -20,7 +20,7 @@ from bushel.engine.observe import Observer
 from bushel.engine.program import Misfit, Program
 from bushel.engine.stages import StageCursor, WholeCursor
 from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
-from bushel.engine.whole import Listed, StreamProgram
+from bushel.engine.whole import StreamProgram
 from bushel.graph.custom import CustomStream
 from bushel.graph.elementwise import Elementwise, FilterWatch
 from bushel.graph.leaves import Source
@@ -37,6 +37,7 @@ from bushel.graph.streams import (
     Skips,
     State,
     StreamNode,
+    aside,
     counted,
     field,
 )
@@ -132,7 +133,7 @@ class _Opener:
             _outer.reset(before)
 
     def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        observer = self.observer.of_part(None if self.skips is None else Listed())
+        observer = self.observer.of_part(None if self.skips is None else Skips(None))
         return dataclasses.replace(self, observer=observer, executor=None, alone=True).own(dataset)
 
     def inside(self, options: DatasetOptions, read_options: ReadOptions | None) -> _Opener:
@@ -339,7 +340,8 @@ class _SkippingCursor(Same):
         if "skipped" not in state:  # of a run that did not skip
             state = {"parent": state, "skipped": 0}
         count = counted(state, "skipped")
-        self.parent.set_state(field(state, "parent", dict))
+        with aside(self._skips):
+            self.parent.set_state(field(state, "parent", dict))
         self._skips.count = count
 
     def mark(self) -> Any:
@@ -347,8 +349,8 @@ class _SkippingCursor(Same):
 
     def rewind(self, mark: Any) -> None:
         parent, count = mark
-        self._skips.count = 0  # going back may read again, and skip again, what was counted before
-        self.parent.rewind(parent)
+        with aside(self._skips):  # going back may read again
+            self.parent.rewind(parent)
         self._skips.count = count
 
     def state_of(self, mark: Any) -> State:

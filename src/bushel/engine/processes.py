@@ -334,7 +334,7 @@ class _Core:
             job, peer = choice
             self._waiting.remove(job)
             job.place = self.room.grant(sum(made.place is not None for peer in self.peers for made in peer.jobs))
-            job.at, job.asked, job.begun = None, None, True
+            job.at, job.asked, job.counted, job.begun = None, None, 0, True
             peer.jobs.append(job)
             self._tell(peer, job)
 
@@ -404,7 +404,7 @@ class _Core:
         job = self._jobs[number]
         task = job.task
         task.ledger.report(step, task.number, count)
-        job.asked = (step, count)
+        job.asked, job.counted = (step, count), step + 1
 
     def _on_at(self, peer: Peer, number: int, low: int, high: int) -> None:
         self._jobs[number].at = (low, high)
@@ -495,7 +495,7 @@ class _Core:
         else:
             what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
         died = WorkerDied(f"Computing {program.which(low, high)}{made_of} {what}")
-        died.at = low, high
+        died.at, died.counted = (low, high), job.counted
         return died
 
     def _kill_the_slow(self, timeout_s: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import threading
 import weakref
@@ -14,18 +13,18 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.engine import stall
 from bushel.engine.tasks import FORKED
-from bushel.graph.streams import Cursor, Skip, Skips, State
+from bushel.graph.streams import Cursor, LeftOut, Skips, State, aside, count_listed
 
 _CLOSE_S = 1.0
 _END = object()
 
 
 class _Queue:
-    """What was pulled and not yet handed over: a row, or an error, or the end; the state after it; what was skipped."""
+    """What was pulled and not yet handed over: (row, state, what was left out before it), or an error, or the end."""
 
     def __init__(self, size: int):
         self.size = size
-        self.ready: collections.deque[tuple[Any, Any, list[Skip]]] = collections.deque()
+        self.ready: collections.deque[tuple[Any, Any, list[LeftOut]]] = collections.deque()
         self.changed = threading.Condition()
         self.stopped = False
         self.pulling = False
@@ -73,6 +72,7 @@ class ThreadedCursor(Cursor):
         queue = self._started()
         queue.check_process()
         rows: list[Any] = []
+        left_out: list[LeftOut] = []
         waited_s = 0.0
         with queue.changed:
             while not queue.ready:
@@ -82,17 +82,16 @@ class ThreadedCursor(Cursor):
                     waited_s += stall.STALL_S
                     stall.say(waited_s, stall.of_threads(filter(None, [self._thread]), idle=""))
             while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
-                row, state, skipped = queue.ready.popleft()
-                for skip in skipped:
-                    assert self._skips is not None
-                    self._skips.add(*skip)
+                row, state, found = queue.ready.popleft()
                 self._state = state
+                left_out += found
                 if row is _END:
                     self._ended = True
                     break
                 rows.append(row)
             queue.changed.notify_all()
-            failed = queue.ready[0][0] if not rows and not self._ended else None
+            failed, _, found = queue.ready[0] if not rows and not self._ended else (None, None, [])
+        count_listed(self._skips, left_out + found)
         if failed is not None:
             self._rest()
             self._parent.set_state(self._state)
@@ -109,8 +108,8 @@ class ThreadedCursor(Cursor):
         if queue is None:
             queue = _Queue(self._size)
             weakref.finalize(self, queue.stop).atexit = False
-            arguments = (self._parent, queue, self._skips)
-            thread = threading.Thread(target=_pull_ahead, args=arguments, name="bushel-pull", daemon=True)
+            pulled = (self._parent, queue, self._skips)
+            thread = threading.Thread(target=_pull_ahead, args=pulled, name="bushel-pull", daemon=True)
             self._queue, self._thread = queue, thread
             thread.start()
         return queue
@@ -167,16 +166,15 @@ def _pull_ahead(parent: Cursor, queue: _Queue, skips: Skips | None) -> None:
             if queue.stopped:
                 return
             queue.pulling = True
-        item: tuple[Any, Any, list[Skip]]
-        skipped: list[Skip] = []
-        try:
-            with contextlib.nullcontext() if skips is None else skips.put_off(skipped):
+        item: tuple[Any, Any, list[LeftOut]]
+        with aside(skips) as left_out:
+            try:
                 block = parent.pull(1)
-            item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state(), skipped)
-        except RowFailed as failed:
-            item = (_Failed(failed.error), None, [])
-        except BaseException as error:
-            item = (_Failed(error), None, [])
+                item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state(), left_out)
+            except RowFailed as failed:
+                item = (_Failed(failed.error), None, left_out)
+            except BaseException as error:
+                item = (_Failed(error), None, left_out)
         with queue.changed:
             queue.ready.append(item)
             queue.pulling = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.engine.whole import StreamProgram
 from bushel.graph.elementwise import Elementwise, ElementwiseCursor
 from bushel.graph.node import Origin
-from bushel.graph.streams import Cursor, Skip, Skips, State
+from bushel.graph.streams import Cursor, LeftOut, Skips, State, aside, count_listed
 
 logger = logging.getLogger("bushel")
 
@@ -118,8 +117,9 @@ class StageCursor(Switched):
 class GivenCursor(BlockCursor):
     """The rows of a program whose tasks bring their rows along, drawn from another cursor.
 
-    Positions count rows of that cursor from where it stood last. Its state after each row under way is kept. At first
-    only a few rows are under way, which are measured, until it is told to `go_on` or to `stop_drawing`.
+    Positions count rows of that cursor from where it stood last. Its state after each row under way is kept, and what
+    was left out on the way to the row. At first only a few rows are under way, which are measured, until it is told to
+    `go_on` or to `stop_drawing`.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class GivenCursor(BlockCursor):
         self._parent = parent
         self._states: collections.deque[State] = collections.deque([parent.get_state()])
         self._first = 0  # the position that the first of these states belongs to
+        self._left_out: collections.deque[list[LeftOut]] = collections.deque()
+        self._uncounted = 0  # the position that the first of these belongs to
         self._failure: Exception | None = None
         self._end: State | None = None  # where the parent stands after it was asked past its end
         self._past_end = False
         self._drawing = True
-        self._drawn: collections.deque[tuple[int, Skip]] = collections.deque()
-        """What was skipped before rows that are under way, each with the position of the row: it counts with that."""
         self._tried: list[float] = []  # what each row took beyond what sending it would, until enough are known
         super().__init__(program, executor, options, ahead=ahead, most=_TRIED_ROWS, skips=skips)
         self.parents = (parent,)
@@ -171,8 +171,7 @@ class GivenCursor(BlockCursor):
     def end(self) -> list[int]:
         """Leaves the parent where it stands. Returns how many elements each counting step has seen."""
         if self._result is not None:
-            self._count_skipped(self._result, INFINITE)
-        self._count_drawn(INFINITE)
+            self._count_skipped(self._result, self._high)
         return list(self._after)
 
     def _next_block(self) -> bool:
@@ -186,30 +185,27 @@ class GivenCursor(BlockCursor):
 
     def pull(self, count: int) -> Block:
         block = super().pull(count)
+        if not len(block):
+            self._count_skipped(None, self._length + 1)  # what came before the end, or before the failure
         if not len(block) and self._failure is not None:
             failure = self._failure
             self._restart()
             raise failure
         self._past_end = not len(block)
-        self._count_drawn(self._position if len(block) else INFINITE)
         return block
-
-    def _count_drawn(self, before: int) -> None:
-        while self._drawn and self._drawn[0][0] < before:
-            assert self._skips is not None
-            self._skips.add(*self._drawn.popleft()[1])
 
     def _given(self, low: int, high: int) -> tuple[Block | None, int]:
         parts: list[Block] = []
         while low < high and self._drawing:
-            skipped: list[Skip] = []
-            try:
-                with contextlib.nullcontext() if self._skips is None else self._skips.put_off(skipped):
+            block = []
+            with aside(self._skips) as left_out:
+                try:
                     block = self._parent.pull(1)
-            except Exception as error:
-                self._failure, self._length = error, low  # told when its turn has come
+                except Exception as error:
+                    self._failure, self._length = error, low  # told when its turn has come
+            self._left_out.append(left_out)
+            if self._failure is not None:
                 break
-            self._drawn.extend((low, skip) for skip in skipped)
             if not len(block):
                 self._length, self._end = low, self._parent.get_state()
                 break
@@ -218,14 +214,21 @@ class GivenCursor(BlockCursor):
             low += 1
         return (blocks.joined(parts) if parts else []), low
 
+    def _count_skipped(self, result: Result | None, before: int) -> None:
+        while self._left_out and self._uncounted < before:
+            super()._count_skipped(result, self._uncounted)
+            count_listed(self._skips, self._left_out.popleft())
+            self._uncounted += 1
+        super()._count_skipped(result, before)
+
     def _restart(self) -> None:
-        self._count_drawn(self._position)
-        self._drawn.clear()
         if len(self._states) > 1 or self._failure is not None or self._end is not None:
             state = self._state_of_rows()
             self._parent.set_state(state)
             self._states = collections.deque([state])
         self._first, self._failure, self._length = self._position, None, self._program.length
+        self._left_out.clear()
+        self._uncounted = self._position
         self._end, self._past_end = None, False
         super()._restart()
 

@@ -21,7 +21,7 @@ from bushel.engine import tally
 from bushel.engine.program import Announce, Result, Skipped
 from bushel.engine.tally import Tally
 from bushel.graph.node import Node, Origin
-from bushel.graph.streams import Cursor, Skips, State, StreamNode
+from bushel.graph.streams import Cursor, Skips, State, StreamNode, aside
 
 OpenStream = Callable[[StreamNode, DatasetOptions, Skips | None], Cursor]
 
@@ -83,18 +83,19 @@ class StreamProgram:
         for number in range(low, high):
             if announce is not None:
                 announce(number, number + 1)
-            try:
-                block = cursor.pull(1)
-            except RowFailed as failed:
-                failure = failed.error
+            block = []
+            with aside(skips) as left_out:
+                try:
+                    block = cursor.pull(1)
+                except RowFailed as failed:
+                    failure = failed.error
+                except SystemExit:
+                    raise
+                except BaseException as error:
+                    failure = error
+            skipped.extend((number, error) for _, error, lost in left_out for _ in range(lost))
+            if failure is not None:
                 break
-            except SystemExit:
-                raise
-            except BaseException as error:
-                failure = error
-                break
-            if skips is not None:
-                skipped.extend((number, error) for error in skips.taken())
             states.append(cursor.get_state())
             if not len(block):
                 break
@@ -129,7 +130,7 @@ class StreamProgram:
             else:
                 opened.cursor.close()
         if found is None:
-            skips = Listed() if self.skip else None
+            skips = Skips(self.options.skip_limit) if self.skip else None
             found = _Open(self.open(self.node, self.options, skips), skips)
             if state is not None:
                 found.cursor.set_state(state)
@@ -146,21 +147,5 @@ class _Open:
     """An open stream, and at which row of which run it stands, where that is known."""
 
     cursor: Cursor
-    skips: Listed | None
+    skips: Skips | None
     at: tuple[int, int] | None = None
-
-
-class Listed(Skips):
-    """Elements that were left out, for the consumer to count."""
-
-    def __init__(self) -> None:
-        super().__init__(None)
-        self._errors: list[str] = []
-
-    def _count(self, which: str, error: str, number: int) -> None:
-        self._errors.extend([error] * number)
-
-    def taken(self) -> list[str]:
-        """Those since the last time."""
-        errors, self._errors = self._errors, []
-        return errors

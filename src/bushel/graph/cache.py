@@ -10,7 +10,7 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import StateMismatch
 from bushel.graph.stores import Kept, Recording, Store
-from bushel.graph.streams import Cursor, OneParent, Opener, State, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Cache(OneParent):
     key: Callable[[], str] = dataclasses.field(metadata={"identity": False})
 
     def open(self, opener: Opener) -> Cursor:
-        return _CacheCursor(opener.open(self.parent), self)
+        return _CacheCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
@@ -36,9 +36,10 @@ class Cache(OneParent):
 class _CacheCursor(Cursor):
     """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache."""
 
-    def __init__(self, parent: Cursor, node: Cache):
+    def __init__(self, parent: Cursor, node: Cache, skips: Skips | None):
         self.parents = (parent,)
         self.parent = parent
+        self.skips = skips
         self.store, self.key = node.store, node.key()
         self.start = parent.get_state()
         self.kept: Kept | None = None
@@ -57,7 +58,8 @@ class _CacheCursor(Cursor):
         if self.kept is not None:
             return self._from_kept(self.kept, count)
         if self.behind:
-            self._catch_up()
+            with aside(self.skips):
+                self._catch_up()
         rows: list[Any] = []
         if self.position == 0 and self.recording is None:
             self.recording = self.store.record(self.key, self.start)

@@ -19,7 +19,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.fill import filled
 from bushel.graph.packing import as_sequence, checked_lengths
-from bushel.graph.streams import Cursor, OneParent, Opener, State, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
 from bushel.index.packing import layout
 
 logger = logging.getLogger("bushel")
@@ -60,7 +60,7 @@ class ConcatThenSplit(OneParent):
             raise ValueError(f"Features are either meta or get a BOS token; {sorted(both)} are named as both.")
 
     def open(self, opener: Opener) -> Cursor:
-        return _ConcatCursor(opener.open(self.parent), self)
+        return _ConcatCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes of packed elements are not known without reading one.")
@@ -101,10 +101,11 @@ _WHOLE = (-1, -1)  # in a state: no element has been cut
 class _ConcatCursor(Cursor):
     """Its state is that before the first row of the last reading, and how many rows were handed out since."""
 
-    def __init__(self, parent: Cursor, node: ConcatThenSplit):
+    def __init__(self, parent: Cursor, node: ConcatThenSplit, skips: Skips | None):
         self.parents = (parent,)
         self.parent = parent
         self.node = node
+        self.skips = skips
         self.lengths = checked_lengths(node.length_struct)
         self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]
@@ -119,7 +120,8 @@ class _ConcatCursor(Cursor):
 
     def pull(self, count: int) -> Block:
         if self.behind:
-            self._catch_up()
+            with aside(self.skips):
+                self._catch_up()
         rows: list[_Row] = []
         while len(rows) < count and (row := self._next_row()) is not None:
             rows.append(row)

@@ -11,7 +11,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.streams import Cursor, OneParent, Opener, State, Through, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -154,7 +154,7 @@ class Rebatch(OneParent):
         checks.positive(self.batch_size, "batch_size")
 
     def open(self, opener: Opener) -> Cursor:
-        return _RebatchCursor(opener.open(self.parent), self)
+        return _RebatchCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         size = self.batch_size
@@ -169,10 +169,11 @@ class Rebatch(OneParent):
 class _RebatchCursor(Cursor):
     """Its state is the parent's before the batch now being cut, and how much of that one is gone."""
 
-    def __init__(self, parent: Cursor, node: Rebatch):
+    def __init__(self, parent: Cursor, node: Rebatch, skips: Skips | None):
         self.parents = (parent,)
         self.parent = parent
         self.node = node
+        self.skips = skips
         self.before = parent.get_state()
         self.batch: Any = None
         self.size = 0
@@ -208,7 +209,8 @@ class _RebatchCursor(Cursor):
         while not self.ended:
             if not self.behind:
                 self.before = self.parent.get_state()
-            rows = blocks.rows_of(self.parent.pull(1))
+            with aside(self.skips if self.behind and self.row else None):
+                rows = blocks.rows_of(self.parent.pull(1))
             if not rows:
                 self.ended = True
                 break

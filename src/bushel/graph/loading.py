@@ -16,7 +16,7 @@ from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import each
-from bushel.graph.streams import Cursor, OneParent, Opener, State, Through, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, field
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -111,7 +111,7 @@ class Operate(OneParent):
     transform: Any
 
     def open(self, opener: Opener) -> Cursor:
-        return _OperationCursor(opener.open(self.parent), self)
+        return _OperationCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes after an operation on records are not known without running it.")
@@ -126,9 +126,10 @@ class _OperationCursor(Through):
     So its state is where it began, and how many records it has given since: going there runs it again from there.
     """
 
-    def __init__(self, parent: Cursor, node: Operate):
+    def __init__(self, parent: Cursor, node: Operate, skips: Skips | None):
         super().__init__(parent)
         self.node = node
+        self.skips = skips
         self._begin(0)
 
     def _begin(self, replayed: int) -> None:
@@ -144,8 +145,9 @@ class _OperationCursor(Through):
     def pull(self, count: int) -> Block:
         if self.output is None:
             self.output = iter(self._checked(self.node.transform(self._input())))
-            for _ in range(self.replay):
-                next(self.output, None)
+            with aside(self.skips):
+                for _ in range(self.replay):
+                    next(self.output, None)
         made: list[Any] = []
         for _ in range(count):
             try:

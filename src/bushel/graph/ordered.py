@@ -16,7 +16,19 @@ from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import Node, each
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, StreamNode, Through, counted, field
+from bushel.graph.streams import (
+    Cursor,
+    OneParent,
+    Opener,
+    Skips,
+    State,
+    StreamNode,
+    Through,
+    aside,
+    count_listed,
+    counted,
+    field,
+)
 from bushel.index import mix
 
 
@@ -105,7 +117,7 @@ class FlatMapStream(OneParent):
     transform: Any
 
     def open(self, opener: Opener) -> Cursor:
-        return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)))
+        return _FlatMapCursor(opener.open(_Parts(self.parent, self.transform)), opener.skips)
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes after flat_map are not known without running it.")
@@ -134,8 +146,9 @@ class _FlatMapCursor(Through):
     Its state is the parent's before the list now being handed out, and how much of that one is gone.
     """
 
-    def __init__(self, parent: Cursor):
+    def __init__(self, parent: Cursor, skips: Skips | None):
         super().__init__(parent)
+        self.skips = skips
         self.before = parent.get_state()
         self.parts: Sequence[Any] = ()
         self.position = 0
@@ -146,7 +159,8 @@ class _FlatMapCursor(Through):
         if self.restored:
             # The element is split again only now, so that setting a state reads nothing.
             self.restored = False
-            self.parts = self._split()
+            with aside(self.skips if self.position else None):
+                self.parts = self._split()
         while not self.ended and self.position >= len(self.parts):
             self.parts = self._split()
             if not self.ended:
@@ -301,7 +315,7 @@ class ZipStream(StreamNode):
         return True
 
     def open(self, opener: Opener) -> Cursor:
-        return _ZipCursor(tuple(opener.part(part) for part in self.parts), self)
+        return _ZipCursor(tuple(opener.part(part) for part in self.parts), self, opener.skips)
 
     def element_spec(self) -> Any:
         return tuple(part.element_spec() for part in self.parts)
@@ -311,18 +325,22 @@ class ZipStream(StreamNode):
 
 
 class _ZipCursor(Cursor):
-    def __init__(self, parents: tuple[Cursor, ...], node: ZipStream):
+    def __init__(self, parents: tuple[Cursor, ...], node: ZipStream, skips: Skips | None):
         self.parents = parents
         self.node = node
+        self.skips = skips
 
     def pull(self, count: int) -> Block:
         if count > 1:
             # All at once, as long as no stream ends among them: near the end they go one by one, as their states tell.
             before = self.mark()
-            found = [self._exactly(parent, count) for parent in self.parents]
+            with aside(self.skips) as failed:
+                found = [self._exactly(parent, count) for parent in self.parents]
+                if None in found:
+                    self.rewind(before)
             if None not in found:
+                count_listed(self.skips, failed)
                 return _zipped([block for block in found if block is not None], count)
-            self.rewind(before)
         return self._one()
 
     def _exactly(self, parent: Cursor, count: int) -> Block | None:

@@ -13,7 +13,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.fill import filled
-from bushel.graph.streams import Cursor, OneParent, Opener, State, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
 from bushel.index.packing import Bins, layout, too_long
 
 
@@ -48,7 +48,7 @@ class Pack(OneParent):
             )
 
     def open(self, opener: Opener) -> Cursor:
-        return _PackCursor(opener.open(self.parent), self)
+        return _PackCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes of packed elements are not known without reading one.")
@@ -142,10 +142,11 @@ def as_sequence(value: Any) -> np.ndarray:
 class _PackCursor(Cursor):
     """Its state is the parent's before the first sequence of the rows now being handed out, and how many are gone."""
 
-    def __init__(self, parent: Cursor, node: Pack):
+    def __init__(self, parent: Cursor, node: Pack, skips: Skips | None):
         self.parents = (parent,)
         self.parent = parent
         self.node = node
+        self.skips = skips
         self.features = Features(node)
         self.before = parent.get_state()
         self.after: State | None = None  # the parent's, before the first sequence of the rows that come next
@@ -153,9 +154,12 @@ class _PackCursor(Cursor):
         self.group: Block | None = None
         self.row = 0
         self.counter = 0
+        self.behind = False  # what the state stands for has to be read again
         self.ended = False
 
     def pull(self, count: int) -> Block:
+        if self.behind:
+            self._catch_up()
         if self.group is None:
             self._pack()
         if self.group is None:
@@ -167,6 +171,15 @@ class _PackCursor(Cursor):
             assert self.after is not None
             self.group, self.before, self.after, self.row = None, self.after, None, 0
         return block
+
+    def _catch_up(self) -> None:
+        """Reads again what had been read: all that the rows are made of, and the first sequence after them."""
+        self.behind = False
+        with aside(self.skips):
+            if self.row:
+                self._pack()
+            elif self.counter:
+                self.begun = self._next_elements(1)
 
     def _pack(self) -> None:
         """Reads as many sequences as find a place, and packs them."""
@@ -267,15 +280,16 @@ class _PackCursor(Cursor):
         return packed if not loose else _with_lists(packed, features.loose, loose, rows)
 
     def mark(self) -> Any:
-        here = (self.before, self.after, self.begun, self.group, self.row, self.counter, self.ended)
+        here = (self.before, self.after, self.begun, self.group, self.row, self.counter, self.behind, self.ended)
         return self.parent.mark(), here
 
     def rewind(self, mark: Any) -> None:
-        parent, (self.before, self.after, self.begun, self.group, self.row, self.counter, self.ended) = mark
+        parent, here = mark
+        self.before, self.after, self.begun, self.group, self.row, self.counter, self.behind, self.ended = here
         self.parent.rewind(parent)
 
     def state_of(self, mark: Any) -> State:
-        _, (before, _, _, _, row, counter, _) = mark
+        _, (before, _, _, _, row, counter, *_) = mark
         return {"parent": before, "next_row": row, "counter": counter}
 
     def get_state(self) -> State:
@@ -287,7 +301,7 @@ class _PackCursor(Cursor):
             raise StateMismatch(f"This state has given {counter} rows in all, and {row} of those packed last.")
         self.parent.set_state(field(state, "parent", dict))
         self.before, self.after, self.begun, self.group = self.parent.get_state(), None, [], None
-        self.row, self.counter, self.ended = row, counter, False
+        self.row, self.counter, self.behind, self.ended = row, counter, True, False
 
 
 def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:

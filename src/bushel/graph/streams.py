@@ -108,57 +108,65 @@ def counted(state: Any, name: str) -> int:
     return number
 
 
-Skip = tuple[str, str, int]
-"""Which element failed, its error in words, and how many failed as one."""
+LeftOut = tuple[str, str, int]
+"""Elements that failed as one: which, their error in words, and how many."""
 
 
 class Skips:
-    """Counts the elements that failed and were left out, within a limit. Streams pulled by threads may share one."""
+    """Counts the elements that failed and were left out, within a limit.
 
-    _lock = threading.Lock()  # of the class: one of an instance could not be sent to workers
+    The count belongs to what was delivered, as a state does. So who reads before anyone has asked puts `aside` what
+    fails meanwhile, and counts it when the row is handed over that came after it; who reads again counts nothing again.
+    """
 
     def __init__(self, limit: int | None):
         self.limit = limit
         self.count = 0
-        self._put_off: dict[int, list[Skip]] = {}  # by thread
+        self.aside: dict[int, list[LeftOut]] = {}
+        """Where threads that do not count now put what fails: see the function `aside`."""
 
     def add(self, which: str, error: str, number: int = 1) -> None:
         """One more, or `number` that failed as one. Tells of the first, the tenth, the hundredth ..."""
-        later = self._put_off.get(threading.get_ident())
-        if later is None:
-            self._count(which, error, number)
-            return
-        self._check(which, error, sum(number for *_, number in later), number)  # or it might read on for ever
-        later.append((which, error, number))
-
-    @contextlib.contextmanager
-    def put_off(self, later: list[Skip]) -> Iterator[None]:
-        """What this thread adds meanwhile goes into a list: it counts when the elements after it are delivered."""
-        thread = threading.get_ident()
-        before = self._put_off.get(thread)
-        self._put_off[thread] = later
-        try:
-            yield
-        finally:
-            if before is None:
-                del self._put_off[thread]
-            else:
-                self._put_off[thread] = before
-
-    def _check(self, which: str, error: str, before: int, number: int) -> None:
-        if self.limit is not None and before + number > self.limit:
+        listed = self.aside.get(threading.get_ident())
+        if listed is not None:
+            listed.append((which, error, number))
+        before = self.count if listed is None else len(listed) - 1  # that alone may be too many, to no end
+        count = before + number
+        if self.limit is not None and count > self.limit:
             allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
             raise TooManySkipped(
                 f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
             )
-
-    def _count(self, which: str, error: str, number: int) -> None:
-        with self._lock:
-            before, count = self.count, self.count + number
-            self._check(which, error, before, number)
+        if listed is None:
             self.count = count
-        if not before or len(str(count)) > len(str(before)):
-            logger.warning("Skipped %s, the %d. of this stream:\n%s", which, count, error)
+            if not before or len(str(count)) > len(str(before)):
+                logger.warning("Skipped %s, the %d. of this stream:\n%s", which, count, error)
+
+
+@contextlib.contextmanager
+def aside(skips: Skips | None) -> Iterator[list[LeftOut]]:
+    """What fails meanwhile in this thread is not counted but listed, for `count_listed` when its turn has come."""
+    listed: list[LeftOut] = []
+    if skips is None:
+        yield listed
+        return
+    thread = threading.get_ident()
+    before = skips.aside.get(thread)
+    skips.aside[thread] = listed
+    try:
+        yield listed
+    finally:
+        if before is None:
+            del skips.aside[thread]
+        else:
+            skips.aside[thread] = before
+
+
+def count_listed(skips: Skips | None, listed: list[LeftOut]) -> None:
+    """Counts what was put aside."""
+    for left_out in listed:
+        assert skips is not None
+        skips.add(*left_out)
 
 
 class Opener(Protocol):

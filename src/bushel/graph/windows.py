@@ -10,7 +10,7 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import StateMismatch
-from bushel.graph.streams import Cursor, OneParent, Opener, State, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
 from bushel.index import shuffle
 
 
@@ -26,7 +26,7 @@ class WindowShuffleStream(OneParent):
         checks.seed(self.seed, below=shuffle.SEED_LIMIT)
 
     def open(self, opener: Opener) -> Cursor:
-        return _WindowCursor(opener.open(self.parent), self)
+        return _WindowCursor(opener.open(self.parent), self, opener.skips)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
@@ -38,10 +38,11 @@ class WindowShuffleStream(OneParent):
 class _WindowCursor(Cursor):
     """Its state is the parent's before the window now being handed out, and how much of that one is gone."""
 
-    def __init__(self, parent: Cursor, node: WindowShuffleStream):
+    def __init__(self, parent: Cursor, node: WindowShuffleStream, skips: Skips | None):
         self.parents = (parent,)
         self.parent = parent
         self.node = node
+        self.skips = skips
         self.before = parent.get_state()
         self.window: Block = []
         self.number = 0
@@ -52,7 +53,8 @@ class _WindowCursor(Cursor):
     def pull(self, count: int) -> Block:
         if self.behind:
             self.behind = False
-            self.window = self._read()
+            with aside(self.skips if self.number or self.row else None):  # but for the first, it was counted
+                self.window = self._read()
             if self.row > len(self.window):
                 raise StateMismatch(
                     f"This state is after element {self.row} of a window that has {len(self.window)}. "
