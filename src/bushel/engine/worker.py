@@ -13,13 +13,13 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from bushel.base import alias, memory
+from bushel.base import alias
 from bushel.base.errors import in_words
+from bushel.base.memory import Allocator
 from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
@@ -132,11 +132,10 @@ class _Worker:
         try:
             if descriptor is not None:
                 given = shipping.loaded(descriptor, *given)
-            in_place = place if self._programs[program].makes_results_in_place else None
-            with _batches_in(in_place):
-                # Announced, it is known which element it was that killed the process.
-                announce = functools.partial(self._announce, task) if careful else None
-                result = run_task(self._programs[program], low, high, count_before, announce, given)
+            # Announced, it is known which element it was that killed the process.
+            announce = functools.partial(self._announce, task) if careful else None
+            in_place = None if place is None else _in(place)
+            result = run_task(self._programs[program], low, high, count_before, announce, given, in_place)
             packed, told = _packed(self._programs[program], result, place)
             del result  # what is sent as a copy is not kept meanwhile
             answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
@@ -158,12 +157,8 @@ class _Abort(Exception):
     """The consumer no longer wants the block that waits for its counts."""
 
 
-@contextlib.contextmanager
-def _batches_in(slot: Slot | None) -> Iterator[None]:
-    """Batches made meanwhile are written straight into the slot, as long as they fit."""
-    if slot is None:
-        yield
-        return
+def _in(slot: Slot) -> Allocator:
+    """Arrays in a slot, as long as they fit."""
 
     def empty(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
         offset = slot.place(size)
@@ -171,8 +166,7 @@ def _batches_in(slot: Slot | None) -> Iterator[None]:
             return None
         return np.frombuffer(slot.part(offset, size), dtype=dtype).reshape(shape)
 
-    with memory.allocating(empty):
-        yield
+    return empty
 
 
 def _packed(program: Program | StreamProgram, result: Result, place: Slot | None) -> tuple[Packed, Told]:
