@@ -43,6 +43,7 @@ from watching import (
 
 import bushel
 from bushel.engine.processes import Processes
+from bushel.engine.room import Room
 from bushel.experimental import FirstFitPackIterDataset, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -1142,6 +1143,16 @@ def test_whatever_the_elements_are_workers_stay_within_the_budget(tmp_path, elem
         block_bytes = it._observer._pools[0].block_bytes
     in_hand = 2 * 2 * max(size, block_bytes)  # what is in the making in two workers, as docs/workers.md says
     assert (seen - read) * size < budget + in_hand + block_bytes  # one is handed over in part
+
+
+def test_whatever_goes_wrong_with_a_result_is_an_error(monkeypatch):
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room for it")
+
+    monkeypatch.setattr(Room, "take_in", fail)
+    with pool(1) as executor, opened(numbers(20), executor) as it:
+        with pytest.raises(MemoryError, match="no room for it"):
+            read_in_time(it)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -659,7 +659,7 @@ def test_a_small_budget_changes_nothing_but_the_way():
     ds = numbers(200).map(lambda x: {"x": np.full(5000, x), "y": x}).batch(4)
     with opened(ds, None) as it:
         expected = list(it)
-    for budget in (1, 1 << 20, 3 << 20, 1 << 30):
+    for budget in (1, 1 << 20, 3 << 20, 1 << 30, 1 << 48, sys.maxsize, 1 << 80):
         with iter(ds.mp_prefetch(options(2, budget_bytes=budget))) as it:
             assert same(list(it), expected)
 

@@ -389,7 +389,7 @@ class _Core:
         job = self._finished(peer, number)
         memory = self.room.take_in(job, packed)
         told.failure = told.failure or job.verdict
-        job.settle((packed, told, memory, seconds))
+        self._settle(job, (packed, told, memory, seconds))
 
     def _on_misfit(self, peer: Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Misfit())
@@ -439,14 +439,18 @@ class _Core:
         job = peer.jobs.popleft()
         assert job.number == number, "workers answer in order"
         peer.since, peer.served = None, True
-        self._jobs.pop(number, None)
         self._deaths_in_a_row = 0
         job.rows = None  # nobody will ask for them again
         return job
 
     def _give_up(self, job: Job, error: BaseException) -> None:
         job.leave()
-        job.settle(error)
+        self._settle(job, error)
+
+    def _settle(self, job: Job, outcome: Any) -> None:
+        """Until then a job is among those that learn of the pool's end."""
+        job.settle(outcome)
+        self._jobs.pop(job.number, None)
 
     def _bury(self, peer: Peer) -> None:
         """A worker is dead: another takes its place and its tasks, the first of which may have killed it."""
@@ -467,7 +471,6 @@ class _Core:
                 self._condemn(culprit, how)
                 if culprit.done.done():
                     peer.jobs.popleft()
-                    self._jobs.pop(culprit.number, None)
         if self._deaths_in_a_row > 10 * self._num_workers + 10:
             self._fail_all(WorkerDied(f"Worker processes keep dying before they finish anything; the last one {how}."))
             self._stopping = True

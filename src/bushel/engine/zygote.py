@@ -230,7 +230,7 @@ def main(descriptor: int) -> None:
         try:
             (kind, number, *arguments), descriptors = control.receive()
         except wire.Closed:
-            for pid in children:
+            for pid in list(children):  # each that ends is taken out of it at once
                 kill(pid)
             os._exit(0)
         _reap(children, ended)
