@@ -15,7 +15,7 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, without_our_frames
+from bushel.base.errors import RowFailed, add_note, without_our_frames
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.engine import Executor
@@ -999,7 +999,7 @@ def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
         return map_node.take(indices)
     except RowFailed as failed:
         error = failed.error
-        error.add_note(f"bushel: this was element {int(indices[failed.row])} of the dataset.")
+        add_note(error, f"bushel: this was element {int(indices[failed.row])} of the dataset.")
     raise without_our_frames(error)
 
 

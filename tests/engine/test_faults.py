@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import itertools
 import json
@@ -681,6 +682,13 @@ class Unnamed(Exception):
         return f"{self.args} and {self.two}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses attributes, so notes too."""
+
+    code: int
+
+
 class CannotBeShown(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -702,6 +710,7 @@ ERRORS = {
     "by name only": lambda: NamedOnly(key="x"),
     "of the system": lambda: OfTheSystem("a.jpg", "gone", 5),
     "with its own __new__": lambda: Unnamed(1, 2),
+    "a frozen dataclass": lambda: Frozen(7),
     "of a decoder": lambda: UnicodeDecodeError("utf-8", b"abc", 0, 1, "odd"),
     "of json": lambda: json.JSONDecodeError("odd", "text", 1),
     "a group": lambda: ExceptionGroup("several", [ValueError(1), TakesTwo("b.jpg", "empty")]),
@@ -731,14 +740,31 @@ def test_an_error_is_the_same_with_workers_and_without(error):
         assert (there.errno, there.strerror, there.filename) == (5, "gone", "a.jpg")
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_that_refuses_attributes_has_its_notes_and_can_be_skipped(num_workers):
+    ds = bushel.MapDataset.range(9).map(raise_one(lambda: Frozen(7))).to_iter_dataset()
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers))) as it, pytest.raises(Frozen) as info:
+        list(it)
+    assert info.value.code == 7
+    assert "failed at its element 5" in notes(info.value) and "element 5 of the output" in notes(info.value)
+    skipping = ds.with_options(on_error="skip")
+    with iter(skipping.mp_prefetch(bushel.MultiprocessingOptions(num_workers))) as it:
+        assert list(it) == [0, 1, 2, 3, 4, 6, 7, 8]
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
         (lambda: HoldsALock("held tight"), HoldsALock, "held tight"),
-        (lambda: ValueError(threading.Lock()), RuntimeError, "could not be sent. It said:\nValueError: <unlocked"),
+        (lambda: ValueError(threading.Lock()), ValueError, "<unlocked"),
+        (
+            lambda: ValueError(1, threading.Lock()),
+            RuntimeError,
+            "could not be sent. It said:\nValueError: (1, <unlocked",
+        ),
         (CannotBeShown, CannotBeShown, ""),
     ],
-    ids=["holds a lock", "is made of a lock", "cannot be shown"],
+    ids=["holds a lock", "is made of a lock", "is made of a lock and more", "cannot be shown"],
 )
 def test_an_error_that_cannot_travel_is_told(error, kind, said):
     with pool() as executor, opened(numbers(9).map(raise_one(error)), executor) as it:
@@ -1150,9 +1176,9 @@ def test_whatever_goes_wrong_with_a_result_is_an_error(monkeypatch):
         raise MemoryError("no room for it")
 
     monkeypatch.setattr(Room, "take_in", fail)
-    with pool(1) as executor, opened(numbers(20), executor) as it:
-        with pytest.raises(MemoryError, match="no room for it"):
-            read_in_time(it)
+    raises = pytest.raises(MemoryError, match="no room for it")
+    with pool(1) as executor, opened(numbers(20), executor) as it, raises:
+        read_in_time(it)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

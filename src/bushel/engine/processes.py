@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from bushel.base.errors import WorkerDied
+from bushel.base.errors import WorkerDied, add_note
 from bushel.engine import shipping, stall, wire
 from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
@@ -415,9 +415,9 @@ class _Core:
 
     def _on_broken(self, peer: Peer, what: str, pickled: bytes, shown: str) -> None:
         error = shipping.rebuilt(pickled, shown)
-        error.add_note(f"bushel: {what}.")
+        add_note(error, f"bushel: {what}.")
         if peer.jobs and isinstance(error, ImportError):
-            error.add_note(shipping.not_importable(peer.jobs[0].task.program, error))
+            add_note(error, shipping.not_importable(peer.jobs[0].task.program, error))
         self._broken = True
         self._fail_all(error)
         self._stopping = True

@@ -19,7 +19,7 @@ import numpy as np
 from bushel.base import blocks, memory
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, in_words, located
+from bushel.base.errors import RowFailed, add_note, in_words, located
 from bushel.base.memory import Allocator
 from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
@@ -320,7 +320,7 @@ class _Run:
         return rows
 
     def _failed(self, position: int, error: Exception) -> _FailedAt:
-        error.add_note(f"bushel: this was element {position} of the output.")
+        add_note(error, f"bushel: this was element {position} of the output.")
         return _FailedAt(position, error)
 
     def _skip(self, failed: _FailedAt) -> None:

@@ -14,7 +14,7 @@ import cloudpickle
 import numpy as np
 
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent
+from bushel.base.errors import PipelineNotSent, add_note
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
@@ -145,7 +145,7 @@ def portable(error: BaseException) -> tuple[bytes, str]:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
     text = "".join(traceback.format_list(frames)).rstrip()
-    error.add_note(f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else "."))
+    add_note(error, f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else "."))
     shown = "".join(traceback.format_exception_only(error)).rstrip()
     for cause in (error.__cause__, None):
         for way in (wire.Pickler, _TakenApart):
@@ -163,8 +163,8 @@ def rebuilt(pickled: bytes, shown: str) -> BaseException:
         error, notes, cause = pickle.loads(pickled)
         for note in notes:
             if note not in getattr(error, "__notes__", []):
-                error.add_note(note)
-        error.__cause__ = cause
+                add_note(error, note)
+        BaseException.__cause__.__set__(error, cause)  # whatever the class says of attributes
         return error
     return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
 
@@ -189,8 +189,14 @@ class _TakenApart(wire.Pickler):
                 kept[name] = value
             except Exception:
                 lost.append(name)
-        args = _builtin(type(obj)).__reduce__(obj)[1]
-        return _put_together, (type(obj), args, kept, lost)
+        args = list(_builtin(type(obj)).__reduce__(obj)[1])
+        for number, value in enumerate(args):
+            try:
+                wire.dumps(value, kind=_TakenApart)  # a group has exceptions among them
+            except Exception:
+                args[number] = str(value)
+                lost.append(f"args[{number}]")
+        return _put_together, (type(obj), tuple(args), kept, lost)
 
 
 def _builtin(kind: Any) -> Any:
@@ -204,5 +210,5 @@ def _put_together(kind: Any, args: tuple[Any, ...], kept: dict[str, Any], lost: 
     base.__init__(error, *args)
     error.__dict__.update(kept)
     if lost:
-        error.add_note(f"bushel: of this exception, {', '.join(lost)} could not be sent.")
+        add_note(error, f"bushel: of this exception, {', '.join(lost)} could not be sent.")
     return error
