@@ -303,6 +303,29 @@ def test_a_failing_start_of_workers_is_an_error(when):
     wait_until(lambda: workers() <= before)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), BaseException("b")], ids=repr)
+def test_a_start_of_workers_that_raises_what_is_no_exception_is_an_error(error, capfd):
+    def init(index: int, count: int) -> None:
+        raise error
+
+    with iter(numbers(20).mp_prefetch(options(), worker_init_fn=init)) as it:
+        outcome = in_time(lambda: next(it))
+    assert isinstance(outcome, RuntimeError)
+    assert str(outcome) == f"worker_init_fn failed: it raised {error!r}."
+    assert capfd.readouterr().err == ""
+
+
+def test_a_start_that_kills_workers_is_named():
+    with iter(numbers(20).mp_prefetch(options(1), worker_init_fn=leave)) as it:
+        outcome = in_time(lambda: next(it))
+    assert isinstance(outcome, bushel.WorkerDied)
+    assert "the last one ended with exit code 7, in worker_init_fn=leave." in str(outcome)
+
+
+def leave(index: int, count: int) -> None:
+    os._exit(7)
+
+
 def in_time(function: Any, timeout_s: float = SOON_S) -> Any:
     """What a call that may hang returns, or the error it raises."""
     found: list[Any] = []

@@ -43,6 +43,8 @@ class Job(Ticket):
     high: int
     rows: Shared | None = None
     """The rows that the task brings along."""
+    start: tuple[int, bytes] | None = None
+    """Where a stream that is run whole goes on: which run of it, and the state, pickled."""
     urgent: bool = False
     """Set by the consumer: it waits for this one."""
     begun: bool = False

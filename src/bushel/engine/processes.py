@@ -20,6 +20,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from bushel.base.errors import WorkerDied, add_note
+from bushel.base.transforms import short_name
 from bushel.engine import shipping, stall, wire
 from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
@@ -116,6 +117,7 @@ class _Core:
         self._num_workers = num_workers
         self._active = at_first  # workers with an index below it get tasks
         self._init = shipping.dumped(init, "worker_init_fn")
+        self._init_name = None if init is None else short_name(init)
         # As they are now, also for workers that start later.
         self._surroundings = os.getcwd(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._lock = threading.RLock()
@@ -134,6 +136,7 @@ class _Core:
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.room = Room(budget_bytes, block_bytes, portable=portable)
         self._deaths_in_a_row = 0
+        self._begun = False  # whether a worker ever began a task
         self._stopping = False
         self._ended_by: BaseException | None = None
         self._broken = False  # whether that is an error of the user's
@@ -158,14 +161,18 @@ class _Core:
 
     def submit(self, task: Task) -> Ticket:
         self._check_owner()
-        whole = isinstance(task.program, StreamProgram)
-        rows = None if whole or task.given is None else shipping.shared_rows(task.given, portable=self._portable)
+        rows, start = None, None
+        if isinstance(task.program, StreamProgram):
+            serial, state = task.given
+            start = serial, shipping.dumped(state, f"The state of {task.program.node.placed()}")
+        elif task.given is not None:
+            rows = shipping.shared_rows(task.given, portable=self._portable)
         with self._lock:
             if self._ended_by is not None:
                 if self._broken:
                     raise self._ended_by.with_traceback(None)
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
-            job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows)
+            job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows, start)
             self._next_job += 1
             self._jobs[job.number] = job
             self._waiting.append(job)
@@ -379,7 +386,7 @@ class _Core:
                 peer.arena = arena
         task = job.task
         careful = job.deaths >= CAREFUL_AFTER
-        given, descriptors = task.given, ()
+        given, descriptors = job.start, ()
         if job.rows is not None:
             given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
         numbers = (job.number, job.program, task.low, job.high)
@@ -412,6 +419,7 @@ class _Core:
 
     def _on_begun(self, peer: Peer, number: int) -> None:
         peer.since = time.monotonic()
+        self._begun = True
 
     def _on_broken(self, peer: Peer, what: str, pickled: bytes, shown: str) -> None:
         error = shipping.rebuilt(pickled, shown)
@@ -472,7 +480,9 @@ class _Core:
                 if culprit.done.done():
                     peer.jobs.popleft()
         if self._deaths_in_a_row > 10 * self._num_workers + 10:
-            self._fail_all(WorkerDied(f"Worker processes keep dying before they finish anything; the last one {how}."))
+            where = "" if self._init_name is None or self._begun else f", in worker_init_fn={self._init_name}"
+            what = f"Worker processes keep dying before they finish anything; the last one {how}{where}."
+            self._fail_all(WorkerDied(what))
             self._stopping = True
             return
         self._waiting = collections.deque(sorted([*peer.jobs, *self._waiting], key=lambda job: job.number))

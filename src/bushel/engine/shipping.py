@@ -39,7 +39,7 @@ class Told:
     after: list[int]
     failure: tuple[bytes, str] | BaseException | None
     skipped: list[Skipped]
-    states: list[dict[str, Any]] | None
+    states: bytes | None
     stays: list[np.ndarray | int]
     tally: Tally | None
     work_s: float
@@ -52,7 +52,8 @@ class Told:
 
     def with_rows(self, rows: Block, size_bytes: int) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        rest = self.skipped, self.states, self.stays, self.tally, self.work_s, size_bytes
+        states = None if self.states is None else pickle.loads(self.states)
+        rest = self.skipped, states, self.stays, self.tally, self.work_s, size_bytes
         return Result(rows, self.marks, self.after, failure, *rest)
 
 

@@ -270,6 +270,14 @@ def dumps(value: Any, buffer_callback: Any = None, kind: type[pickle.Pickler] = 
         return file.getvalue()
 
 
+def for_home(value: Any) -> bytes:
+    """Pickles for the consumer, where what pickle can name is known by its name."""
+    try:
+        return dumps(value, kind=_Plain)
+    except Exception:
+        return dumps(value)
+
+
 @dataclasses.dataclass(slots=True)
 class Packed:
     """An object as a message: what is no large array pickled, large arrays by place in a slot or beside it."""

@@ -13,7 +13,7 @@ import pickle
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -71,17 +71,22 @@ class _Worker:
             function = pickle.loads(init)
             if function is not None:
                 function(index, count)
-        except Exception as error:
-            self._channel.send(("broken", "worker_init_fn failed", *shipping.portable(error)))
-            raise wire.Closed from None
+        except BaseException as error:
+            self._give_up("worker_init_fn failed", error)
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
         try:
             with wire.loading_a_pipeline():
                 self._programs[number] = shipping.loaded(descriptor, size, places)
-        except Exception as error:
-            self._channel.send(("broken", "a worker cannot load the pipeline", *shipping.portable(error)))
-            raise wire.Closed from None
+        except BaseException as error:
+            self._give_up("a worker cannot load the pipeline", error)
+
+    def _give_up(self, what: str, error: BaseException) -> NoReturn:
+        if not isinstance(error, Exception):  # the consumer is neither to leave for it nor to be interrupted
+            stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
+            error = stopped.with_traceback(error.__traceback__)
+        self._channel.send(("broken", what, *shipping.portable(error)))
+        raise wire.Closed from None
 
     def _on_forget(self, number: int) -> None:
         program = self._programs.pop(number, None)
@@ -132,6 +137,8 @@ class _Worker:
         try:
             if descriptor is not None:
                 given = shipping.loaded(descriptor, *given)
+            elif given is not None:
+                given = given[0], pickle.loads(given[1])
             # Announced, it is known which element it was that killed the process.
             announce = functools.partial(self._announce, task) if careful else None
             in_place = None if place is None else _in(place)
@@ -176,8 +183,19 @@ def _packed(program: Program | StreamProgram, result: Result, place: Slot | None
         result = _without_unsendable(program, result, error)
         packed = wire.pack(result.rows, None)
     failure = None if result.failure is None else shipping.portable(result.failure)
-    rest = result.skipped, result.states, result.stays, result.tally, result.work_s
+    rest = result.skipped, _states_of(program, result), result.stays, result.tally, result.work_s
     return packed, Told(result.marks, result.after, failure, *rest)
+
+
+def _states_of(program: Program | StreamProgram, result: Result) -> bytes | None:
+    """A user's own stream may have anything in its state."""
+    if result.states is None:
+        return None
+    try:
+        return wire.for_home(result.states)
+    except Exception as error:
+        operation = program.operations()[0].call()
+        raise TypeError(f"bushel: the state of {operation} cannot be sent from a worker process: {error}") from error
 
 
 def _without_unsendable(program: Program | StreamProgram, result: Result, error: Exception) -> Result:
