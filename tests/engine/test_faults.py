@@ -946,13 +946,26 @@ def test_an_element_that_cannot_be_rebuilt_is_an_error():
     ds = numbers(60).map(lambda x: Unreadable() if x == 50 else x)
     with pool() as executor, opened(ds, executor) as it:
         found: list[int] = []
-        with pytest.raises(ValueError, match="no number"):
+        with pytest.raises(ValueError, match="no number") as info:
             found.extend(it)
-        assert found == list(range(len(found)))
+        assert found == list(range(50))
+        assert "element 50 of the output could not be rebuilt" in notes(info.value)
         with pytest.raises(ValueError, match="no number"):
             list(it)
         set_next_index(it, 51)
         assert list(it) == list(range(51, 60))
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_an_element_that_cannot_be_rebuilt_can_be_skipped(random):
+    def unreadable(x: int, *_: Any) -> Any:
+        return Unreadable() if x % 20 == 7 else x
+
+    ds = numbers(60).filter(lambda x: x % 3)
+    ds = ds.random_map(unreadable, seed=1) if random else ds.map(unreadable)  # the one asks how many came before
+    with pool() as executor, opened(ds.with_options(on_error="skip"), executor) as it:
+        assert list(it) == [x for x in range(60) if x % 3 and x % 20 != 7]
+        assert it.skipped == 2  # 27 was filtered out
 
 
 def test_lambdas_and_local_classes_travel():

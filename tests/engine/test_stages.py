@@ -345,6 +345,29 @@ def test_a_state_that_cannot_travel_is_an_error(pool):
         assert len(list(it)) > 30  # the workers are still there
 
 
+class Unreadable:
+    """Pickles well, and cannot be built again."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_an_element_of_a_whole_stream_that_cannot_be_rebuilt(pool):
+    def unreadable(x: Any) -> Any:
+        return Unreadable() if x["line"] == 8 else x["line"]
+
+    ds = bushel.IterDataset.mix([Lines(name, 30).map(unreadable) for name in range(2)])
+    with opened(ds, pool) as it:
+        assert list(itertools.islice(it, 14)) == [1 + x // 2 for x in range(14)]
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no number") as info:
+                next(it)
+            assert "could not be rebuilt" in "".join(info.value.__notes__)
+    with opened(ds.with_options(on_error="skip"), pool) as it:
+        assert list(it) == [1 + x // 2 for x in range(60) if x // 2 != 7]
+        assert it.skipped == 2
+
+
 def test_whole_streams_survive_their_workers():
     ds = bushel.IterDataset.mix([Lines(name, 300).map(heavy) for name in range(3)])
     with opened(lines(300, 300, 300), None) as it:

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import logging
 import os
+import pickle
 import queue
 import selectors
 import threading
@@ -73,11 +74,22 @@ class Processes(Executor):
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        self._core.hurry(ticket)
-        packed, told, memory, seconds = stall.result(ticket.done, lambda: self._core.whereabouts(ticket))
-        rows = wire.unpack(packed, memory)
-        self._core.done_with(ticket)
+        packed, told, memory, seconds = self._outcome(ticket)
+        try:
+            rows = wire.unpack(packed, memory)
+        except Exception:  # a class that cannot build its elements again: once more, to see which of them
+            again = self._core.submit(ticket.task, one_by_one=True)
+            packed, told, memory, _ = self._outcome(again)
+            pieces = told.with_rows(wire.unpack(packed, memory), packed.size_bytes)
+            self._core.done_with(again)
+            return shipping.those_that_pass(pickle.loads, ticket.task.program, pieces, shipping.not_rebuilt), seconds
+        finally:
+            self._core.done_with(ticket)
         return told.with_rows(rows, packed.size_bytes), seconds
+
+    def _outcome(self, ticket: Ticket) -> tuple[Packed, Told, memoryview | None, float]:
+        self._core.hurry(ticket)
+        return stall.result(ticket.done, lambda: self._core.whereabouts(ticket))
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -159,7 +171,7 @@ class _Core:
 
     # Called by the consumer.
 
-    def submit(self, task: Task) -> Ticket:
+    def submit(self, task: Task, *, one_by_one: bool = False) -> Ticket:
         self._check_owner()
         rows, start = None, None
         if isinstance(task.program, StreamProgram):
@@ -172,7 +184,7 @@ class _Core:
                 if self._broken:
                     raise self._ended_by.with_traceback(None)
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
-            job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows, start)
+            job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows, start, one_by_one)
             self._next_job += 1
             self._jobs[job.number] = job
             self._waiting.append(job)
@@ -390,7 +402,7 @@ class _Core:
         if job.rows is not None:
             given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
         numbers = (job.number, job.program, task.low, job.high)
-        self._say(peer, "task", *numbers, task.counts, slot, careful, given, descriptors=descriptors)
+        self._say(peer, "task", *numbers, task.counts, slot, careful, job.one_by_one, given, descriptors=descriptors)
 
     def _on_done(self, peer: Peer, number: int, packed: Packed, told: Told, seconds: float) -> None:
         job = self._finished(peer, number)

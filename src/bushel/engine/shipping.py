@@ -8,13 +8,15 @@ import mmap
 import os
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent, add_note
+from bushel.base.errors import PipelineNotSent, add_note, in_words, located
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
@@ -62,6 +64,53 @@ def _told(marks: bytes, columns: int, stays: list[bytes | int], after: list[int]
     stayed = [stay if isinstance(stay, int) else np.frombuffer(stay, dtype=bool) for stay in stays]
     table = np.frombuffer(marks, dtype=np.int64).reshape(-1, columns)
     return Told(table, after, failure, skipped, states, stayed, tally, work_s)
+
+
+def those_that_pass(
+    attempt: Callable[[Any], Any],
+    program: Program | StreamProgram,
+    result: Result,
+    explained: Callable[[str, Exception], Exception],
+) -> Result:
+    """What `attempt` makes of rows: of all it can, where others are skipped, or of those before the first it cannot.
+
+    Args:
+      explained: (which element, error of the attempt) -> the error to raise.
+    """
+    rows = blocks.rows_of(result.rows)
+    keep: list[int] = []
+    made: list[Any] = []
+    skipped, failure = list(result.skipped), result.failure
+    for number, row in enumerate(rows):
+        try:
+            made.append(attempt(row))
+            keep.append(number)
+        except Exception as reason:
+            position = int(result.marks[number, 0]) - 1
+            failure = explained(program.which(position, position + 1), reason)
+            if not program.skip:
+                break
+            skipped.append((position, in_words(failure)))
+    states = result.states
+    if states is not None and len(keep) < len(rows):
+        kept = [states[0], *(states[number + 1] for number in keep)]
+        if program.skip:
+            kept += states[len(rows) + 1 :]
+            kept[-1] = states[-1]  # there it goes on, after what was skipped
+        states = kept
+    return dataclasses.replace(
+        result,
+        rows=made,
+        marks=result.marks[keep],
+        failure=result.failure if program.skip else failure,
+        skipped=sorted(skipped),
+        states=states,
+    )
+
+
+def not_rebuilt(which: str, reason: Exception) -> Exception:
+    """The error of an element of which its own class can make nothing here."""
+    return located(reason, f"bushel: {which} could not be rebuilt from what a worker process has sent.")
 
 
 class Shared:
@@ -165,7 +214,7 @@ def rebuilt(pickled: bytes, shown: str) -> BaseException:
         for note in notes:
             if note not in getattr(error, "__notes__", []):
                 add_note(error, note)
-        BaseException.__cause__.__set__(error, cause)  # whatever the class says of attributes
+        BaseException.__setattr__(error, "__cause__", cause)  # whatever the class says of attributes
         return error
     return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import io
 import mmap
@@ -17,8 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from bushel.base import alias
-from bushel.base.errors import in_words
+from bushel.base import alias, blocks
 from bushel.base.memory import Allocator
 from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Misfit, Program, Result
@@ -117,6 +115,7 @@ class _Worker:
         counts: list[int] | None,
         slot: int | None,
         careful: bool,
+        one_by_one: bool,
         given: Any,
         descriptor: int | None = None,
     ) -> None:
@@ -143,7 +142,7 @@ class _Worker:
             announce = functools.partial(self._announce, task) if careful else None
             in_place = None if place is None else _in(place)
             result = run_task(self._programs[program], low, high, count_before, announce, given, in_place)
-            packed, told = _packed(self._programs[program], result, place)
+            packed, told = _packed(self._programs[program], result, place, one_by_one)
             del result  # what is sent as a copy is not kept meanwhile
             answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
         except _Abort:
@@ -176,12 +175,19 @@ def _in(slot: Slot) -> Allocator:
     return empty
 
 
-def _packed(program: Program | StreamProgram, result: Result, place: Slot | None) -> tuple[Packed, Told]:
+def _packed(
+    program: Program | StreamProgram, result: Result, place: Slot | None, one_by_one: bool
+) -> tuple[Packed, Told]:
     try:
         packed = wire.pack(result.rows, place)
-    except Exception as error:
-        result = _without_unsendable(program, result, error)
+    except Exception:
+        before = len(result.rows)
+        result = shipping.those_that_pass(_sendable, program, result, _not_sendable)
+        if len(result.rows) == before:
+            raise  # it is not the rows
         packed = wire.pack(result.rows, None)
+    if one_by_one:
+        packed = wire.pack([wire.for_home(row) for row in blocks.rows_of(result.rows)], None)
     failure = None if result.failure is None else shipping.portable(result.failure)
     rest = result.skipped, _states_of(program, result), result.stays, result.tally, result.work_s
     return packed, Told(result.marks, result.after, failure, *rest)
@@ -198,36 +204,10 @@ def _states_of(program: Program | StreamProgram, result: Result) -> bytes | None
         raise TypeError(f"bushel: the state of {operation} cannot be sent from a worker process: {error}") from error
 
 
-def _without_unsendable(program: Program | StreamProgram, result: Result, error: Exception) -> Result:
-    """The rows that can travel: all of them, where others are skipped, or those before the first that cannot."""
-    rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
-    keep: list[int] = []
-    skipped, failure = list(result.skipped), result.failure
-    for number, row in enumerate(rows):
-        try:
-            wire.pack(row, None)
-            keep.append(number)
-        except Exception as reason:
-            position = int(result.marks[number, 0]) - 1
-            which = program.which(position, position + 1)
-            failure = TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")
-            if not program.skip:
-                break
-            skipped.append((position, in_words(failure)))
-    if len(keep) == len(rows):
-        raise error  # it is not the rows
-    states = result.states
-    if states is not None:
-        kept = [states[0], *(states[number + 1] for number in keep)]
-        if program.skip:
-            kept += states[len(rows) + 1 :]
-            kept[-1] = states[-1]  # there it goes on, after what was skipped
-        states = kept
-    return dataclasses.replace(
-        result,
-        rows=[rows[number] for number in keep],
-        marks=result.marks[keep],
-        failure=result.failure if program.skip else failure,
-        skipped=sorted(skipped),
-        states=states,
-    )
+def _sendable(row: Any) -> Any:
+    wire.pack(row, None)
+    return row
+
+
+def _not_sendable(which: str, reason: Exception) -> Exception:
+    return TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")
