@@ -226,6 +226,14 @@ def test_the_environment_of_the_consumer_holds_in_workers(monkeypatch, tmp_path)
     assert seen()[0] is None
 
 
+def test_a_folder_that_is_gone_is_not_needed(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with iter(numbers(5).map(lambda x: x + 1).mp_prefetch(options())) as it:
+        assert list(it) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_nothing_of_it(monkeypatch):
     def look(x: int) -> Any:

@@ -30,7 +30,7 @@ from bushel.engine.shipping import Shared, Told
 from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill, search_path
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, folder, kill, search_path
 from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
@@ -131,7 +131,7 @@ class _Core:
         self._init = shipping.dumped(init, "worker_init_fn")
         self._init_name = None if init is None else short_name(init)
         # As they are now, also for workers that start later.
-        self._surroundings = os.getcwd(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
+        self._surroundings = folder(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)

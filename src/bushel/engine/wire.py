@@ -197,7 +197,7 @@ def _reduced(array: np.ndarray) -> Any:
     if dtype.kind in "biufc" and array.flags.c_contiguous and array.size and not dtype.metadata:
         # Half of what numpy's own way costs.
         return _array_of, (pickle.PickleBuffer(array.data), dtype.str, array.shape)
-    if dtype.hasobject:
+    if dtype.hasobject or not dtype.itemsize:
         return array.__reduce_ex__(5)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         array = np.ascontiguousarray(array)
