@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import transforms, trees
-from bushel.base.errors import PipelineNotSent
+from bushel.base.errors import PipelineNotSent, add_note
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.apply import Map
@@ -92,7 +92,7 @@ def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progr
                     if here and time.monotonic() - started > _INLINE_S:
                         break
             except PipelineNotSent as error:
-                error.add_note("bushel: options=MultiprocessingOptions(num_workers=0) computes it in this process.")
+                add_note(error, "bushel: options=MultiprocessingOptions(num_workers=0) computes it in this process.")
                 raise
     progress.end()
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
 import numpy as np
 
-from bushel.base import blocks, checks, memory
+from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, without_our_frames
+from bushel.base.errors import RowFailed, add_note, without_our_frames
 from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
@@ -1001,10 +1001,10 @@ def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
     if map_node.length == 0:
         raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
     try:
-        return map_node.take(indices) if memory.allocator is None else memory.apart(map_node.take, indices)
+        return map_node.take(indices)
     except RowFailed as failed:
         error = failed.error
-        error.add_note(f"bushel: this was element {int(indices[failed.row])} of the dataset.")
+        add_note(error, f"bushel: this was element {int(indices[failed.row])} of the dataset.")
     raise without_our_frames(error)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from bushel.base import blocks, checks, memory
+from bushel.base import blocks, checks
 from bushel.base.errors import RowFailed, without_our_frames
 from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
@@ -147,7 +147,7 @@ class _CursorIterator(DatasetIterator[T]):
                 return row
             self._before = cursor.mark()
             try:
-                block = cursor.pull(1) if memory.allocator is None else memory.apart(cursor.pull, 1)
+                block = cursor.pull(1)
                 rows = block if type(block) is list else blocks.rows_of(block)
                 element = rows[0] if rows else _END
             except RowFailed as failed:

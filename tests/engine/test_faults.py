@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import importlib.util
 import itertools
@@ -44,6 +45,7 @@ from watching import (
 
 import bushel
 from bushel.engine.processes import Processes
+from bushel.engine.room import Room
 from bushel.experimental import FirstFitPackIterDataset, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -681,6 +683,13 @@ class Unnamed(Exception):
         return f"{self.args} and {self.two}"
 
 
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    """Refuses attributes, so notes too."""
+
+    code: int
+
+
 class CannotBeShown(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -702,6 +711,7 @@ ERRORS = {
     "by name only": lambda: NamedOnly(key="x"),
     "of the system": lambda: OfTheSystem("a.jpg", "gone", 5),
     "with its own __new__": lambda: Unnamed(1, 2),
+    "a frozen dataclass": lambda: Frozen(7),
     "of a decoder": lambda: UnicodeDecodeError("utf-8", b"abc", 0, 1, "odd"),
     "of json": lambda: json.JSONDecodeError("odd", "text", 1),
     "a group": lambda: ExceptionGroup("several", [ValueError(1), TakesTwo("b.jpg", "empty")]),
@@ -731,14 +741,31 @@ def test_an_error_is_the_same_with_workers_and_without(error):
         assert (there.errno, there.strerror, there.filename) == (5, "gone", "a.jpg")
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_that_refuses_attributes_has_its_notes_and_can_be_skipped(num_workers):
+    ds = bushel.MapDataset.range(9).map(raise_one(lambda: Frozen(7))).to_iter_dataset()
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers))) as it, pytest.raises(Frozen) as info:
+        list(it)
+    assert info.value.code == 7
+    assert "failed at its element 5" in notes(info.value) and "element 5 of the output" in notes(info.value)
+    skipping = ds.with_options(on_error="skip")
+    with iter(skipping.mp_prefetch(bushel.MultiprocessingOptions(num_workers))) as it:
+        assert list(it) == [0, 1, 2, 3, 4, 6, 7, 8]
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
         (lambda: HoldsALock("held tight"), HoldsALock, "held tight"),
-        (lambda: ValueError(threading.Lock()), RuntimeError, "could not be sent. It said:\nValueError: <unlocked"),
+        (lambda: ValueError(threading.Lock()), ValueError, "<unlocked"),
+        (
+            lambda: ValueError(1, threading.Lock()),
+            RuntimeError,
+            "could not be sent. It said:\nValueError: (1, <unlocked",
+        ),
         (CannotBeShown, CannotBeShown, ""),
     ],
-    ids=["holds a lock", "is made of a lock", "cannot be shown"],
+    ids=["holds a lock", "is made of a lock", "is made of a lock and more", "cannot be shown"],
 )
 def test_an_error_that_cannot_travel_is_told(error, kind, said):
     with pool() as executor, opened(numbers(9).map(raise_one(error)), executor) as it:
@@ -920,13 +947,26 @@ def test_an_element_that_cannot_be_rebuilt_is_an_error():
     ds = numbers(60).map(lambda x: Unreadable() if x == 50 else x)
     with pool() as executor, opened(ds, executor) as it:
         found: list[int] = []
-        with pytest.raises(ValueError, match="no number"):
+        with pytest.raises(ValueError, match="no number") as info:
             found.extend(it)
-        assert found == list(range(len(found)))
+        assert found == list(range(50))
+        assert "element 50 of the output could not be rebuilt" in notes(info.value)
         with pytest.raises(ValueError, match="no number"):
             list(it)
         set_next_index(it, 51)
         assert list(it) == list(range(51, 60))
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_an_element_that_cannot_be_rebuilt_can_be_skipped(random):
+    def unreadable(x: int, *_: Any) -> Any:
+        return Unreadable() if x % 20 == 7 else x
+
+    ds = numbers(60).filter(lambda x: x % 3)
+    ds = ds.random_map(unreadable, seed=1) if random else ds.map(unreadable)  # the one asks how many came before
+    with pool() as executor, opened(ds.with_options(on_error="skip"), executor) as it:
+        assert list(it) == [x for x in range(60) if x % 3 and x % 20 != 7]
+        assert it.skipped == 2  # 27 was filtered out
 
 
 def test_lambdas_and_local_classes_travel():
@@ -1188,6 +1228,16 @@ def test_whatever_the_elements_are_workers_stay_within_the_budget(tmp_path, elem
         block_bytes = it._observer._pools[0].block_bytes
     in_hand = 2 * 2 * max(size, block_bytes)  # what is in the making in two workers, as docs/workers.md says
     assert (seen - read) * size < budget + in_hand + block_bytes  # one is handed over in part
+
+
+def test_whatever_goes_wrong_with_a_result_is_an_error(monkeypatch):
+    def fail(*_: Any) -> None:
+        raise MemoryError("no room for it")
+
+    monkeypatch.setattr(Room, "take_in", fail)
+    raises = pytest.raises(MemoryError, match="no room for it")
+    with pool(1) as executor, opened(numbers(20), executor) as it, raises:
+        read_in_time(it)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -336,7 +336,7 @@ PROGRAMS = {
 def test_a_timed_program_is_run_in_the_same_way(name):
     node = PROGRAMS[name](bushel.MapDataset.range(100))._node
     plain, watched = Program(node), Program(numbered(node, []))
-    for what in ("unit", "sparse", "makes_results_in_place", "droppers"):
+    for what in ("unit", "sparse", "takes_in_place", "droppers"):
         assert getattr(plain, what) == getattr(watched, what), what
     assert watched.node.fan_in == node.fan_in
     assert watched.node.origins(7) == node.origins(7)

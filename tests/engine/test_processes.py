@@ -273,6 +273,14 @@ def test_the_environment_of_the_consumer_holds_in_workers(monkeypatch, tmp_path)
     assert seen()[0] is None
 
 
+def test_a_folder_that_is_gone_is_not_needed(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with iter(numbers(5).map(lambda x: x + 1).mp_prefetch(options())) as it:
+        assert list(it) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_nothing_of_it(monkeypatch):
     def look(x: int) -> Any:
@@ -348,6 +356,29 @@ def test_a_failing_start_of_workers_is_an_error(when):
             told = chain(outcome)
             assert "has no licence" in told and "worker_init_fn failed" in told, told
     wait_until(lambda: workers() <= before)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), BaseException("b")], ids=repr)
+def test_a_start_of_workers_that_raises_what_is_no_exception_is_an_error(error, capfd):
+    def init(index: int, count: int) -> None:
+        raise error
+
+    with iter(numbers(20).mp_prefetch(options(), worker_init_fn=init)) as it:
+        outcome = in_time(lambda: next(it))
+    assert isinstance(outcome, RuntimeError)
+    assert str(outcome) == f"worker_init_fn failed: it raised {error!r}."
+    assert capfd.readouterr().err == ""
+
+
+def test_a_start_that_kills_workers_is_named():
+    with iter(numbers(20).mp_prefetch(options(1), worker_init_fn=leave)) as it:
+        outcome = in_time(lambda: next(it))
+    assert isinstance(outcome, bushel.WorkerDied)
+    assert "the last one ended with exit code 7, in worker_init_fn=leave." in str(outcome)
+
+
+def leave(index: int, count: int) -> None:
+    os._exit(7)
 
 
 def in_time(function: Any, timeout_s: float = SOON_S) -> Any:
@@ -706,7 +737,7 @@ def test_a_small_budget_changes_nothing_but_the_way():
     ds = numbers(200).map(lambda x: {"x": np.full(5000, x), "y": x}).batch(4)
     with opened(ds, None) as it:
         expected = list(it)
-    for budget in (1, 1 << 20, 3 << 20, 1 << 30):
+    for budget in (1, 1 << 20, 3 << 20, 1 << 30, 1 << 48, sys.maxsize, 1 << 80):
         with iter(ds.mp_prefetch(options(2, budget_bytes=budget))) as it:
             assert same(list(it), expected)
 

@@ -58,9 +58,10 @@ def light(x: Any) -> Any:
 class Lines(bushel.IterDataset):
     """A stream that can only be read in order, as of a file."""
 
-    def __init__(self, name: int, length: int, fail_at: int | None = None):
+    def __init__(self, name: int, length: int, fail_at: int | None = None, odd: Any = None):
         super().__init__()
         self.name, self.length, self.fail_at = name, length, fail_at
+        self.odd = odd  # makes one more entry of the state
 
     def __iter__(self) -> Any:
         return _LinesIterator(self)
@@ -80,10 +81,12 @@ class _LinesIterator(bushel.DatasetIterator):
         return {"name": self.lines.name, "line": self.position, "row": np.full(600, self.position)}
 
     def get_state(self) -> Any:
-        return {"line": self.position}
+        return {"line": self.position} | ({"odd": self.lines.odd()} if self.lines.odd is not None else {})
 
     def set_state(self, state: Any) -> None:
         self.position = state["line"]
+        if self.lines.odd is not None:
+            assert type(state["odd"]).__name__ == type(self.lines.odd()).__name__
 
 
 def lines(*lengths: int, **more: Any) -> Any:
@@ -325,6 +328,62 @@ def test_an_error_of_a_whole_stream_comes_in_its_place_and_again(pool):
             with pytest.raises(OSError, match="line 7 of 0 cannot be read"):
                 next(it)
             assert it.get_state() == before
+
+
+class Odd:
+    """Of a module that workers cannot import."""
+
+
+class NotSent:
+    def __deepcopy__(self, memo: Any) -> NotSent:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("it stays here")
+
+
+@pytest.mark.parametrize("odd", [Odd, lambda: lambda: 0, lambda: {1: np.zeros(3000)}], ids=["class", "lambda", "array"])
+def test_states_may_hold_what_pickle_cannot_name(pool, odd):
+    ds = lines(30, 40, odd=odd)
+    with opened(ds, None) as it:
+        expected = list(it)
+    with opened(ds, pool) as it:
+        found = list(itertools.islice(it, 9))
+        state = it.get_state()
+        assert same([*found, *it], expected)
+        it.set_state(state)
+        assert same(list(it), expected[9:])
+
+
+def test_a_state_that_cannot_travel_is_an_error(pool):
+    said = r"the state of .* cannot be sent from a worker process: it stays here"
+    with opened(lines(30, 40, odd=NotSent), pool) as it, pytest.raises(TypeError, match=said):
+        next(it)
+    with opened(lines(30, 40), pool) as it:
+        assert len(list(it)) > 30  # the workers are still there
+
+
+class Unreadable:
+    """Pickles well, and cannot be built again."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def test_an_element_of_a_whole_stream_that_cannot_be_rebuilt(pool):
+    def unreadable(x: Any) -> Any:
+        return Unreadable() if x["line"] == 8 else x["line"]
+
+    ds = bushel.IterDataset.mix([Lines(name, 30).map(unreadable) for name in range(2)])
+    with opened(ds, pool) as it:
+        assert list(itertools.islice(it, 14)) == [1 + x // 2 for x in range(14)]
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no number") as info:
+                next(it)
+            assert "could not be rebuilt" in "".join(info.value.__notes__)
+    with opened(ds.with_options(on_error="skip"), pool) as it:
+        assert list(it) == [1 + x // 2 for x in range(60) if x // 2 != 7]
+        assert it.skipped == 2
 
 
 def test_whole_streams_survive_their_workers():

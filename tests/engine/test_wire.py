@@ -47,6 +47,9 @@ DTYPES = [
     ml_dtypes.bfloat16,
     ml_dtypes.float8_e4m3fn,
     np.dtypes.StringDType(),
+    "V0",
+    [],
+    [("a", "i4", (0,))],
 ]
 
 SHAPES = [(), (0,), (1,), (7,), (0, 5), (3, 0, 2), (40, 30), (1200,), (2, 3, 4, 50), (20_000,)]
@@ -56,6 +59,8 @@ def filled(dtype: Any, shape: tuple[int, ...]) -> np.ndarray:
     """An array of any dtype with numbers that tell the places apart."""
     numbers = np.asarray(np.arange(int(np.prod(shape))).reshape(shape) % 100)
     kind = np.dtype(dtype)
+    if not kind.itemsize:
+        return np.zeros(shape, kind)
     if kind.kind == "V" and kind.names:
         made = np.zeros(shape, kind)
         made["a"], made["b"], made["c"] = numbers, numbers[..., None], numbers.astype("U3")

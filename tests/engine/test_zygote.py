@@ -7,6 +7,8 @@ import itertools
 import linecache
 import os
 import signal
+import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from watching import alive, parents, run_script, wait_until
+from watching import SOON_S, alive, parents, run_script, wait_until
 
 import bushel
 from bushel.engine import wire, zygote
@@ -108,6 +110,35 @@ def test_a_zygote_that_does_not_answer_is_replaced(starter, monkeypatch):
     check_start(starter)
     assert time.monotonic() - begun < 30  # it would be waited for 60 s
     assert starter._process.pid != first and not alive([first])
+
+
+def test_a_zygote_ends_its_workers_without_a_word():
+    code = """
+import sys, time
+from bushel.engine import zygote
+
+def kill_and_see(pid, kill=zygote.kill):  # it hears of the end while others are still to be killed
+    kill(pid)
+    time.sleep(0.05)
+
+zygote.kill = kill_and_see
+zygote.main(int(sys.argv[1]))
+"""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-c", code, str(theirs.fileno())]
+    with theirs, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
+        control = wire.Channel(ours)
+        ends = [socket.socketpair() for _ in range(3)]
+        pids = []
+        for number, (_, end) in enumerate(ends):
+            control.send(("fork", number), (end.fileno(),))
+            pids.append(control.receive()[0][1])
+        control.close()
+        theirs.close()
+        assert process.communicate(timeout=SOON_S)[1] == b""
+        assert process.returncode == 0 and not alive(pids)
+        for end in (end for pair in ends for end in pair):
+            end.close()
 
 
 @pytest.mark.parametrize("pid", [0, 1, -1])

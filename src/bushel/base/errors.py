@@ -56,6 +56,16 @@ def in_words(error: Exception) -> str:
     return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Adds a note also to an exception that refuses attributes, such as a frozen dataclass."""
+    try:
+        error.add_note(note)
+    except Exception:
+        notes = vars(error).setdefault("__notes__", [])
+        if isinstance(notes, list):
+            notes.append(note)
+
+
 def located(error: Exception, where: str) -> Exception:
     """The error to raise for `error`, with a note that says `where` it happened."""
     if isinstance(error, StopIteration):
@@ -65,7 +75,7 @@ def located(error: Exception, where: str) -> Exception:
         )
         stopped.__cause__ = error
         error = stopped
-    error.add_note(where)
+    add_note(error, where)
     return error
 
 

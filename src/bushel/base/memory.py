@@ -19,27 +19,29 @@ WORTH_ALIGNING = 4096
 Allocator = Callable[[tuple[int, ...], "np.dtype[Any]", int], "np.ndarray | None"]
 """(shape, dtype, bytes) -> an array, or None where it has no room."""
 
-allocator: Allocator | None = None
-"""Where the results of this process lie, if not in memory of its own. Of one thread alone: that which set it."""
-
-_thread = 0
+_allocator: Allocator | None = None
+_thread = 0  # the one that has set it, for which alone it works
 
 
 @contextlib.contextmanager
 def allocating(where: Allocator | None) -> Iterator[None]:
-    """Results that this thread makes meanwhile come from `where`; None: from memory of their own."""
-    global allocator, _thread
-    before = allocator, _thread
-    allocator, _thread = where, threading.get_ident()
+    """Results that this thread makes meanwhile come from `where`; None: from memory of their own.
+
+    That memory is written again as soon as the consumer is through with them. So no function of the user's may run
+    meanwhile, and nothing that keeps what it has seen.
+    """
+    global _allocator, _thread
+    before = _allocator, _thread
+    _allocator, _thread = where, threading.get_ident()
     try:
         yield
     finally:
-        allocator, _thread = before
+        _allocator, _thread = before
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function whose results are not those of this process: a pipeline inside of a user's function."""
-    if allocator is None or _thread != threading.get_ident():
+    """Calls a function that makes no results, but what results are made of; a user's function may be among it."""
+    if _allocator is None or _thread != threading.get_ident():
         return function(*arguments)
     with allocating(None):
         return function(*arguments)
@@ -48,9 +50,9 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 def output(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Like `empty`, for an array that is a result: it may lie in memory that others read."""
     dtype = np.dtype(dtype)
-    if allocator is not None and _thread == threading.get_ident():
+    if _allocator is not None and _thread == threading.get_ident() and not dtype.hasobject:
         size = math.prod(shape) * dtype.itemsize
-        if size >= WORTH_ALIGNING and (placed := allocator(shape, dtype, size)) is not None:
+        if size >= WORTH_ALIGNING and (placed := _allocator(shape, dtype, size)) is not None:
             return placed
     return empty(shape, dtype)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, in_words
+from bushel.base.errors import RowFailed, add_note, in_words
 from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import Switched
 from bushel.graph.elementwise import FilterWatch
@@ -74,7 +74,7 @@ class ElementsCursor(Cursor):
         except RowFailed as failed:
             if self._skips is not None and count > 1:
                 return [row for at in range(first, first + count) for row in blocks.rows_of(self._taken(at, 1))]
-            failed.error.add_note(f"bushel: this was element {first + failed.row} of the output.")
+            add_note(failed.error, f"bushel: this was element {first + failed.row} of the output.")
             if self._skips is None:
                 raise
             self._skips.add(f"element {first} of the output", in_words(failed.error))

@@ -43,6 +43,10 @@ class Job(Ticket):
     high: int
     rows: Shared | None = None
     """The rows that the task brings along."""
+    start: tuple[int, bytes] | None = None
+    """Where a stream that is run whole goes on: which run of it, and the state, pickled."""
+    one_by_one: bool = False
+    """Whether each row is pickled by itself."""
     urgent: bool = False
     """Set by the consumer: it waits for this one."""
     begun: bool = False

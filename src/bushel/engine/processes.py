@@ -10,6 +10,7 @@ import collections
 import contextlib
 import logging
 import os
+import pickle
 import queue
 import selectors
 import threading
@@ -19,7 +20,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from bushel.base.errors import WorkerDied
+from bushel.base.errors import WorkerDied, add_note
+from bushel.base.transforms import short_name
 from bushel.engine import shipping, stall, wire
 from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
@@ -28,7 +30,7 @@ from bushel.engine.shipping import Shared, Told
 from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill, search_path
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, folder, kill, search_path
 from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
@@ -72,11 +74,22 @@ class Processes(Executor):
         return self._core.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        self._core.hurry(ticket)
-        packed, told, memory, seconds = stall.result(ticket.done, lambda: self._core.whereabouts(ticket))
-        rows = wire.unpack(packed, memory)
-        self._core.done_with(ticket)
+        packed, told, memory, seconds = self._outcome(ticket)
+        try:
+            rows = wire.unpack(packed, memory)
+        except Exception:  # a class that cannot build its elements again: once more, to see which of them
+            again = self._core.submit(ticket.task, one_by_one=True)
+            packed, told, memory, _ = self._outcome(again)
+            pieces = told.with_rows(wire.unpack(packed, memory), packed.size_bytes)
+            self._core.done_with(again)
+            return shipping.those_that_pass(pickle.loads, ticket.task.program, pieces, shipping.not_rebuilt), seconds
+        finally:
+            self._core.done_with(ticket)
         return told.with_rows(rows, packed.size_bytes), seconds
+
+    def _outcome(self, ticket: Ticket) -> tuple[Packed, Told, memoryview | None, float]:
+        self._core.hurry(ticket)
+        return stall.result(ticket.done, lambda: self._core.whereabouts(ticket))
 
     def forget(self, tickets: list[Ticket]) -> None:
         self._core.forget(tickets)
@@ -116,8 +129,9 @@ class _Core:
         self._num_workers = num_workers
         self._active = at_first  # workers with an index below it get tasks
         self._init = shipping.dumped(init, "worker_init_fn")
+        self._init_name = None if init is None else short_name(init)
         # As they are now, also for workers that start later.
-        self._surroundings = os.getcwd(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
+        self._surroundings = folder(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
@@ -134,6 +148,7 @@ class _Core:
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.room = Room(budget_bytes, block_bytes, portable=portable)
         self._deaths_in_a_row = 0
+        self._begun = False  # whether a worker ever began a task
         self._stopping = False
         self._ended_by: BaseException | None = None
         self._broken = False  # whether that is an error of the user's
@@ -156,16 +171,20 @@ class _Core:
 
     # Called by the consumer.
 
-    def submit(self, task: Task) -> Ticket:
+    def submit(self, task: Task, *, one_by_one: bool = False) -> Ticket:
         self._check_owner()
-        whole = isinstance(task.program, StreamProgram)
-        rows = None if whole or task.given is None else shipping.shared_rows(task.given, portable=self._portable)
+        rows, start = None, None
+        if isinstance(task.program, StreamProgram):
+            serial, state = task.given
+            start = serial, shipping.dumped(state, f"The state of {task.program.node.placed()}")
+        elif task.given is not None:
+            rows = shipping.shared_rows(task.given, portable=self._portable)
         with self._lock:
             if self._ended_by is not None:
                 if self._broken:
                     raise self._ended_by.with_traceback(None)
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
-            job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows)
+            job = Job(task, Future(), self._next_job, self._program(task.program), task.high, rows, start, one_by_one)
             self._next_job += 1
             self._jobs[job.number] = job
             self._waiting.append(job)
@@ -379,17 +398,17 @@ class _Core:
                 peer.arena = arena
         task = job.task
         careful = job.deaths >= CAREFUL_AFTER
-        given, descriptors = task.given, ()
+        given, descriptors = job.start, ()
         if job.rows is not None:
             given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
         numbers = (job.number, job.program, task.low, job.high)
-        self._say(peer, "task", *numbers, task.counts, slot, careful, given, descriptors=descriptors)
+        self._say(peer, "task", *numbers, task.counts, slot, careful, job.one_by_one, given, descriptors=descriptors)
 
     def _on_done(self, peer: Peer, number: int, packed: Packed, told: Told, seconds: float) -> None:
         job = self._finished(peer, number)
         memory = self.room.take_in(job, packed)
         told.failure = told.failure or job.verdict
-        job.settle((packed, told, memory, seconds))
+        self._settle(job, (packed, told, memory, seconds))
 
     def _on_misfit(self, peer: Peer, number: int) -> None:
         self._give_up(self._finished(peer, number), Misfit())
@@ -412,12 +431,13 @@ class _Core:
 
     def _on_begun(self, peer: Peer, number: int) -> None:
         peer.since = time.monotonic()
+        self._begun = True
 
     def _on_broken(self, peer: Peer, what: str, pickled: bytes, shown: str) -> None:
         error = shipping.rebuilt(pickled, shown)
-        error.add_note(f"bushel: {what}.")
+        add_note(error, f"bushel: {what}.")
         if peer.jobs and isinstance(error, ImportError):
-            error.add_note(shipping.not_importable(peer.jobs[0].task.program, error))
+            add_note(error, shipping.not_importable(peer.jobs[0].task.program, error))
         self._broken = True
         self._fail_all(error)
         self._stopping = True
@@ -439,14 +459,18 @@ class _Core:
         job = peer.jobs.popleft()
         assert job.number == number, "workers answer in order"
         peer.since, peer.served = None, True
-        self._jobs.pop(number, None)
         self._deaths_in_a_row = 0
         job.rows = None  # nobody will ask for them again
         return job
 
     def _give_up(self, job: Job, error: BaseException) -> None:
         job.leave()
-        job.settle(error)
+        self._settle(job, error)
+
+    def _settle(self, job: Job, outcome: Any) -> None:
+        """Until then a job is among those that learn of the pool's end."""
+        job.settle(outcome)
+        self._jobs.pop(job.number, None)
 
     def _bury(self, peer: Peer) -> None:
         """A worker is dead: another takes its place and its tasks, the first of which may have killed it."""
@@ -467,9 +491,10 @@ class _Core:
                 self._condemn(culprit, how)
                 if culprit.done.done():
                     peer.jobs.popleft()
-                    self._jobs.pop(culprit.number, None)
         if self._deaths_in_a_row > 10 * self._num_workers + 10:
-            self._fail_all(WorkerDied(f"Worker processes keep dying before they finish anything; the last one {how}."))
+            where = "" if self._init_name is None or self._begun else f", in worker_init_fn={self._init_name}"
+            what = f"Worker processes keep dying before they finish anything; the last one {how}{where}."
+            self._fail_all(WorkerDied(what))
             self._stopping = True
             return
         self._waiting = collections.deque(sorted([*peer.jobs, *self._waiting], key=lambda job: job.number))

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks
+from bushel.base import blocks, memory
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, in_words, located
+from bushel.base.errors import RowFailed, add_note, in_words, located
+from bushel.base.memory import Allocator
 from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
-from bushel.graph.batch import Batch, make_batch
+from bushel.graph.batch import is_ours, make_batch
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import MapNode, Node, Origin, told
+from bushel.graph.node import InPlace, MapNode, Node, Origin, told
 from bushel.graph.ordered import BatchStream
-from bushel.graph.reindex import Reindex
 
 CountBefore = Callable[[int, int], int]
 """(counting step, how many elements reach it in this block) -> how many reached it in all blocks before."""
@@ -102,12 +102,19 @@ class Program:
         return self.drops or self.may_miss or self.skip or holes
 
     @functools.cached_property
-    def makes_results_in_place(self) -> bool:
-        """Whether all that is stacked is a result that no user function sees: it may go into shared memory at once."""
-        last = self.steps[-1] if self.steps else _undone(self.node)
-        makers = [step for step in self.operations() if isinstance(step, (Batch, BatchStream))]
-        vectorized = any(getattr(step, "vectorized", False) for step in self.operations())
-        return not vectorized and (makers == [last] or (self.as_columns and not makers))
+    def takes_in_place(self) -> bool:
+        """Whether what is taken of the node is the result as it is, or is only cut into batches."""
+        node = self.node
+        if node is None or node.in_place is InPlace.NEVER:
+            return False
+        if not self.steps:
+            return node.in_place is InPlace.AS_COLUMNS or not self.as_columns
+        return node.in_place is InPlace.AS_COLUMNS and len(self.steps) == 1 and self.batches_in_place(self.steps[0])
+
+    def batches_in_place(self, step: BatchStream | Elementwise) -> bool:
+        """Whether a step makes results that no function of the user's sees."""
+        ours = isinstance(step, BatchStream) and is_ours(step.batch_fn)
+        return ours and step is self.steps[-1] and not self.as_columns
 
     @property
     def droppers(self) -> list[str]:
@@ -124,13 +131,6 @@ class Program:
     def drops(self) -> bool:
         """Whether a step drops elements."""
         return any(isinstance(step, Elementwise) and step.drops for step in self.steps)
-
-
-def _undone(node: MapNode | None) -> MapNode | None:
-    """The node whose elements these are, elsewhere."""
-    while node is not None and (isinstance(node, Reindex) or node.transparent):
-        (node,) = node.parents
-    return node
 
 
 def _nodes(node: MapNode | None) -> list[MapNode]:
@@ -182,16 +182,17 @@ def run(
     count_before: CountBefore,
     announce: Announce | None = None,
     given: Block | None = None,
+    place: Allocator | None = None,
 ) -> Result:
     """Runs a program on positions [low, high). A failing element cuts the block short; those before it are there.
 
     With `announce` it goes element by element, each announced before it is begun. Where elements that fail are
-    skipped, the block is not cut.
+    skipped, the block is not cut. What no function of the user's sees is made in `place`.
     """
     begun = time.perf_counter()
     spent: Tally | None = {} if program.timed else None
     with contextlib.nullcontext() if spent is None else tally.taken(spent):
-        result = _tried(program, low, high, count_before, announce, given)
+        result = _tried(program, low, high, count_before, announce, given, place)
     result.tally, result.work_s = spent, time.perf_counter() - begun
     return result
 
@@ -203,16 +204,17 @@ def _tried(
     count_before: CountBefore,
     announce: Announce | None,
     given: Block | None,
+    place: Allocator | None,
 ) -> Result:
     failed: _FailedAt
     try:
-        return _Run(program, low, high, count_before, announce, given).result()
+        return _Run(program, low, high, count_before, announce, given, place).result()
     except _FailedAt as failure:
         failed = failure
     if announce is None:
         # A function of whole columns, or a source that reads many at once, does not tell which element it was.
         try:
-            return _Run(program, low, high, count_before, lambda low, high: None, given).result()
+            return _Run(program, low, high, count_before, lambda low, high: None, given, place).result()
         except _FailedAt as failure:
             failed = failure
     good = low + (failed.position - low) // program.unit * program.unit
@@ -220,7 +222,7 @@ def _tried(
     if good > low:
         # The rows before are made again, now without it: functions are pure, and failure is rare.
         try:
-            made = _Run(program, low, good, count_before, None, given).result()
+            made = _Run(program, low, good, count_before, None, given, place).result()
         except _FailedAt as failure:
             failed = failure
     return dataclasses.replace(made, failure=failed.error)
@@ -245,6 +247,7 @@ class _Run:
     count_before: CountBefore
     announce: Announce | None
     given: Block | None
+    place: Allocator | None
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
 
     def result(self) -> Result:
@@ -265,7 +268,8 @@ class _Run:
         for step in program.steps:
             if isinstance(step, BatchStream):
                 with tally.timed(tally.number_of(step)) as stage:
-                    block, marks = self._batched(step, block, marks)
+                    with self._in_place(program.batches_in_place(step)):
+                        block, marks = self._batched(step, block, marks)
                     stage.made(block)
                 numbered = False
                 continue
@@ -285,8 +289,13 @@ class _Run:
             if step.drops:
                 stays.append(count if kept is None else kept)
         if program.as_columns and len(block):
-            block = blocks.as_columns(block) or block
+            with self._in_place():
+                block = blocks.as_columns(block) or block
         return Result(block, marks, after, skipped=sorted(self.skipped), stays=stays)
+
+    def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
+        """What is made meanwhile is a result, if it is `allowed`: it goes where results go."""
+        return memory.allocating(self.place) if allowed and self.place is not None else contextlib.nullcontext()
 
     def _taken(self) -> Block:
         node, low = self.program.node, self.low
@@ -295,7 +304,9 @@ class _Run:
             return blocks.part_of(self.given, 0, self.high - low)
         if self.announce is None:
             try:
-                return node.take(np.arange(low, self.high))
+                plan = node.plan(np.arange(low, self.high))
+                with self._in_place(self.program.takes_in_place):
+                    return plan.take(0, self.high - low)
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
         rows: list[Any] = []
@@ -309,7 +320,7 @@ class _Run:
         return rows
 
     def _failed(self, position: int, error: Exception) -> _FailedAt:
-        error.add_note(f"bushel: this was element {position} of the output.")
+        add_note(error, f"bushel: this was element {position} of the output.")
         return _FailedAt(position, error)
 
     def _skip(self, failed: _FailedAt) -> None:

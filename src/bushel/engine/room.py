@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from bushel.base.memory import ALIGNMENT
 from bushel.engine.jobs import Job, Load, Place
@@ -82,7 +83,7 @@ class Room:
         if not self._is_possible or (self.arena is not None and self.arena.slot_bytes >= wanted):
             return
         self.close()
-        count = self._budget_bytes // wanted
+        count = min(self._budget_bytes, _memory_bytes()) // wanted
         if count >= 2:
             try:
                 self.arena = Arena(wanted, count, portable=self._portable)
@@ -111,3 +112,8 @@ class Room:
             self.arena.close()
             self._outgrown.append(self.arena)
             self.arena = None
+
+
+def _memory_bytes() -> int:
+    """What this machine has: no budget is larger, whatever number stands for "no limit"."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -8,13 +8,15 @@ import mmap
 import os
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
+from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent
+from bushel.base.errors import PipelineNotSent, add_note, in_words, located
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
@@ -39,7 +41,7 @@ class Told:
     after: list[int]
     failure: tuple[bytes, str] | BaseException | None
     skipped: list[Skipped]
-    states: list[dict[str, Any]] | None
+    states: bytes | None
     stays: list[np.ndarray | int]
     tally: Tally | None
     work_s: float
@@ -52,7 +54,8 @@ class Told:
 
     def with_rows(self, rows: Block, size_bytes: int) -> Result:
         failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
-        rest = self.skipped, self.states, self.stays, self.tally, self.work_s, size_bytes
+        states = None if self.states is None else pickle.loads(self.states)
+        rest = self.skipped, states, self.stays, self.tally, self.work_s, size_bytes
         return Result(rows, self.marks, self.after, failure, *rest)
 
 
@@ -61,6 +64,53 @@ def _told(marks: bytes, columns: int, stays: list[bytes | int], after: list[int]
     stayed = [stay if isinstance(stay, int) else np.frombuffer(stay, dtype=bool) for stay in stays]
     table = np.frombuffer(marks, dtype=np.int64).reshape(-1, columns)
     return Told(table, after, failure, skipped, states, stayed, tally, work_s)
+
+
+def those_that_pass(
+    attempt: Callable[[Any], Any],
+    program: Program | StreamProgram,
+    result: Result,
+    explained: Callable[[str, Exception], Exception],
+) -> Result:
+    """What `attempt` makes of rows: of all it can, where others are skipped, or of those before the first it cannot.
+
+    Args:
+      explained: (which element, error of the attempt) -> the error to raise.
+    """
+    rows = blocks.rows_of(result.rows)
+    keep: list[int] = []
+    made: list[Any] = []
+    skipped, failure = list(result.skipped), result.failure
+    for number, row in enumerate(rows):
+        try:
+            made.append(attempt(row))
+            keep.append(number)
+        except Exception as reason:
+            position = int(result.marks[number, 0]) - 1
+            failure = explained(program.which(position, position + 1), reason)
+            if not program.skip:
+                break
+            skipped.append((position, in_words(failure)))
+    states = result.states
+    if states is not None and len(keep) < len(rows):
+        kept = [states[0], *(states[number + 1] for number in keep)]
+        if program.skip:
+            kept += states[len(rows) + 1 :]
+            kept[-1] = states[-1]  # there it goes on, after what was skipped
+        states = kept
+    return dataclasses.replace(
+        result,
+        rows=made,
+        marks=result.marks[keep],
+        failure=result.failure if program.skip else failure,
+        skipped=sorted(skipped),
+        states=states,
+    )
+
+
+def not_rebuilt(which: str, reason: Exception) -> Exception:
+    """The error of an element of which its own class can make nothing here."""
+    return located(reason, f"bushel: {which} could not be rebuilt from what a worker process has sent.")
 
 
 class Shared:
@@ -145,7 +195,7 @@ def portable(error: BaseException) -> tuple[bytes, str]:
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
     text = "".join(traceback.format_list(frames)).rstrip()
-    error.add_note(f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else "."))
+    add_note(error, f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else "."))
     shown = "".join(traceback.format_exception_only(error)).rstrip()
     for cause in (error.__cause__, None):
         for way in (wire.Pickler, _TakenApart):
@@ -163,8 +213,8 @@ def rebuilt(pickled: bytes, shown: str) -> BaseException:
         error, notes, cause = pickle.loads(pickled)
         for note in notes:
             if note not in getattr(error, "__notes__", []):
-                error.add_note(note)
-        error.__cause__ = cause
+                add_note(error, note)
+        BaseException.__setattr__(error, "__cause__", cause)  # whatever the class says of attributes
         return error
     return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
 
@@ -189,8 +239,14 @@ class _TakenApart(wire.Pickler):
                 kept[name] = value
             except Exception:
                 lost.append(name)
-        args = _builtin(type(obj)).__reduce__(obj)[1]
-        return _put_together, (type(obj), args, kept, lost)
+        args = list(_builtin(type(obj)).__reduce__(obj)[1])
+        for number, value in enumerate(args):
+            try:
+                wire.dumps(value, kind=_TakenApart)  # a group has exceptions among them
+            except Exception:
+                args[number] = str(value)
+                lost.append(f"args[{number}]")
+        return _put_together, (type(obj), tuple(args), kept, lost)
 
 
 def _builtin(kind: Any) -> Any:
@@ -204,5 +260,5 @@ def _put_together(kind: Any, args: tuple[Any, ...], kept: dict[str, Any], lost: 
     base.__init__(error, *args)
     error.__dict__.update(kept)
     if lost:
-        error.add_note(f"bushel: of this exception, {', '.join(lost)} could not be sent.")
+        add_note(error, f"bushel: of this exception, {', '.join(lost)} could not be sent.")
     return error

@@ -59,34 +59,38 @@ class Arena:
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.slots = slots
         self.descriptor = anonymous_file(self.slot_bytes * slots, portable=portable)
-        self._ready = 0 if is_a_file(portable=portable) else slots
-        self._free = list(range(self._ready))
+        self._is_a_file = is_a_file(portable=portable)
+        self._begun = 0  # those below were granted once
+        self._free: list[int] = []  # of these: there may be far more slots than are ever used
         # A lease ends inside the garbage collector, on any thread: it may do no more than put a number here.
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
-            if not self._ready:
-                self._make_ready()
+            self._make_ready(0)
             self._map = mmap.mmap(self.descriptor, self.slot_bytes * slots)
         except OSError:
             self.close()
             raise
 
-    def _make_ready(self) -> None:
-        """Gets one more slot its room."""
-        _reserve(self.descriptor, self._ready * self.slot_bytes, self.slot_bytes)
-        self._free.append(self._ready)
-        self._ready += 1
+    def _make_ready(self, slot: int) -> None:
+        """Gets a slot its room."""
+        if self._is_a_file:
+            _reserve(self.descriptor, slot * self.slot_bytes, self.slot_bytes)
 
     def grant(self) -> int | None:
         """A free slot, for its next user alone; None where all are held."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
-        if not self._free and self._ready < self.slots:
+        if self._free:
+            return self._free.pop()  # the last one used: its pages are still in the cache
+        if self._begun < self.slots:
             try:
-                self._make_ready()
+                self._make_ready(self._begun)
             except OSError:
-                self.slots = self._ready
-        return self._free.pop() if self._free else None  # the last one used: its pages are still in the cache
+                self.slots = self._begun
+            else:
+                self._begun += 1
+                return self._begun - 1
+        return None
 
     def give_back(self, slot: int) -> None:
         """Takes back a slot that nobody looks into."""
@@ -101,7 +105,7 @@ class Arena:
 
     def held(self) -> int:
         """How many slots are granted or leased."""
-        return self._ready - len(self._free) - self._returned.qsize()
+        return self._begun - len(self._free) - self._returned.qsize()
 
     def close(self) -> None:
         """Lets go of the memory; what is leased stays until its last view is gone."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
-from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Plan, one_each, rewired
+from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Node, Plan, one_each, rewired
 
 Tally = dict[int, list[float]]
 """By the number of the stage: elements it gave, seconds that it took itself, bytes of what it gave."""
@@ -164,6 +164,10 @@ class Watched(MapNode):
     @property
     def epochs(self) -> Epochs:
         return self.parent.epochs
+
+    @property
+    def in_place(self) -> InPlace:
+        return self.parent.in_place
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.memory import Allocator
 from bushel.engine import stall
 from bushel.engine.program import Announce, CountBefore, Program, Result, run
 from bushel.engine.whole import StreamProgram
@@ -96,12 +97,13 @@ def run_task(
     count_before: CountBefore,
     announce: Announce | None,
     given: Any,
+    place: Allocator | None = None,
 ) -> Result:
-    """Runs a task, wherever it is run."""
+    """Runs a task, wherever it is run; what can be made in `place` is."""
     if isinstance(program, StreamProgram):
         return program.run(low, high, given, announce)
     try:
-        return run(program, low, high, count_before, announce, given)
+        return run(program, low, high, count_before, announce, given, place)
     except (Exception, SystemExit):
         raise
     except BaseException:

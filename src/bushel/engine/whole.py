@@ -38,7 +38,6 @@ class StreamProgram:
     options: DatasetOptions
     skip: bool = False
     unit: int = 1
-    makes_results_in_place: bool = False
 
     def __post_init__(self) -> None:
         # The open stream, while no task has it: one that was given up may still be under way in another thread.

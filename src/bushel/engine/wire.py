@@ -199,7 +199,7 @@ def _reduced(array: np.ndarray) -> Any:
     if dtype.kind in "biufc" and array.flags.c_contiguous and array.size and not dtype.metadata:
         # Half of what numpy's own way costs.
         return _array_of, (pickle.PickleBuffer(array.data), dtype.str, array.shape)
-    if dtype.hasobject:
+    if dtype.hasobject or not dtype.itemsize:
         return array.__reduce_ex__(5)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         array = np.ascontiguousarray(array)
@@ -279,6 +279,14 @@ def dumps(value: Any, buffer_callback: Any = None, kind: type[pickle.Pickler] = 
     with io.BytesIO() as file:
         kind(file, protocol=5, buffer_callback=buffer_callback).dump(value)
         return file.getvalue()
+
+
+def for_home(value: Any) -> bytes:
+    """Pickles for the consumer, where what pickle can name is known by its name."""
+    try:
+        return dumps(value, kind=_Plain)
+    except Exception:
+        return dumps(value)
 
 
 @dataclasses.dataclass(slots=True)

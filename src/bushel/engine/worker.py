@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import io
 import mmap
@@ -13,13 +12,12 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from bushel.base import alias, memory
-from bushel.base.errors import in_words
+from bushel.base import alias, blocks
+from bushel.base.memory import Allocator
 from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
@@ -72,17 +70,22 @@ class _Worker:
             function = pickle.loads(init)
             if function is not None:
                 function(index, count)
-        except Exception as error:
-            self._channel.send(("broken", "worker_init_fn failed", *shipping.portable(error)))
-            raise wire.Closed from None
+        except BaseException as error:
+            self._give_up("worker_init_fn failed", error)
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
         try:
             with wire.loading_a_pipeline():
                 self._programs[number] = shipping.loaded(descriptor, size, places)
-        except Exception as error:
-            self._channel.send(("broken", "a worker cannot load the pipeline", *shipping.portable(error)))
-            raise wire.Closed from None
+        except BaseException as error:
+            self._give_up("a worker cannot load the pipeline", error)
+
+    def _give_up(self, what: str, error: BaseException) -> NoReturn:
+        if not isinstance(error, Exception):  # the consumer is neither to leave for it nor to be interrupted
+            stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
+            error = stopped.with_traceback(error.__traceback__)
+        self._channel.send(("broken", what, *shipping.portable(error)))
+        raise wire.Closed from None
 
     def _on_forget(self, number: int) -> None:
         program = self._programs.pop(number, None)
@@ -113,6 +116,7 @@ class _Worker:
         counts: list[int] | None,
         slot: int | None,
         careful: bool,
+        one_by_one: bool,
         given: Any,
         descriptor: int | None = None,
     ) -> None:
@@ -133,12 +137,13 @@ class _Worker:
         try:
             if descriptor is not None:
                 given = shipping.loaded(descriptor, *given)
-            in_place = place if self._programs[program].makes_results_in_place else None
-            with _batches_in(in_place):
-                # Announced, it is known which element it was that killed the process.
-                announce = functools.partial(self._announce, task) if careful else None
-                result = run_task(self._programs[program], low, high, count_before, announce, given)
-            packed, told = _packed(self._programs[program], result, place)
+            elif given is not None:
+                given = given[0], pickle.loads(given[1])
+            # Announced, it is known which element it was that killed the process.
+            announce = functools.partial(self._announce, task) if careful else None
+            in_place = None if place is None else _in(place)
+            result = run_task(self._programs[program], low, high, count_before, announce, given, in_place)
+            packed, told = _packed(self._programs[program], result, place, one_by_one)
             del result  # what is sent as a copy is not kept meanwhile
             answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
         except _Abort:
@@ -159,12 +164,8 @@ class _Abort(Exception):
     """The consumer no longer wants the block that waits for its counts."""
 
 
-@contextlib.contextmanager
-def _batches_in(slot: Slot | None) -> Iterator[None]:
-    """Batches made meanwhile are written straight into the slot, as long as they fit."""
-    if slot is None:
-        yield
-        return
+def _in(slot: Slot) -> Allocator:
+    """Arrays in a slot, as long as they fit."""
 
     def empty(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
         offset = slot.place(size)
@@ -172,51 +173,42 @@ def _batches_in(slot: Slot | None) -> Iterator[None]:
             return None
         return np.frombuffer(slot.part(offset, size), dtype=dtype).reshape(shape)
 
-    with memory.allocating(empty):
-        yield
+    return empty
 
 
-def _packed(program: Program | StreamProgram, result: Result, place: Slot | None) -> tuple[Packed, Told]:
+def _packed(
+    program: Program | StreamProgram, result: Result, place: Slot | None, one_by_one: bool
+) -> tuple[Packed, Told]:
     try:
         packed = wire.pack(result.rows, place)
-    except Exception as error:
-        result = _without_unsendable(program, result, error)
+    except Exception:
+        before = len(result.rows)
+        result = shipping.those_that_pass(_sendable, program, result, _not_sendable)
+        if len(result.rows) == before:
+            raise  # it is not the rows
         packed = wire.pack(result.rows, None)
+    if one_by_one:
+        packed = wire.pack([wire.for_home(row) for row in blocks.rows_of(result.rows)], None)
     failure = None if result.failure is None else shipping.portable(result.failure)
-    rest = result.skipped, result.states, result.stays, result.tally, result.work_s
+    rest = result.skipped, _states_of(program, result), result.stays, result.tally, result.work_s
     return packed, Told(result.marks, result.after, failure, *rest)
 
 
-def _without_unsendable(program: Program | StreamProgram, result: Result, error: Exception) -> Result:
-    """The rows that can travel: all of them, where others are skipped, or those before the first that cannot."""
-    rows = result.rows if isinstance(result.rows, list) else result.rows.rows()
-    keep: list[int] = []
-    skipped, failure = list(result.skipped), result.failure
-    for number, row in enumerate(rows):
-        try:
-            wire.pack(row, None)
-            keep.append(number)
-        except Exception as reason:
-            position = int(result.marks[number, 0]) - 1
-            which = program.which(position, position + 1)
-            failure = TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")
-            if not program.skip:
-                break
-            skipped.append((position, in_words(failure)))
-    if len(keep) == len(rows):
-        raise error  # it is not the rows
-    states = result.states
-    if states is not None:
-        kept = [states[0], *(states[number + 1] for number in keep)]
-        if program.skip:
-            kept += states[len(rows) + 1 :]
-            kept[-1] = states[-1]  # there it goes on, after what was skipped
-        states = kept
-    return dataclasses.replace(
-        result,
-        rows=[rows[number] for number in keep],
-        marks=result.marks[keep],
-        failure=result.failure if program.skip else failure,
-        skipped=sorted(skipped),
-        states=states,
-    )
+def _states_of(program: Program | StreamProgram, result: Result) -> bytes | None:
+    """A user's own stream may have anything in its state."""
+    if result.states is None:
+        return None
+    try:
+        return wire.for_home(result.states)
+    except Exception as error:
+        operation = program.operations()[0].call()
+        raise TypeError(f"bushel: the state of {operation} cannot be sent from a worker process: {error}") from error
+
+
+def _sendable(row: Any) -> Any:
+    wire.pack(row, None)
+    return row
+
+
+def _not_sendable(which: str, reason: Exception) -> Exception:
+    return TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")

@@ -175,6 +175,14 @@ class Starter:
         return self._channel
 
 
+def folder() -> str:
+    """The current folder; the root where it is gone, since Python may not start in it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+
+
 def search_path() -> list[str]:
     """Where modules are looked for. Python passes over entries that are no text, such as a Path."""
     return [str(entry) for entry in sys.path if isinstance(entry, str)]
@@ -187,6 +195,7 @@ def _python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
         [sys.executable, "-c", code],
         pass_fds=[descriptor],
         stdin=subprocess.DEVNULL,
+        cwd=folder(),
         env={**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: _tunables()},
         start_new_session=True,
     )
@@ -230,7 +239,7 @@ def main(descriptor: int) -> None:
         try:
             (kind, number, *arguments), descriptors = control.receive()
         except wire.Closed:
-            for pid in children:
+            for pid in list(children):  # each that ends is taken out of it at once
                 kill(pid)
             os._exit(0)
         _reap(children, ended)

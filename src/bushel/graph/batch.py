@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, trees
+from bushel.base import blocks, memory, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
-from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, told
+from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, told
 from bushel.index import epochs, words
 
 BatchFn = Callable[[Sequence[Any]], Any]
@@ -58,6 +58,12 @@ def _as_stacked(leaf: np.ndarray) -> np.ndarray:
     return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
+def is_ours(batch_fn: BatchFn | None) -> bool:
+    """Whether batches are made by the library alone."""
+    inner: Any = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
+    return inner is None or inner is batch_and_pad
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch(MapNode):
     """Batches that never straddle epochs."""
@@ -97,6 +103,10 @@ class Batch(MapNode):
     def epochs(self) -> Epochs:
         return self.parent.epochs if self.parent.epochs is Epochs.SAME else Epochs.DIFFERENT
 
+    @property
+    def in_place(self) -> InPlace:
+        return InPlace.AS_ROWS if is_ours(self.batch_fn) else InPlace.NEVER
+
     def _elements(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where each batch begins among the elements of all of them, and these elements."""
         first, end = self.bounds(indices)
@@ -122,7 +132,10 @@ class _Batched(Plan):
     def take(self, low: int, high: int) -> Block:
         start = self.edges[low]
         try:
-            block = self.parent.take(start, self.edges[high])
+            if self.node.parent.in_place is InPlace.AS_COLUMNS:
+                block = self.parent.take(start, self.edges[high])
+            else:
+                block = memory.apart(self.parent.take, start, self.edges[high])
         except RowFailed as failed:
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error

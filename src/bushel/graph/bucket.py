@@ -15,7 +15,7 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
 from bushel.graph.batch import BatchFn
 from bushel.graph.columns import Column
-from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, told
+from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, told
 from bushel.graph.select import EpochTables
 from bushel.index import shuffle, words
 
@@ -110,6 +110,10 @@ class Bucket(MapNode):
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         return {n: fill(column) if n in options.features else blocks.stack(column) for n, column in columns.items()}
 
+    @property
+    def in_place(self) -> InPlace:
+        return InPlace.AS_ROWS if self.options.batch_fn is None else InPlace.NEVER
+
     def element_spec(self) -> Any:
         raise NotImplementedError("Batches of several buckets have several shapes: each its own boundary.")
 
@@ -154,7 +158,7 @@ class _Bucketed(Plan):
     def take(self, low: int, high: int) -> Block:
         start = self.edges[low]
         try:
-            rows = blocks.rows_of(self.parent.take(start, self.edges[high]))
+            rows = blocks.rows_of(memory.apart(self.parent.take, start, self.edges[high]))
         except RowFailed as failed:
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error

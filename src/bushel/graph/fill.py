@@ -37,6 +37,6 @@ def filled(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padding
             parts.append(pad[:gap])
         parts.append(pieces[number])
     parts.append(pad[: gaps[-1]])
-    out = memory.output((laid.rows, laid.length, *inner), like.dtype)
+    out = memory.empty((laid.rows, laid.length, *inner), like.dtype)
     np.concatenate(parts, out=out.reshape(-1, *inner), casting="unsafe")
     return out

@@ -14,8 +14,9 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
-from bushel.graph.node import Epochs, MapNode, Origin, Plan
+from bushel.graph.node import Epochs, InPlace, MapNode, Origin, Plan
 from bushel.index import words
+from bushel.sources.fixed import FixedRecords
 from bushel.sources.memory import received, sent
 from bushel.sources.protocol import many_reads
 from bushel.sources.ragged import RaggedDataSource
@@ -65,6 +66,10 @@ class Source(MapNode):
     @property
     def epochs(self) -> Epochs:
         return Epochs.SAME
+
+    @property
+    def in_place(self) -> InPlace:
+        return InPlace.AS_COLUMNS if type(self.source) is FixedRecords else InPlace.NEVER
 
     def element_spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)

@@ -88,6 +88,18 @@ class Epochs(enum.IntEnum):
     SAME = 2  # the same records in the same order
 
 
+class InPlace(enum.Enum):
+    """Whether elements may lie where results do from their beginning, in memory that is written again later.
+
+    They may if they are made with `memory.output` of what was taken `memory.apart`: then no function of the user's
+    sees them, and no cache keeps them.
+    """
+
+    NEVER = enum.auto()
+    AS_ROWS = enum.auto()  # one by one
+    AS_COLUMNS = enum.auto()  # many as one array, which a batch only cuts
+
+
 MadeOf = tuple[np.ndarray, np.ndarray, np.ndarray]
 """Of what some elements are made: (which of them, which parent, position in that parent), one line per part."""
 
@@ -198,6 +210,11 @@ class MapNode(Node):
     def epochs(self) -> Epochs:
         """How epochs compare, by the records they are made of."""
         return Epochs.DIFFERENT
+
+    @property
+    def in_place(self) -> InPlace:
+        """Whether its elements may be made where results lie."""
+        return InPlace.NEVER
 
     @property
     def pure(self) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, StateMismatch, in_words, located
+from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, located
 from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch
 from bushel.graph.elementwise import Elementwise
@@ -247,8 +247,9 @@ class _MixCursor(Cursor):
             block = self.parents[number].pull(run)
         except Exception as error:
             unwrapped = error.error if isinstance(error, RowFailed) else error
-            unwrapped.add_note(
-                f"bushel: in part {self.node.keys[number] if self.node.keys else number} of {self.node.call()}."
+            add_note(
+                unwrapped,
+                f"bushel: in part {self.node.keys[number] if self.node.keys else number} of {self.node.call()}.",
             )
             raise
         if not len(block):

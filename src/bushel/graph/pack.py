@@ -19,7 +19,7 @@ from bushel.base import checks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, told
+from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, told
 from bushel.graph.packing import as_sequence
 from bushel.index import packing, shuffle, words
 from bushel.sources.ragged import Sequences
@@ -134,6 +134,10 @@ class PackedRows(MapNode):
     @property
     def epochs(self) -> Epochs:
         return self.parent.epochs
+
+    @property
+    def in_place(self) -> InPlace:
+        return InPlace.AS_COLUMNS
 
     @property
     def efficiency(self) -> dict[str, float]:
@@ -284,7 +288,7 @@ class _Packed(Plan):
         bare = isinstance(self.node.options.length, int)
         names: tuple[str | None, ...] = (None,) if bare else tuple(feature.name for feature in self.features)
         try:
-            entries = self.parent.entries(read, int(self.reads[end - 1]) + 1, names)
+            entries = memory.apart(self.parent.entries, read, int(self.reads[end - 1]) + 1, names)
         except RowFailed as failed:
             piece = int(np.searchsorted(self.reads, read + failed.row))
             raise RowFailed(self._row_of(piece) - low, failed.error) from failed.error

@@ -13,7 +13,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, Reckoned, one_each, told
+from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, Reckoned, one_each, told
 from bushel.index import epochs, mix, shuffle, words
 
 
@@ -196,6 +196,10 @@ class Reindex(MapNode):
     @property
     def epochs(self) -> Epochs:
         return self.map.epochs(self.parent.epochs)
+
+    @property
+    def in_place(self) -> InPlace:
+        return self.parent.in_place
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bushel.base import trees
+from bushel.base.errors import add_note
 
 State = dict[str, Any]
 CHUNK_BYTES = 4 << 20
@@ -224,7 +225,7 @@ class _FileRecording(Recording):
         try:
             data = pickle.dumps((self._elements, json.dumps(self._states)), protocol=5)
         except Exception as error:
-            error.add_note("bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
+            add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise
         _path(self._part, len(self._chunks)).write_bytes(data)
         self._chunks.append([len(self._elements), zlib.crc32(data)])
