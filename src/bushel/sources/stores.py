@@ -75,6 +75,12 @@ def local(path: Path) -> str:
     return os.path.expanduser(os.fspath(path).removeprefix("file://"))
 
 
+def _lowered(text: str) -> str:
+    """A URL with its scheme in small letters."""
+    found = _URL.match(text)
+    return text[: found.end()].lower() + text[found.end() :] if found else text
+
+
 def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[str]:
     """The files that paths and patterns name, those of a pattern sorted. A pattern that names none is an error.
 
@@ -88,7 +94,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
     for path in paths:
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
-        text = local(path)
+        text = _lowered(local(path))
         if _wild(text) < 0 or (not is_url(text) and os.path.exists(text)):
             found.append(text)
             continue
@@ -109,7 +115,8 @@ def _matches(pattern: str, options: Options | None) -> list[str]:
     begin = _wild(pattern)
     fits = re.compile(translated(pattern))
     deep = "/" in pattern[begin:] or pattern.endswith("**")
-    return [url for url in remote.listed(pattern[:begin], options, deep=deep) if fits.fullmatch(url)]
+    found = remote.listed(pattern[:begin], options, deep=deep)
+    return [pattern] if pattern in found else [url for url in found if fits.fullmatch(url)]
 
 
 def _wild(path: str) -> int:
@@ -130,11 +137,18 @@ def translated(pattern: str) -> str:
 def _translated(part: str) -> str:
     """What stands between two slashes of a pattern, as a regular expression."""
     parts = {"*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*|\?|\[[^\]]+\])", re.sub(r"\*+", "*", part))
+    pieces = re.split(r"(\*|\?|\[(?!!\])[^\]]+\])", re.sub(r"\*+", "*", part))
     return "".join(
-        parts.get(piece) or (piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece))
-        for piece in pieces
+        parts.get(piece) or (_choice(piece[1:-1]) if number % 2 else re.escape(piece))
+        for number, piece in enumerate(pieces)
     )
+
+
+def _choice(signs: str) -> str:
+    """The inside of brackets as a regular expression. Of its signs, `-` has a meaning, and `!` at the beginning."""
+    no = signs.startswith("!")
+    escaped = re.sub(r"([^-\w])", r"\\\1", signs[no:])
+    return f"[{'^' * no}{escaped}]"
 
 
 def open_file(path: Path, options: Options | None = None) -> File:
@@ -144,7 +158,7 @@ def open_file(path: Path, options: Options | None = None) -> File:
       path: a path, or a URL such as "s3://bucket/key", "gs://...", "az://...", "https://...", or of any fsspec store.
       options: of the store: its own settings, "timeout_s", "retries", and "cache_dir" with "cache_bytes".
     """
-    text = local(path)
+    text = _lowered(local(path))
     if not is_url(text):
         return LocalFile(text)
     from bushel.sources import remote
