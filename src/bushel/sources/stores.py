@@ -64,6 +64,13 @@ class File(abc.ABC):
         )
 
 
+def changed(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
+    """The error for a file that is not what it was when its source was made."""
+    return DamagedFile(
+        f"{name} was {was} (name, size, time) when the source was made, and is {now} now. Make the source again."
+    )
+
+
 def is_url(path: Path) -> bool:
     """Whether a path names something other than a local file."""
     found = _URL.match(os.fspath(path))
