@@ -82,6 +82,7 @@ def _npy(path: str, content: io.BytesIO | None) -> np.ndarray:
 def _npz(path: str, content: io.BytesIO | None) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     with zipfile.ZipFile(content or path) as archive:
+        _check_directory(archive)
         for entry in archive.infolist():
             name = entry.filename.removesuffix(".npy")
             if entry.compress_type == zipfile.ZIP_STORED and content is None:
@@ -90,6 +91,27 @@ def _npz(path: str, content: io.BytesIO | None) -> dict[str, np.ndarray]:
                 with archive.open(entry) as member:  # zipfile compares the checksum
                     found[name] = np.lib.format.read_array(member, allow_pickle=False)
     return found
+
+
+def _check_directory(archive: zipfile.ZipFile) -> None:
+    """Refuses an archive whose entries are fewer, or other, than its end says: zipfile takes what it can read."""
+    entries, file = archive.infolist(), archive.fp
+    assert file is not None
+    file.seek(archive.start_dir)
+    rest = file.read()
+    at = 0
+    for entry in entries:
+        sizes = struct.unpack_from("<HHH", rest, at + 28)
+        name = rest[at + 46 : at + 46 + sizes[0]]
+        file.seek(entry.header_offset + 30)
+        if file.read(len(name)) != name or not name.endswith(b".npy"):
+            raise ValueError(f"the entry {entry.filename!r} of its directory has another name where it lies")
+        at += 46 + sum(sizes)
+    if rest[at : at + 4] not in (b"PK\x05\x06", b"PK\x06\x06"):
+        raise ValueError(f"its directory does not end after {len(entries)} entries")
+    stated = struct.unpack_from("<H", rest, at + 10)[0] if rest[at + 2] == 5 else len(entries)
+    if stated != len(entries):
+        raise ValueError(f"its directory has {len(entries)} entries, and {stated} by its end")
 
 
 def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.needs import package
-from bushel.sources.stores import Options
+from bushel.sources.stores import File, Options
 from bushel.sources.tables import UNREADABLE, TableSource
 
 _KEPT_BYTES = 256 << 20
@@ -41,7 +41,7 @@ class ArrowDataSource(TableSource):
     def _file(self, number: int) -> _ArrowFile:
         file = self._files.get(number)
         if file is None:  # two threads may both open it; either will do
-            file = self._files[number] = _opened(self._paths[number], self._options, self._columns)
+            file = self._files[number] = _opened(self._same(number), self._columns)
         return file
 
 
@@ -76,9 +76,9 @@ class _ArrowFile:
         return found
 
 
-def _opened(path: str, options: Options | None, columns: Sequence[str] | None) -> _ArrowFile:
+def _opened(file: File, columns: Sequence[str] | None) -> _ArrowFile:
     arrow = package("pyarrow", "parquet", "Arrow files")
-    file = stores.open_file(path, options)
+    path = file.name
     try:
         content = arrow.py_buffer(file.read(0, file.size)) if stores.is_url(path) else arrow.memory_map(path)
         return _ArrowFile(path, content, columns)

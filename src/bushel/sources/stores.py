@@ -176,7 +176,12 @@ def open_file(path: Path, options: Options | None = None) -> File:
 def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase:
     """A file as an object with `read` and `seek`, for libraries that want one."""
     text = local(path)
-    return io.BufferedReader(Readable(open_file(text, options)), 1 << 20) if is_url(text) else open(text, "rb")
+    return stream(open_file(text, options)) if is_url(text) else open(text, "rb")
+
+
+def stream(file: File) -> io.BufferedIOBase:
+    """An open file as such an object."""
+    return io.BufferedReader(Readable(file), 1 << 20)
 
 
 def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes | memoryview]:
