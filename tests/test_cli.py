@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import Web
 
-from bushel import cli
+from bushel import __version__, cli
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -68,6 +68,10 @@ def test_every_format_into_every_other(of, to, tmp_path):
     assert convert(tmp_path / f"in.{of}", tmp_path / "made" / f"out.{to}") == [str(tmp_path / "made" / f"out.{to}")]
     assert list(READERS[to](tmp_path / "made" / f"out.{to}")) == RECORDS
     assert os.listdir(tmp_path / "made") == [f"out.{to}"]
+
+
+def test_the_version():
+    assert bushel("--version").stdout == f"bushel {__version__}\n"
 
 
 def test_the_command_with_two_workers(tmp_path):

@@ -31,12 +31,9 @@ def opened(file: File, settings: dict[str, Any]) -> Any:
         raise
     except UNREADABLE as error:
         raise DamagedFile(f"{file.name} is no complete Parquet file: {error}") from error
-    rows = sum(lengths(found))
-    if rows != found.metadata.num_rows:
-        raise DamagedFile(
-            f"{file.name} is no complete Parquet file: its row groups have {rows} rows, and {found.metadata.num_rows} by "
-            "its metadata."
-        )
+    rows, stated = sum(lengths(found)), found.metadata.num_rows
+    if rows != stated:
+        raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, and {stated} by its metadata.")
     return found
 
 
