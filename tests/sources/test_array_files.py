@@ -227,6 +227,8 @@ def test_checksums_that_are_damaged_themselves(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.npy", "x.npy.checksums"]
     beside = tmp_path / "x.npy.checksums"
     good = beside.read_bytes()
+    with pytest.raises(ValueError, match="these are checksums"):
+        check_checksums(beside)
     for bad in (
         b"",
         b"{}",
