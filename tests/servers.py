@@ -164,10 +164,11 @@ class Web:
 
     `behave` is called with the number of the request (HEAD requests not counted) and returns "ok", "error" (500),
     "half" (announces all, sends half), "hang" (answers nothing) or "missing" (404). HEAD requests are answered with the
-    status `head`. `addresses` are those that were asked for, `most_at_once` tells how many requests it had in hand.
+    status `head`. Unless `told`, nothing says when the content changes. `addresses` are those that were asked for,
+    `most_at_once` tells how many requests it had in hand.
     """
 
-    def __init__(self, content, behave=lambda number: "ok", latency_s=0.0, head=200):
+    def __init__(self, content, behave=lambda number: "ok", latency_s=0.0, head=200, told=True):
         self.content, self.behave, self.latency_s, self.head = content, behave, latency_s, head
         self.addresses = set()
         self.requests = self.most_at_once = self._in_hand = 0
@@ -221,8 +222,9 @@ class Web:
             def _headers(self, status, length, content_range=None):
                 self.send_response(status)
                 self.send_header("Content-Length", str(length))
-                self.send_header("ETag", '"one"')
-                self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
+                if told:
+                    self.send_header("ETag", '"one"')
+                    self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
                 self.send_header("Accept-Ranges", "bytes")
                 if content_range:
                     self.send_header("Content-Range", content_range)

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import Web
 
-from bushel import cli
+from bushel import __version__, cli
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
@@ -68,6 +68,10 @@ def test_every_format_into_every_other(of, to, tmp_path):
     assert convert(tmp_path / f"in.{of}", tmp_path / "made" / f"out.{to}") == [str(tmp_path / "made" / f"out.{to}")]
     assert list(READERS[to](tmp_path / "made" / f"out.{to}")) == RECORDS
     assert os.listdir(tmp_path / "made") == [f"out.{to}"]
+
+
+def test_the_version():
+    assert bushel("--version").stdout == f"bushel {__version__}\n"
 
 
 def test_the_command_with_two_workers(tmp_path):
@@ -309,6 +313,87 @@ def test_a_killed_conversion_leaves_nothing_that_looks_complete(how, tmp_path):
     assert all(name.endswith(".part") for name in left)
     if how == signal.SIGINT:
         assert left == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_workers_end_with_the_conversion(how, tmp_path):
+    """All that hold the pipe of their errors, in a few seconds, and those that were just starting without a word."""
+    bag(tmp_path / "in.bag", [bytes(50_000)] * 8_000)
+    words = [
+        sys.executable,
+        "-m",
+        "bushel",
+        "convert",
+        f"{tmp_path}/in.bag",
+        f"{tmp_path}/out.parquet",
+        "--workers",
+        "2",
+    ]
+    for seen in (".part", "worker"):
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while not (list(tmp_path.glob("out*")) if seen == ".part" else _children(process.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(process.pid, how) if how == signal.SIGINT else process.send_signal(how)
+        said = process.communicate(timeout=20)[1]
+        assert process.returncode == (130 if how == signal.SIGINT else -how)
+        assert "Traceback" not in said
+        if how == signal.SIGINT:
+            assert (said, [path.name for path in tmp_path.glob("out*")]) == ("bushel: interrupted.\n", [])
+        for path in tmp_path.glob("out*"):
+            path.unlink()
+
+
+def _children(process):
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout.split()
+    return len(found) == 3  # both workers, and what multiprocessing tracks resources with
+
+
+@pytest.mark.parametrize("to", WRITERS)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_disk_that_is_full_is_told(workers, to, tmp_path):
+    bag(tmp_path / "in.bag", [random.Random(number).randbytes(50_000) for number in range(100)])
+    words = ["-m", "bushel", "convert", f"{tmp_path}/in.bag", f"{tmp_path}/out.{to}", "--workers", str(workers)]
+    limited = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6)); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert f"writing {tmp_path}/out" in done.stderr and "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]
+
+
+def test_a_source_that_is_replaced_meanwhile(tmp_path):
+    (tmp_path / "in.txt").write_text("old\n" * 3_000)
+
+    def replace(done, total):
+        if done > 1_000:
+            (tmp_path / "new.txt").write_text("new\n" * 3_000)
+            os.replace(tmp_path / "new.txt", tmp_path / "in.txt")
+
+    with pytest.raises(DamagedFile, match=r"in\.txt was \['in\.txt', 12000, .*when its records were counted, and is"):
+        convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=3, report=replace)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
+
+
+def test_sets_of_bagz_files(tmp_path):
+    bag(tmp_path / "in.bag", RECORDS)
+    made = convert(tmp_path / "in.bag", tmp_path / "set.bag", shards=3)
+    convert(tmp_path / "set@3.bag", tmp_path / "whole.bag")
+    assert list(BagzDataSource(tmp_path / "whole.bag")) == RECORDS
+    with pytest.raises(ValueError, match=r"set@3\.bag is a name for several files"):
+        convert(tmp_path / "in.bag", tmp_path / "set@3.bag")
+    os.unlink(made[1])
+    os.mkdir(made[1])
+    before = (tmp_path / "set-00000-of-00003.bag").read_bytes()
+    with pytest.raises(IsADirectoryError, match=r"00001-of-00003\.bag is a folder"):
+        convert(tmp_path / "whole.bag", tmp_path / "set.bag", shards=3, overwrite=True)
+    assert (tmp_path / "set-00000-of-00003.bag").read_bytes() == before
 
 
 BAD = {

@@ -18,6 +18,7 @@ from bushel.base import alias
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="bushel", description="Tools for data sets.")
+    parser.add_argument("--version", action="version", version=f"bushel {sys.modules['bushel'].__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_convert(commands)
     _add_run(commands)

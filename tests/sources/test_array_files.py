@@ -267,3 +267,28 @@ def test_a_file_of_another_size_does_not_fit_its_checksums(tmp_path):
     path.write_bytes(b"ab")
     with pytest.raises(DamagedFile, match="has 2 bytes; it had 3 when its checksums were written"):
         check_checksums(path)
+
+
+def test_checksums_that_are_damaged_themselves(tmp_path):
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(10))
+    write_checksums(tmp_path / "x*")
+    write_checksums(tmp_path / "x*")
+    check_checksums(tmp_path / "x*")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["x.npy", "x.npy.checksums"]
+    beside = tmp_path / "x.npy.checksums"
+    good = beside.read_bytes()
+    with pytest.raises(ValueError, match="these are checksums"):
+        check_checksums(beside)
+    for bad in (
+        b"",
+        b"{}",
+        b"[]",
+        good[:-3],
+        b"\xff",
+        good.replace(b'"size": 208', b'"size": "208"'),
+        b'{"size": 208}',
+    ):
+        beside.write_bytes(bad)
+        with pytest.raises(DamagedFile, match=r"x\.npy\.checksums holds no complete checksums"):
+            check_checksums(path)

@@ -1,8 +1,14 @@
 """Damaged files: cut short, a byte changed, another format. Never other records without a word, never a hang."""
 
+import os
+import pickle
 import random
 import shutil
 
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from formats import FORMATS, opened, written
 from hypothesis import given, settings
@@ -10,7 +16,15 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.sources import DamagedFile
+from bushel.sources import (
+    ArrayDataSource,
+    ArrowDataSource,
+    DamagedFile,
+    HDF5DataSource,
+    ParquetDataSource,
+    RaggedDataSource,
+    load_arrays,
+)
 
 RECORDS = [random.Random(number).randbytes(number * 37 % 3_000) for number in range(30)]
 CHECKED = [name for name in FORMATS if not name.startswith("bag")]
@@ -151,3 +165,102 @@ def test_damaged_records_can_be_skipped(workers, tmp_path):
         ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers))
     with iter(ds) as it:
         assert list(it) == RECORDS[:20] + RECORDS[21:]
+
+
+# Indices: what a changed byte in them leads to is told with the file's name, and never fewer records without a word.
+
+
+def changes(path, low, high):
+    """Files with one byte of [low, high) changed, bytes that are zero left alone."""
+    content = path.read_bytes()
+    for place in range(low, high):
+        for value in {content[place] ^ 2, 255} - {content[place]}:
+            if content[place]:
+                path.write_bytes(content[:place] + bytes([value]) + content[place + 1 :])
+                yield place, value
+
+
+def test_a_changed_byte_of_an_array_record_index_is_told(tmp_path):
+    path = written(tmp_path, "array_record plain", records := [b"%06d" % number for number in range(20)])
+    for changed in changes(path, 1_000, path.stat().st_size):
+        try:
+            source = opened("array_record plain", path)
+            assert len(source) == len(records), changed
+            [source[index] for index in range(len(source))]
+        except DamagedFile as error:
+            assert path.name in str(error)
+
+
+def test_a_changed_byte_of_a_parquet_footer_loses_no_row(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"x": range(23)}), path, row_group_size=7, store_schema=False, write_statistics=False)
+    size = path.stat().st_size
+    footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    for changed in changes(path, size - 8 - footer, size):
+        try:
+            source = ParquetDataSource(path)
+        except DamagedFile as error:
+            assert path.name in str(error)
+            continue
+        try:
+            assert len(list(source)) == 23, changed
+        except DamagedFile as error:
+            assert path.name in str(error)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_a_changed_byte_of_an_archive_loses_no_array(save, tmp_path):
+    save(tmp_path / "x.npz", a=np.arange(20), b=np.arange(20) * 2)
+    for changed in changes(tmp_path / "x.npz", 0, (tmp_path / "x.npz").stat().st_size):
+        try:
+            assert set(load_arrays(tmp_path / "x.npz")) == {"a", "b"}, changed
+        except DamagedFile as error:
+            assert "x.npz" in str(error)
+
+
+# Files that are replaced.
+
+
+def write_arrow(path, values):
+    table = pa.table({"x": values})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
+def write_hdf5(path, values):
+    with h5py.File(path, "w") as file:
+        file["x"] = values
+
+
+REPLACED = {
+    "parquet": (lambda path, values: pq.write_table(pa.table({"x": values}), path), ParquetDataSource),
+    "arrow": (write_arrow, ArrowDataSource),
+    "h5": (write_hdf5, HDF5DataSource),
+    "npy": (np.save, lambda path: ArrayDataSource(load_arrays(path))),
+    "ragged.npy": (np.save, lambda path: RaggedDataSource(load_arrays(path), [0, 5, 20])),
+}
+
+
+@pytest.mark.parametrize("ending", REPLACED)
+def test_a_file_that_was_replaced_is_not_read_elsewhere(ending, tmp_path):
+    """A worker that opens it later must not mix what is new with what others have read."""
+    write, source = REPLACED[ending]
+    path, other = tmp_path / f"x.{ending}", tmp_path / f"new.{ending}"
+    write(path, np.arange(20))
+    made = source(path)
+    sent = pickle.dumps(made)
+    assert repr(pickle.loads(sent)[1]) == repr(made[1])
+    write(other, np.arange(20) + 1000)
+    os.utime(other, ns=(0, path.stat().st_mtime_ns + 1))
+    os.replace(other, path)
+    with pytest.raises(DamagedFile, match=r"when the source was made, and is .* now. Make the source again"):
+        pickle.loads(sent)[1]
+    with pytest.raises(DamagedFile, match="when the source was made"):
+        pickle.loads(pickle.dumps(made))[1]  # packed after that, from what was mapped or read before
+
+
+@pytest.mark.parametrize("source", [ParquetDataSource, ArrowDataSource, HDF5DataSource])
+def test_a_pipe_is_no_file(source, tmp_path):
+    os.mkfifo(tmp_path / "x")
+    with pytest.raises(ValueError, match="is no regular file"):
+        source(tmp_path / "x")

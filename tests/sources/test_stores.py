@@ -5,11 +5,13 @@ import glob
 import os
 import pickle
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 import urllib.parse
+import warnings
 
 import numpy as np
 import pytest
@@ -66,6 +68,23 @@ def test_ranges_of_an_object(put, put_gcs, scheme, ranges):
     assert file.size == len(CONTENT)
     starts, lengths = [low for low, _ in ranges], [length for _, length in ranges]
     assert file.read_many(starts, lengths) == [CONTENT[low : low + length] for low, length in ranges]
+
+
+@pytest.mark.parametrize("path", ["s3://bushels", "s3://bushels/", "memory://folder", "memory://folder/"])
+def test_a_bucket_or_folder_is_no_file(put, path):
+    import fsspec
+
+    fsspec.filesystem("memory").pipe("/folder/x.bag", b"")
+    with pytest.raises(IsADirectoryError, match="not a file"):
+        BagzDataSource(path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_names_with_brackets_and_schemes_in_capitals(put, tmp_path):
+    put("brackets/[1].bag", written(tmp_path, "bag", [b"x"]).read_bytes())
+    for path in ("brackets/[1].bag", "brackets/[[]1].bag", "brackets/[!a]1*"):
+        assert stores.find(url("s3", path)) == [url("s3", "brackets/[1].bag")]
+        assert list(BagzDataSource(url("S3", path))) == [b"x"]
 
 
 @schemes
@@ -182,6 +201,32 @@ def test_what_a_killed_process_has_begun_to_copy_is_no_copy(tmp_path):
         options = {"cache_dir": str(tmp_path), "cache_bytes": len(CONTENT)}
         assert stores.open_file(f"{web.url}/x", options).read(0, 9) == CONTENT[:9]
         assert endings(tmp_path) == [".copy"]
+
+
+def test_no_copy_of_what_cannot_be_told_from_an_older_one(tmp_path):
+    with Web(b"old", told=False) as web:
+        for content in (b"old", b"new"):
+            web.content = content
+            with warnings.catch_warnings(record=True) as said:
+                file = stores.open_file(f"{web.url}/x", {"cache_dir": str(tmp_path)})
+            assert (file.read(0, 3), endings(tmp_path)) == (content, [])
+            assert [str(warning.message).partition(": ")[2][:40] for warning in said] == (
+                ["its store sends neither ETag nor time, s"] if content == b"old" else []
+            )
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """A limit on the sizes of files, as the system's answer is of the same kind."""
+    program = (
+        "import resource, sys; from bushel.sources import stores; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))\n"
+        "try: stores.open_file(sys.argv[1], {'cache_dir': sys.argv[2]})\n"
+        "except OSError as error: print(error)"
+    )
+    with Web(CONTENT) as web:
+        words = [sys.executable, "-c", program, f"{web.url}/x", str(tmp_path)]
+        said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert f"{tmp_path}: no copy of {web.url}/x, 1000000 bytes, could be made (File too large). Make room" in said
+    assert endings(tmp_path) == []
 
 
 def test_a_copy_that_was_cut_is_named_after_its_file(put, tmp_path):
@@ -304,6 +349,18 @@ def test_a_server_that_always_fails_is_an_error_in_time(manner):
         with pytest.raises((OSError, DamagedFile), match=f"{web.url}/content"):
             file.read(0, 1000)
         assert time.monotonic() - begun < 15
+
+
+def test_ctrl_c_while_a_server_does_not_answer():
+    """At once, and the next request is not in the way of the one that was given up."""
+    with Web(CONTENT, lambda number: "hang" if number == 0 else "ok") as web:
+        file = stores.open_file(f"{web.url}/content")
+        begun = time.monotonic()
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            file.read(0, 1000)
+        assert file.read(0, 1000) == CONTENT[:1000]
+        assert time.monotonic() - begun < 10
 
 
 def test_no_server_at_all():
@@ -430,22 +487,36 @@ def vault():
     """A store of the user's own, with the three methods that are asked for, and the files that it holds."""
     import fsspec
 
-    files = {}
+    files, failures = {}, {}
 
     class Vault(fsspec.AbstractFileSystem):
         cut = 0
+        failing = failures  # how often calls for a path fail from now on
+        error = OSError("503 slow down")
 
         def info(self, path, **_):
+            self._fail(path)
             if path not in files:
                 raise FileNotFoundError(path)
             return {"name": path, "size": len(files[path]), "type": "file", "etag": str(hash(files[path]))}
 
         def cat_file(self, path, start=None, end=None, **_):
+            self._fail(path)
             return files[path][start : end - self.cut]
 
         def ls(self, path, detail=True, **_):
-            found = [self.info(name) for name in files if name.rpartition("/")[0] == path.rstrip("/")]
+            self._fail(path)
+            inside = f"{path.rstrip('/')}/"
+            below = {name.removeprefix(inside) for name in files if name.startswith(inside)}
+            found = [self.info(inside + name) for name in sorted(below) if "/" not in name]
+            folders = {name.partition("/")[0] for name in below if "/" in name}
+            found += [{"name": inside + name, "size": 0, "type": "directory"} for name in sorted(folders)]
             return found if detail else [entry["name"] for entry in found]
+
+        def _fail(self, path):
+            if self.failing.get(path, 0):
+                self.failing[path] -= 1
+                raise self.error
 
     fsspec.register_implementation("vault", Vault, clobber=True)
     return Vault, files
@@ -466,6 +537,44 @@ def test_a_store_of_ones_own_needs_three_methods(vault, tmp_path):
     Vault.cut = 1
     with pytest.raises(DamagedFile, match=r"vault://folder/part-1\.bag ended early"):
         BagzDataSource("vault://folder/part-1.bag")
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error(vault):
+    Vault, files = vault
+    files.update({f"top/{folder}/x.txt": b"one\n" for folder in "abc"})
+    found = [f"vault://top/{folder}/x.txt" for folder in "abc"]
+    assert stores.find("vault://top/**/*.txt") == found
+    Vault.failing["top/b"] = 1
+    assert stores.find("vault://top/**/*.txt", {"retries": 1}) == found
+    Vault.failing["top/b"] = 2
+    with pytest.raises(OSError, match="vault://top/: top/b could not be read: 503 slow down"):
+        stores.find("vault://top/**/*.txt", {"retries": 1})
+    Vault.failing["top"], Vault.error = 1, PermissionError("no")
+    with pytest.raises(PermissionError, match="vault://top/: top may not be read: no"):
+        stores.find("vault://top/*.txt", {"retries": 0})
+
+
+def test_a_store_that_fails_is_asked_again(vault):
+    Vault, files = vault
+    files["a.txt"] = b"one\n"
+    Vault.failing["a.txt"] = 2
+    file = stores.open_file("vault://a.txt", {"retries": 2})
+    Vault.failing["a.txt"] = 2
+    assert file.read(0, 3) == b"one"
+    Vault.failing["a.txt"] = 3
+    with pytest.raises(OSError, match=r"vault://a\.txt could not be read: 503 slow down"):
+        file.read(0, 3)
+    Vault.failing["a.txt"], Vault.error = 1, KeyError("mistake")
+    with pytest.raises(OSError, match=r"vault://a\.txt could not be read: KeyError: 'mistake'"):
+        file.read(0, 3)
+
+
+def test_urls_with_hosts_and_with_three_slashes(tmp_path):
+    (tmp_path / "x.txt").write_bytes(b"one\n")
+    assert stores.find(f"local://{tmp_path}/*.txt") == [f"local://{tmp_path}/x.txt"]
+    assert stores.open_file(f"local://{tmp_path}/x.txt").read(0, 3) == b"one"
+    with pytest.raises(OSError, match=r"ftp://127\.0\.0\.1:9/x\.txt could not be read: .*refused"):
+        stores.open_file("ftp://127.0.0.1:9/x.txt", {"retries": 0})
 
 
 def test_near_ranges_of_any_store_are_one_request(monkeypatch):

@@ -103,10 +103,32 @@ def _npy(path: str, content: io.BytesIO | None) -> Arrays:
 
 def _npz(path: str, content: io.BytesIO | None) -> Arrays:
     with zipfile.ZipFile(content or path) as archive:
+        _check_directory(archive)
         return {
             entry.filename.removesuffix(".npy"): functools.partial(_member, path, content, entry)
             for entry in archive.infolist()
         }
+
+
+def _check_directory(archive: zipfile.ZipFile) -> None:
+    """Refuses an archive whose entries are fewer, or other, than its end says: zipfile takes what it can read."""
+    entries, file = archive.infolist(), archive.fp
+    assert file is not None
+    file.seek(archive.start_dir)
+    rest = file.read()
+    at = 0
+    for entry in entries:
+        sizes = struct.unpack_from("<HHH", rest, at + 28)
+        name = rest[at + 46 : at + 46 + sizes[0]]
+        file.seek(entry.header_offset + 30)
+        if file.read(len(name)) != name or not name.endswith(b".npy"):
+            raise ValueError(f"the entry {entry.filename!r} of its directory has another name where it lies")
+        at += 46 + sum(sizes)
+    if rest[at : at + 4] not in (b"PK\x05\x06", b"PK\x06\x06"):
+        raise ValueError(f"its directory does not end after {len(entries)} entries")
+    stated = struct.unpack_from("<H", rest, at + 10)[0] if rest[at + 2] == 5 else len(entries)
+    if stated != len(entries):
+        raise ValueError(f"its directory has {len(entries)} entries, and {stated} by its end")
 
 
 def _member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:

@@ -216,6 +216,8 @@ class _ArrayRecordFile(RecordReader):
 
     def _header(self, chunk: int, data: bytes | bytearray | memoryview, length: int) -> int:
         """The size of a chunk's data; -1 where not all of it was read. Its header must say what the footer says."""
+        if len(data) <= HEADER:  # its compression comes next
+            raise self._damaged(chunk, f"the index at the end of the file leaves {len(data)} bytes for it")
         size, kind, decoded = SIZES.unpack_from(data)
         if kind != SIMPLE | self._counts.item(chunk) << 8 or decoded != self._decoded.item(chunk):
             if kind & 0xFF == TRANSPOSED:

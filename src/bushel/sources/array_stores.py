@@ -105,13 +105,18 @@ class HDF5DataSource(_ArrayStore):
       storage_options: of the store where the file lies.
     """
 
+    _version: list[Any] | None = None  # of the file when the source was made
+
     def __init__(self, path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None):
         super().__init__(path, names, storage_options)
 
     def _open(self, names: list[str] | None) -> dict[str, Any]:
         h5py = package("h5py", "hdf5", "HDF5 files")
-        place = stores.open_stream(self._path, self._options) if stores.is_url(self._path) else self._path
-        stores.open_file(self._path, self._options)  # for the words where it cannot be read
+        content = stores.open_file(self._path, self._options)
+        self._version = self._version or content.version()
+        if content.version() != self._version:
+            raise stores.changed(self._path, self._version, content.version())
+        place = stores.stream(content) if stores.is_url(self._path) else self._path
         found: dict[str, Any] = {}
         try:
             file = h5py.File(place, "r")

@@ -9,7 +9,7 @@ from typing import Any
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.needs import package
-from bushel.sources.stores import Options
+from bushel.sources.stores import File, Options
 from bushel.sources.tables import UNREADABLE, TableSource, check_names
 
 _KEPT_BYTES = 256 << 20
@@ -43,7 +43,7 @@ class ArrowDataSource(TableSource):
     def _file(self, number: int) -> _ArrowFile:
         file = self._files.get(number)
         if file is None:  # two threads may both open it; either will do
-            file = self._files[number] = _opened(self._paths[number], self._options, self._columns)
+            file = self._files[number] = _opened(self._same(number), self._columns)
         return file
 
 
@@ -81,9 +81,9 @@ class _ArrowFile:
         return found
 
 
-def _opened(path: str, options: Options | None, columns: Sequence[str] | None) -> _ArrowFile:
+def _opened(file: File, columns: Sequence[str] | None) -> _ArrowFile:
     arrow = package("pyarrow", "parquet", "Arrow files")
-    file = stores.open_file(path, options)
+    path = file.name
     stream = file.size >= len(_END) and file.read(0, 4) == _END[:4]
     if stream and file.read(file.size - len(_END), len(_END)) != _END:
         raise DamagedFile(f"{path} is an Arrow stream without its end mark: it was cut short.")

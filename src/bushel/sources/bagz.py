@@ -46,7 +46,7 @@ class BagzDataSource(RecordSource):
         storage_options: Options | None = None,
     ):
         self._compressed, self._separate = compressed, bool(separate_limits)
-        super().__init__(_all_shards(paths, storage_options), storage_options)
+        super().__init__(all_shards(paths, storage_options), storage_options)
 
     def _reader(self, file: File) -> RecordReader:
         compressed = file.name.endswith(".bagz") if self._compressed is None else self._compressed
@@ -57,7 +57,8 @@ class BagzDataSource(RecordSource):
         return _BagFile(file, stores.open_file(limits, self._options), compressed)
 
 
-def _all_shards(paths: Any, options: Options | None) -> Any:
+def all_shards(paths: Any, options: Options | None) -> Any:
+    """Paths, with all files in place of a name such as "name@3.bagz"."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):

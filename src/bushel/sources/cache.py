@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
@@ -16,6 +17,8 @@ from bushel.sources.stores import File, LocalFile
 T = TypeVar("T")
 
 _PIECE_BYTES = 16 << 20
+_told: set[str] = set()
+"""Folders that were said to stay without copies of some files."""
 _TIME_NS = 0
 """When a copy was changed: its name tells the content, so that one which was made again is the same file."""
 
@@ -24,9 +27,18 @@ def kept(file: File, folder: str, limit_bytes: int | None) -> File:
     """`file` from a copy in `folder`; a copy that is not there yet is made.
 
     Copies that were used longest ago go first when there are more than `limit_bytes`. A file larger than the limit is
-    read from where it is.
+    read from where it is, as is one whose store does not tell when it changes: a copy of it might be an old one.
     """
     if limit_bytes is not None and file.size > limit_bytes:
+        return file
+    if file.version()[-1] is None:
+        if folder not in _told:
+            _told.add(folder)
+            warnings.warn(
+                f"{file.name}: its store sends neither ETag nor time, so that an old copy could not be told from the "
+                f"file. It is read without a copy in {folder}, as are all others of this kind.",
+                stacklevel=2,
+            )
         return file
     os.makedirs(folder, exist_ok=True)
     return CachedFile(file, folder, limit_bytes)
@@ -116,17 +128,20 @@ class CachedFile(File):
             if room < 0:
                 return next(iter(filled)), None
             _make_room(copies, room)
-        part = open(own, "wb")  # noqa: SIM115
+        part = open(own, "wb", buffering=0)  # noqa: SIM115
         fcntl.flock(part, fcntl.LOCK_EX)
-        part.truncate(self.size)
+        try:
+            part.truncate(self.size)
+        except OSError as error:
+            os.unlink(own)
+            raise self._no_room(error) from error
         return None, part
 
     def _fetched(self, part: IO[bytes]) -> LocalFile:
         with part:
             try:
                 for start in range(0, self.size, _PIECE_BYTES):
-                    part.write(self._file.read(start, min(_PIECE_BYTES, self.size - start)))
-                part.flush()
+                    self._write(part, self._file.read(start, min(_PIECE_BYTES, self.size - start)))
                 os.utime(part.name, ns=(time.time_ns(), _TIME_NS))
                 with self._alone():
                     os.replace(part.name, self._path)
@@ -137,6 +152,21 @@ class CachedFile(File):
                 raise
             finally:
                 fcntl.flock(part, fcntl.LOCK_UN)  # also for a process that was forked meanwhile
+
+    def _write(self, part: IO[bytes], data: bytes) -> None:
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[part.write(left) :]
+            except OSError as error:
+                raise self._no_room(error) from error
+
+    def _no_room(self, error: OSError) -> OSError:
+        return OSError(
+            error.errno,
+            f"{self._folder}: no copy of {self.name}, {self.size} bytes, could be made ({error.strerror}). Make room "
+            "there, set cache_bytes to what there is, or name another cache_dir",
+        )
 
     def _opened(self) -> LocalFile:
         return LocalFile(self._path, f"{self.name} (its copy {self._path})")

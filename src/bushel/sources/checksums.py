@@ -31,7 +31,7 @@ def write_checksums(paths: Path | Iterable[Path]) -> list[str]:
     bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not fit their checksum.
     """
     written = []
-    for path in stores.find(paths):
+    for path in _files(paths, None):
         if stores.is_url(path):
             raise ValueError(f"{path}: checksums are written beside local files. Upload them along with the data.")
         found = {"size": os.path.getsize(path), "piece": _PIECE, "crc32": _sums(stores.open_file(path))}
@@ -42,9 +42,9 @@ def write_checksums(paths: Path | Iterable[Path]) -> list[str]:
 
 def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> None:
     """Reads files whole and compares them with the checksums beside them, which `write_checksums` has written."""
-    for path in stores.find(paths, storage_options):
+    for path in _files(paths, storage_options):
         beside = stores.open_file(path + _ENDING, storage_options)
-        known: dict[str, Any] = json.loads(beside.read(0, beside.size))
+        known = _known(beside)
         file = stores.open_file(path, storage_options)
         if file.size != known["size"]:
             raise DamagedFile(f"{path} has {file.size} bytes; it had {known['size']} when its checksums were written.")
@@ -53,6 +53,24 @@ def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
                 low = number * _PIECE
                 high = min(low + _PIECE, file.size)
                 raise DamagedFile(f"{path} is damaged: bytes {low} to {high} do not fit their checksum.")
+
+
+def _files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
+    """Files that may have checksums beside them; those of a pattern that are checksums are left out."""
+    found = [path for path in stores.find(paths, options) if not path.endswith(_ENDING)]
+    if not found:
+        raise ValueError(f"{paths}: these are checksums. Name the files that they belong to.")
+    return found
+
+
+def _known(beside: File) -> dict[str, Any]:
+    try:
+        known = json.loads(beside.read(0, beside.size))
+        if known["piece"] != _PIECE or len(known["crc32"]) != -(-known["size"] // _PIECE):
+            raise ValueError("its sizes do not fit together")
+    except (ValueError, TypeError, KeyError) as error:
+        raise DamagedFile(f"{beside.name} holds no complete checksums: {error!r}. Write them again.") from error
+    return known
 
 
 def _sums(file: File) -> list[int]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import errno
 import importlib
 import multiprocessing
 import os
 import re
+import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile
-from bushel.sources import records, stores, writers
+from bushel.sources import bagz, records, stores, writers
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
 from bushel.sources.lines import LineDataSource
@@ -136,6 +139,11 @@ class _Reading:
     options: Options | None = None
     round_floats: bool = False
 
+    def version(self, path: str) -> list[Any]:
+        """What changes when the content of a file does, or of one of those that "name@3.bag" stands for."""
+        paths = bagz.all_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
+        return [part for version in stores.fingerprint(paths, self.options) for part in version]
+
     def open(self, path: str) -> Records:
         if self.kind == "parquet":
             return ParquetRecords(path, self.options, self.round_floats)
@@ -156,8 +164,21 @@ class _Reading:
         return LineDataSource(path, storage_options=options)
 
 
-Piece = tuple[str, int, int]
-"""Records [low, high) of a file."""
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """Records [low, high) of a file, and which version of it they were counted in."""
+
+    path: str
+    low: int
+    high: int
+    version: list[Any]
+
+    def check(self, reading: _Reading) -> None:
+        if (now := reading.version(self.path)) != self.version:
+            raise DamagedFile(
+                f"{self.path} was {self.version} (name, size, time) when its records were counted, and is {now} now. "
+                "Convert it again, when nobody writes to it."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,14 +186,14 @@ class _Part:
     """What one process does: pieces of the sources into one file."""
 
     reading: _Reading
-    pieces: tuple[Piece, ...]
+    pieces: tuple[_Piece, ...]
     path: str
     kind: str
     verify: bool
 
     @property
     def count(self) -> int:
-        return sum(high - low for _, low, high in self.pieces)
+        return sum(piece.high - piece.low for piece in self.pieces)
 
 
 def convert(
@@ -211,14 +232,18 @@ def convert(
     kind = _kind(text)
     if kind not in _WRITERS or text.endswith(".gz"):
         raise ValueError(f"{text} cannot be written: its name should end in {_endings(_WRITERS)}.")
+    if kind in ("bag", "bagz") and bagz.all_shards(text, None) != [text]:
+        raise ValueError(f"{text} is a name for several files, by which they are read. Give one without @, and shards.")
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
     paths = _shard_names(text, count)
     for path in paths:
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"{path} is a folder, and cannot be replaced by a file. Remove it first.")
         if os.path.exists(path) and not overwrite:
             raise FileExistsError(f"{path} is there already. Pass overwrite=True (--overwrite) to replace it.")
     ranges = _ranges(found, reading)
-    total = sum(high - low for _, low, high in ranges)
+    total = sum(piece.high - piece.low for piece in ranges)
     os.makedirs(os.path.dirname(os.path.abspath(text)), exist_ok=True)
     bounds = np.linspace(0, total, count + 1).astype(int).tolist()
     mark = f".{os.getpid()}-{threading.get_ident()}.part"
@@ -268,21 +293,26 @@ def _endings(formats: Iterable[str]) -> str:
     return f"one of {', '.join(f'.{name}' for name in formats)}"
 
 
-def _ranges(found: list[records.Shard], reading: _Reading) -> list[Piece]:
+def _ranges(found: list[records.Shard], reading: _Reading) -> list[_Piece]:
     """The records of each source that are wanted. Their files are counted some at a time."""
+
+    def counted(shard: records.Shard) -> _Piece:
+        version = reading.version(shard[0])
+        return _Piece(shard[0], *records.part_of(shard, reading.open(shard[0]).count()), version)
+
     with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(found))) as pool:
-        counts = list(pool.map(lambda shard: reading.open(shard[0]).count(), found))
-    return [(shard[0], *records.part_of(shard, count)) for shard, count in zip(found, counts)]
+        return list(pool.map(counted, found))
 
 
-def _pieces(ranges: list[Piece], low: int, high: int) -> Iterator[Piece]:
+def _pieces(ranges: list[_Piece], low: int, high: int) -> Iterator[_Piece]:
     """Where records [low, high) of all sources lie."""
     begin = 0
-    for path, start, stop in ranges:
-        first, last = max(low - begin, 0), min(high - begin, stop - start)
+    for piece in ranges:
+        count = piece.high - piece.low
+        first, last = max(low - begin, 0), min(high - begin, count)
         if first < last:
-            yield path, start + first, start + last
-        begin += stop - start
+            yield dataclasses.replace(piece, low=piece.low + first, high=piece.low + last)
+        begin += count
 
 
 def _shard_names(target: str, count: int) -> list[str]:
@@ -303,11 +333,17 @@ def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
         return
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
-    with concurrent.futures.ProcessPoolExecutor(
-        min(workers, len(parts)), mp_context=context, initializer=_share, initargs=(counter,)
-    ) as pool:
-        futures = [pool.submit(_counted, part) for part in parts]
+    lifeline, ours = context.Pipe(duplex=False)
+    with (
+        ours,
+        lifeline,
+        concurrent.futures.ProcessPoolExecutor(
+            min(workers, len(parts)), mp_context=context, initializer=_begin, initargs=(counter, lifeline)
+        ) as pool,
+    ):
         try:
+            with _ctrl_c_later():  # workers begin so too, until they can bear it
+                futures = [pool.submit(_counted, part) for part in parts]
             pending = set(futures)
             while pending:
                 ended, pending = concurrent.futures.wait(pending, 0.2, concurrent.futures.FIRST_EXCEPTION)
@@ -320,16 +356,36 @@ def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
                 "there is. Use fewer workers."
             ) from None
         except BaseException:
+            ours.close()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """An interrupt meanwhile comes at the end. Processes that are started here begin without hearing one."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 _counter: Any = None
 
 
-def _share(counter: Any) -> None:
+def _begin(counter: Any, lifeline: Connection) -> None:
+    """Of a worker process: it ends without a word when it is interrupted, and when nobody holds the other end."""
     global _counter
     _counter = counter
+    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _end_with(lifeline: Connection) -> None:
+    lifeline.poll(None)  # nothing is ever sent: its end
+    os._exit(1)
 
 
 def _counted(part: _Part) -> None:
@@ -341,24 +397,43 @@ def _counted(part: _Part) -> None:
 def _written(part: _Part) -> Iterator[int]:
     """Writes a part, and yields how many records each step wrote."""
     kind, compress = _WRITERS[part.kind]
-    writer = kind(part.path, compress)
-    digest = written = 0
+    digest = 0
+    with _told(part.path):
+        writer = kind(part.path, compress)
     try:
-        for path, low, high in part.pieces:
-            for block in part.reading.open(path).blocks(low, high):
-                for record in block:
-                    writer.write(record)
-                    digest = _digest(digest, record)
-                written += len(block)
+        for piece in part.pieces:
+            left = piece.high - piece.low
+            found = part.reading.open(piece.path)
+            piece.check(part.reading)
+            for block in found.blocks(piece.low, piece.high):
+                with _told(part.path):
+                    for record in block:
+                        writer.write(record)
+                        digest = _digest(digest, record)
+                left -= len(block)
                 yield len(block)
-    finally:
-        writer.close()
-    if written != part.count:
-        raise DamagedFile(
-            f"{part.pieces[0][0]} was changed while it was read: it had other records when it was counted."
-        )
+            piece.check(part.reading)
+            if left:
+                raise DamagedFile(f"{piece.path} was changed while it was read: it has {left} records less.")
+        with _told(part.path):
+            writer.close()
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what matters
+            writer.close()
+        raise
     if part.verify:
         _verify(part, digest)
+
+
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+    """Errors of writers as those of the system, with the file and the reason. array_record's are RuntimeErrors."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        code = getattr(error, "errno", None) or errno.EIO
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise OSError(code, f"writing {path} failed: {reason}") from error
 
 
 def _verify(part: _Part, digest: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from bushel.base import checks, memory, trees
 from bushel.base.blocks import Columns
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.sources import stores
 
 
 class ArrayDataSource:
@@ -38,6 +41,7 @@ class ArrayDataSource:
                 f"got {trees.describe(self._tree)}."
             )
         self._length = len(leaves[0])
+        note(leaves)
 
     def __len__(self) -> int:
         return self._length
@@ -79,27 +83,60 @@ class InFile:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     strides: tuple[int, ...]
+    version: list[Any] | None
+    """Of the file; None where it may be written to by way of the array."""
+
+
+def note(leaves: Iterable[np.ndarray]) -> None:
+    """Notes the versions of the files that arrays are parts of, so that another file of that name is told from them."""
+    for leaf in leaves:
+        mapped = _map(leaf)
+        if mapped is not None and not hasattr(mapped, _NOTE):
+            setattr(mapped, _NOTE, _version(mapped))
+
+
+_NOTE = "_bushel_version"
+
+
+def _map(leaf: np.ndarray) -> np.memmap[Any, Any] | None:
+    """The map of a file that an array is a part of: the first one, which knows its offset in the file."""
+    mapped: np.memmap[Any, Any] | None = None
+    owner: Any = leaf
+    while isinstance(owner, np.ndarray):
+        mapped = owner if isinstance(owner, np.memmap) else mapped
+        owner = owner.base
+    return mapped
+
+
+def _version(mapped: np.memmap[Any, Any]) -> list[Any] | None:
+    with contextlib.suppress(OSError):  # a file that is gone: its memory is good nevertheless
+        return _version_of(str(mapped.filename)) if mapped.filename and mapped.mode == "r" else None
+
+
+def _version_of(name: str) -> list[Any]:
+    facts = os.stat(name)
+    return [os.path.basename(name), facts.st_size, facts.st_mtime_ns]
 
 
 def sent(leaf: np.ndarray) -> np.ndarray | InFile:
     """An array as it goes to another process: by name where it is part of a file."""
     if type(leaf) not in (np.ndarray, np.memmap):
         return leaf  # it may hold more than its entries: a mask
-    mapped: np.memmap[Any, Any] | None = None
-    owner: Any = leaf
-    while isinstance(owner, np.ndarray):
-        mapped = owner if isinstance(owner, np.memmap) else mapped  # the last one knows its offset in the file
-        owner = owner.base
+    mapped = _map(leaf)
     if mapped is None or not mapped.filename or mapped.mode == "c" or leaf.dtype.hasobject or not leaf.size:
         return leaf  # in memory, or with changes that are not in the file
     first, start = (array.__array_interface__["data"][0] for array in (leaf, mapped))
-    return InFile(str(mapped.filename), mapped.offset + first - start, leaf.shape, leaf.dtype, leaf.strides)
+    place = mapped.offset + first - start
+    note([leaf])
+    return InFile(str(mapped.filename), place, leaf.shape, leaf.dtype, leaf.strides, getattr(mapped, _NOTE))
 
 
 def received(leaf: np.ndarray | InFile) -> np.ndarray:
     """What `sent` gave, as an array again."""
     if not isinstance(leaf, InFile):
         return leaf
+    if leaf.version is not None and (now := _version_of(leaf.name)) != leaf.version:
+        raise stores.changed(leaf.name, leaf.version, now)
     reach = [stride * (size - 1) for stride, size in zip(leaf.strides, leaf.shape)]
     before, after = -sum(min(0, far) for far in reach), sum(max(0, far) for far in reach) + leaf.dtype.itemsize
     part = np.memmap(leaf.name, dtype=np.uint8, mode="r", offset=leaf.offset - before, shape=(before + after,))

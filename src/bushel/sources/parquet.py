@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,29 +15,34 @@ from bushel.sources import stores
 from bushel.sources.arrow_rows import values
 from bushel.sources.needs import package
 from bushel.sources.protocol import SequentialReader
-from bushel.sources.stores import Options
+from bushel.sources.stores import File, Options
 from bushel.sources.tables import UNREADABLE, TableSource, check_names
 
 _FILES_PER_THREAD = 8
 _DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other columns, or decrypt the file first."
 
 
-def opened(path: str, options: Options | None, settings: dict[str, Any]) -> Any:
+def opened(file: File, settings: dict[str, Any]) -> Any:
     """A `pyarrow.parquet.ParquetFile`. Pages with checksums are checked against them."""
     parquet = package("pyarrow.parquet", "parquet", "Parquet files")
-    place = stores.open_stream(path, options) if stores.is_url(path) else path
-    if place == path and os.path.isdir(path):
-        raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.parquet.")
+    place = stores.stream(file) if stores.is_url(file.name) else file.name
     try:
-        return parquet.ParquetFile(place, **{"page_checksum_verification": True, **settings})
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path} does not exist.") from None
+        found = parquet.ParquetFile(place, **{"page_checksum_verification": True, **settings})
     except PermissionError:
         raise
     except UNREADABLE as error:
         if "encrypted" in str(error):
-            raise ValueError(f"{path} is encrypted: {error}. {_DECRYPT}") from None
-        raise DamagedFile(f"{path} is no complete Parquet file: {error}") from error
+            raise ValueError(f"{file.name} is encrypted: {error}. {_DECRYPT}") from None
+        raise DamagedFile(f"{file.name} is no complete Parquet file: {error}") from error
+    rows, stated = sum(lengths(found)), found.metadata.num_rows
+    if rows != stated:
+        raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, and {stated} by its metadata.")
+    return found
+
+
+def lengths(file: Any) -> list[int]:
+    """How many rows each row group has."""
+    return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
 
 
 def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
@@ -96,14 +100,14 @@ class ParquetDataSource(TableSource):
         return threading.local()  # a ParquetFile that threads share crashes
 
     def _lengths(self, number: int) -> list[int]:
-        file = opened(self._paths[number], self._options, {})
+        file = opened(self._same(number), {})
         check_columns(file, self._paths[number], self._columns)
-        return [file.metadata.row_group(part).num_rows for part in range(file.metadata.num_row_groups)]
+        return lengths(file)
 
     def _table(self, number: int, part: int) -> Any:
         files = vars(self._files).setdefault("open", collections.OrderedDict())
         if number not in files:
-            files[number] = opened(self._paths[number], self._options, {})
+            files[number] = opened(self._same(number), {})
             if len(files) > _FILES_PER_THREAD:
                 files.popitem(last=False)
         return group(files[number], self._paths[number], part, self._columns)
@@ -131,10 +135,9 @@ class ParquetReader(SequentialReader):
 
     def __init__(self, stream: ParquetStream):
         self._stream = stream
-        self._file = opened(stream.path, stream.storage_options, stream.settings)
+        self._file = opened(stores.open_file(stream.path, stream.storage_options), stream.settings)
         check_columns(self._file, stream.path, stream.columns)
-        meta = self._file.metadata
-        self._lengths = [meta.row_group(number).num_rows for number in range(meta.num_row_groups)]
+        self._lengths = lengths(self._file)
         self._group = self._row = 0
         self._read: int | None = None  # the group that `_columns` holds
         self._columns: dict[str, np.ndarray] = {}

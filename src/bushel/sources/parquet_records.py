@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.sources import stores
 from bushel.sources.example import encode_example
 from bushel.sources.needs import package
-from bushel.sources.parquet import group, opened
+from bushel.sources.parquet import group, lengths, opened
 from bushel.sources.stores import Options
 
 _ROWS = 64
@@ -25,9 +26,9 @@ class ParquetRecords:
 
     def __init__(self, path: str, options: Options | None, round_floats: bool):
         self._path, self._round = path, round_floats
-        self._file = opened(path, options, {})
-        meta, schema = self._file.metadata, self._file.schema_arrow
-        self._ends = np.cumsum([meta.row_group(number).num_rows for number in range(meta.num_row_groups)], dtype=int)
+        self._file = opened(stores.open_file(path, options), {})
+        schema = self._file.schema_arrow
+        self._ends = np.cumsum(lengths(self._file), dtype=int)
         self._dtypes = {field.name: self._dtype(field) for field in schema}
         self._bare = self._dtypes == {"record": object} and not _is_list(schema.types[0])
 

@@ -50,6 +50,7 @@ class RaggedDataSource:
                 f"offsets must begin with 0, never fall, and end with the {total} values there are; "
                 f"they go from {self._offsets[0]} to {self._offsets[-1]}."
             )
+        memory.note([*self._leaves, self._offsets])
 
     @property
     def lengths(self) -> np.ndarray:

@@ -103,11 +103,8 @@ class RecordSource(abc.ABC):
             )
         version = file.version()
         with self._lock:
-            if self._versions.setdefault(number, version) != version:
-                raise DamagedFile(
-                    f"{self._paths[number]} was {self._versions[number]} (name, size, time) when the source was made, "
-                    f"and is {version} now. Make the source again."
-                )
+            if (was := self._versions.setdefault(number, version)) != version:
+                raise stores.changed(self._paths[number], was, version)
             self._readers[number] = reader
         return reader
 

@@ -11,10 +11,13 @@ import datetime
 import functools
 import json
 import os
+import queue
 import re
+import threading
+import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +27,8 @@ from bushel.sources import cache
 from bushel.sources.needs import package
 from bushel.sources.stores import File, Options, is_url, local
 
+T = TypeVar("T")
+
 _WEB = ("http", "https")
 _OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", *_WEB}
 _WHOLE = re.compile(r"\?|//|%2f", re.IGNORECASE)
@@ -32,6 +37,8 @@ _HEADLESS = re.compile(r"status code: (403|405|501)")
 """How web servers answer that tell nothing about a file without sending it; signed addresses are for GET alone."""
 _OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
 _LONGEST_S = 1_000_000
+_RETRIES = 8
+_LONGEST_PAUSE_S = 10
 _MERGE_BYTES = 64 * 1024
 """Ranges nearer than this are one request: a gap costs less than a round trip."""
 _AT_A_TIME = 10
@@ -74,11 +81,9 @@ def _opened(url: str, settings: dict[str, Any]) -> File:
 def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     """The URLs of objects whose names begin with a prefix; those in folders below its own only if `deep`."""
     settings = _checked(options)
-    scheme, _, rest = prefix.partition("://")
+    scheme = prefix.partition("://")[0]
     if scheme not in _OBJECT_STORES:
-        system = _fsspec(prefix, settings)
-        folder = rest.rpartition("/")[0]
-        return [f"{scheme}://{path.lstrip('/')}" for path in system.find(folder) if path.lstrip("/").startswith(rest)]
+        return [url for url in _found(prefix, settings, deep=deep) if url.startswith(prefix)]
     if scheme in _WEB:
         raise ValueError(f"{prefix}*: a web server cannot list its files. Name each of them.")
     root, key = _split(prefix)
@@ -143,11 +148,11 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
     settings = json.loads(frozen)
     timeout = datetime.timedelta(seconds=settings.pop("timeout_s", 30))
     retry = {
-        "max_retries": settings.pop("retries", 8),
+        "max_retries": settings.pop("retries", _RETRIES),
         "retry_timeout": datetime.timedelta(seconds=180),
         "backoff": {
             "init_backoff": datetime.timedelta(milliseconds=100),
-            "max_backoff": datetime.timedelta(seconds=10),
+            "max_backoff": datetime.timedelta(seconds=_LONGEST_PAUSE_S),
         },
     }
     connect = min(timeout, datetime.timedelta(seconds=10))
@@ -171,11 +176,11 @@ def _threads() -> concurrent.futures.ThreadPoolExecutor:
 _TRIES = 3
 
 
-def _attempts(request: Any, name: str) -> Any:
+def _attempts(request: Callable[[], T], name: str) -> T:
     """What a request gives. A body that broke off is asked for again, a few times."""
     for attempt in range(_TRIES):
         try:
-            return request()
+            return _interruptible(request)
         except FileNotFoundError:
             raise FileNotFoundError(f"{name} does not exist.") from None
         except Exception as error:
@@ -191,6 +196,54 @@ def _attempts(request: Any, name: str) -> Any:
     raise AssertionError("unreachable")
 
 
+class _Requests:
+    """A thread that makes one request after the other for somebody who waits. Queues alone: a Future costs twice."""
+
+    def __init__(self):
+        self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="bushel-requests", daemon=True).start()
+
+    def __call__(self, request: Callable[[], T]) -> T:
+        self._asked.put(request)
+        answer, error = self._answers.get()
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # it holds this frame
+        return answer
+
+    def end(self) -> None:
+        """After the request under way, if there is one."""
+        self._asked.put(None)
+
+    def _run(self) -> None:
+        while (request := self._asked.get()) is not None:
+            try:
+                self._answers.put((request(), None))
+            except BaseException as error:
+                self._answers.put((None, error))
+            del request
+
+
+_requests: _Requests | None = None
+
+
+def _interruptible(request: Callable[[], T]) -> T:
+    """What a request gives. Ctrl-C arrives in the main thread, which would not hear it inside of obstore."""
+    global _requests
+    if threading.current_thread() is not threading.main_thread():
+        return request()
+    requests = _requests = _requests or _Requests()
+    try:
+        return requests(request)
+    except (KeyboardInterrupt, SystemExit):  # what a signal raises; the request may be under way for long
+        _requests = None
+        requests.end()
+        raise
+
+
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
@@ -204,11 +257,13 @@ class _Object(File):
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name = url
         root, self._key = _split(url)
+        if not self._key.strip("/") and not url.startswith(_WEB):
+            raise IsADirectoryError(f"{url} is a bucket, not a file. Name the files in it, for example {root}/*.")
         self._store = _store(root, _frozen(settings))
         meta = _attempts(self._head, url)
         self.size = meta["size"]
-        modified = meta.get("last_modified")
-        self._tag = meta.get("e_tag") or (modified.isoformat() if modified else None)
+        modified = meta.get("last_modified")  # obstore's word for none is 1970
+        self._tag = meta.get("e_tag") or (modified.isoformat() if modified and modified.timestamp() else None)
 
     def _head(self) -> Any:
         try:
@@ -271,20 +326,88 @@ class _Object(File):
         return [name.rpartition("/")[2], self.size, self._tag]
 
 
-def _fsspec(url: str, settings: dict[str, Any]) -> Any:
-    fsspec = package("fsspec", "fsspec", f"URLs such as {url}")
+def _fsspec(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
+    """The fsspec driver of a URL, and what it calls the file."""
+    core = package("fsspec.core", "fsspec", f"URLs such as {url}")
     scheme = url.partition("://")[0]
-    try:
-        system = fsspec.filesystem(scheme, **_drivers(settings))
-    except (ValueError, ImportError) as error:
-        raise ValueError(f"{url}: no store is known for {scheme}:// ({error}).") from None
+
+    def connected() -> tuple[Any, str]:
+        try:
+            return core.url_to_fs(url, **_drivers(settings))
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"{url}: no store is known for {scheme}:// ({error}).") from None
+
+    system, path = _repeated(connected, url, settings)
     system.invalidate_cache()  # drivers remember listings, and would not see what was written since
-    return system
+    return system, path
 
 
 def _drivers(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that are meant for the fsspec driver."""
     return {key: value for key, value in settings.items() if key not in _OURS}
+
+
+def _repeated(call: Callable[[], T], name: str, settings: dict[str, Any]) -> T:
+    """What a driver gives. It is asked again, with pauses that grow, as long as its store fails."""
+    pause_s, retries = 0.1, settings.get("retries", _RETRIES)
+    for attempt in range(retries + 1):
+        try:
+            return call()
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{name} does not exist.") from None
+        except PermissionError as error:
+            raise PermissionError(f"{name} may not be read: {_first_line(error)}") from error
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise type(error)(f"{name} is no file: {_first_line(error)}") from error
+        except OSError as error:
+            if attempt == retries:
+                raise OSError(f"{name} could not be read: {_first_line(error)}") from error
+        except (ValueError, ImportError):
+            raise
+        except Exception as error:  # a driver's own, or a mistake in it: it would fail again
+            raise OSError(f"{name} could not be read: {type(error).__name__}: {_first_line(error)}") from error
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise AssertionError("unreachable")
+
+
+def _found(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
+    """The URLs of files in the folder of a prefix."""
+    folder = prefix[: prefix.rfind("/") + 1]
+    system, path = _fsspec(folder, settings)
+    if deep and _has_find(system):
+        names = _repeated(lambda: system.find(path), folder, settings)
+    else:
+        names = _walked(system, path, folder, settings, deep=deep)
+    inside = f"{path.rstrip('/')}/" if path else ""
+    return [folder + name.removeprefix(inside) for name in names if name.startswith(inside)]
+
+
+def _has_find(system: Any) -> bool:
+    """Whether a driver finds files in its own way. fsspec's leaves out, without a word, what it fails to list."""
+    spec, asyn = (package(f"fsspec.{name}", "fsspec", "Files in stores") for name in ("spec", "asyn"))
+    general = (None, spec.AbstractFileSystem.find, asyn.AsyncFileSystem._find)
+    return any(getattr(type(system), name, None) not in general for name in ("find", "_find"))
+
+
+def _walked(system: Any, path: str, url: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
+    folders, found = [path], []
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = _repeated(functools.partial(system.ls, folder, detail=True), f"{url}: {folder}", settings)
+        except FileNotFoundError:  # there is none, or not any more
+            continue
+        for entry in entries:
+            name = entry["name"].rstrip("/")
+            if entry["type"] != "directory":
+                found.append(name)
+            elif deep and name != folder:
+                folders.append(name)
+    return found
+
+
+_TAGS = ("ETag", "etag", "mtime", "created", "updated", "LastModified", "last_modified", "modified", "modify")
 
 
 class _FsspecFile(File):
@@ -294,18 +417,15 @@ class _FsspecFile(File):
 
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name = url
-        self._system = _fsspec(url, settings)
-        self._path = url.partition("://")[2]
-        try:
-            info = self._system.info(self._path)
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{url} does not exist.") from None
+        self._settings = settings
+        self._system, self._path = _fsspec(url, settings)
+        info = _repeated(lambda: self._system.info(self._path), url, settings)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(f"{url} is a folder, not a file. Name the files in it, for example {url}/*.")
         if info.get("size") is None:
             raise DamagedFile(f"{url}: its store does not tell how large it is.")
         self.size = int(info["size"])
-        self._tag = next(
-            (str(info[key]) for key in ("ETag", "etag", "mtime", "created", "updated") if key in info), None
-        )
+        self._tag = next((str(info[key]) for key in _TAGS if info.get(key) is not None), None)
 
     def read(self, start: int, length: int) -> bytes:
         return self.read_many([start], [length])[0]
@@ -314,7 +434,11 @@ class _FsspecFile(File):
         if not len(starts):
             return []
         lows, highs, which = _merged(np.asarray(starts), np.asarray(lengths))
-        parts = self._system.cat_ranges([self._path] * len(lows), lows, highs, on_error="raise")
+        parts = _repeated(
+            lambda: self._system.cat_ranges([self._path] * len(lows), lows, highs, on_error="raise"),
+            self.name,
+            self._settings,
+        )
         for low, high, part in zip(lows, highs, parts):
             if len(part) != high - low:
                 raise self.short(low, high - low, len(part))

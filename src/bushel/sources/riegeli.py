@@ -114,6 +114,8 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
     def chunk(start: int, stop: int, what: str) -> tuple[bytes | memoryview, np.ndarray]:
         data = joined(file.read(start, stop - start), start)
+        if len(data) < HEADER:
+            raise wrong(f"{what} is damaged")
         size, kind, decoded = SIZES.unpack_from(data)
         if kind & 0xFF != SIMPLE or HEADER + size > len(data):
             raise wrong(f"{what} is damaged")
@@ -138,13 +140,14 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     tail, ends = chunk(file.size - BLOCK, file.size, "its end")
     fields = dict(_fields(bytes(tail[: int(ends[0])]))) if len(ends) else {}
     footer = fields.get(1, 0)
-    if fields.get(2) != _MAGIC or not 0 < footer < file.size - BLOCK:
+    if fields.get(2) != _MAGIC or not isinstance(footer, int) or not 0 < footer < file.size - BLOCK:
         raise wrong("the last 64 KiB do not say where its index is; it was cut short, or never closed")
     values, ends = chunk(footer, file.size - BLOCK, "its index")
     if not len(ends):
         raise wrong("its index is empty")
     first = int(ends[0])
-    totals = dict(_fields(dict(_fields(bytes(values[:first]))).get(1, b"")))
+    stated = dict(_fields(bytes(values[:first]))).get(1)
+    totals = dict(_fields(stated)) if isinstance(stated, bytes) else {}
     try:
         numbers, stops = varints.many(bytes(values[first:]))
     except ValueError as error:

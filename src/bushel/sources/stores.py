@@ -65,6 +65,13 @@ class File(abc.ABC):
         )
 
 
+def changed(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
+    """The error for a file that is not what it was when its source was made."""
+    return DamagedFile(
+        f"{name} was {was} (name, size, time) when the source was made, and is {now} now. Make the source again."
+    )
+
+
 def is_url(path: Path) -> bool:
     """Whether a path names something other than a local file."""
     found = _URL.match(os.fspath(path))
@@ -82,6 +89,12 @@ def local(path: Path) -> str:
     return urllib.parse.unquote(plain)
 
 
+def _lowered(text: str) -> str:
+    """A URL with its scheme in small letters."""
+    found = _URL.match(text)
+    return text[: found.end()].lower() + text[found.end() :] if found else text
+
+
 def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[str]:
     """The files that paths and patterns name, those of a pattern sorted. A pattern that names none is an error.
 
@@ -93,7 +106,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
         raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")
     found: list[str] = []
     for path in paths:
-        text = local(path)
+        text = _lowered(local(path))
         if _wild(text) < 0 or (not is_url(text) and os.path.exists(text)):
             found.append(text)
             continue
@@ -114,7 +127,8 @@ def _matches(pattern: str, options: Options | None) -> list[str]:
     begin = _wild(pattern)
     fits = re.compile(translated(pattern))
     deep = "/" in pattern[begin:] or pattern.endswith("**")
-    return [url for url in remote.listed(pattern[:begin], options, deep=deep) if fits.fullmatch(url)]
+    found = remote.listed(pattern[:begin], options, deep=deep)
+    return [pattern] if pattern in found else [url for url in found if fits.fullmatch(url)]
 
 
 def _wild(path: str) -> int:
@@ -135,11 +149,18 @@ def translated(pattern: str) -> str:
 def _translated(part: str) -> str:
     """What stands between two slashes of a pattern, as a regular expression."""
     parts = {"*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*|\?|\[[^\]]+\])", re.sub(r"\*+", "*", part))
+    pieces = re.split(r"(\*|\?|\[(?!!\])[^\]]+\])", re.sub(r"\*+", "*", part))
     return "".join(
-        parts.get(piece) or (piece.replace("[!", "[^") if piece.startswith("[") else re.escape(piece))
-        for piece in pieces
+        parts.get(piece) or (_choice(piece[1:-1]) if number % 2 else re.escape(piece))
+        for number, piece in enumerate(pieces)
     )
+
+
+def _choice(signs: str) -> str:
+    """The inside of brackets as a regular expression. Of its signs, `-` has a meaning, and `!` at the beginning."""
+    no = signs.startswith("!")
+    escaped = re.sub(r"([^-\w])", r"\\\1", signs[no:])
+    return f"[{'^' * no}{escaped}]"
 
 
 def open_file(path: Path, options: Options | None = None) -> File:
@@ -149,7 +170,7 @@ def open_file(path: Path, options: Options | None = None) -> File:
       path: a path, or a URL such as "s3://bucket/key", "gs://...", "az://...", "https://...", or of any fsspec store.
       options: of the store: its own settings, "timeout_s", "retries", and "cache_dir" with "cache_bytes".
     """
-    text = local(path)
+    text = _lowered(local(path))
     if not is_url(text):
         return LocalFile(text)
     from bushel.sources import remote
@@ -160,7 +181,12 @@ def open_file(path: Path, options: Options | None = None) -> File:
 def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase:
     """A file as an object with `read` and `seek`, for libraries that want one."""
     text = local(path)
-    return io.BufferedReader(Readable(open_file(text, options)), 1 << 20) if is_url(text) else open(text, "rb")
+    return stream(open_file(text, options)) if is_url(text) else open(text, "rb")
+
+
+def stream(file: File) -> io.BufferedIOBase:
+    """An open file as such an object."""
+    return io.BufferedReader(Readable(file), 1 << 20)
 
 
 def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes | memoryview]:

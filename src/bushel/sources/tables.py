@@ -16,7 +16,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.arrow_rows import ArrowRows
-from bushel.sources.stores import Options
+from bushel.sources.stores import File, Options
 
 UNREADABLE = (OSError, ValueError, NotImplementedError, MemoryError)
 """What pyarrow raises over damaged files."""
@@ -53,6 +53,7 @@ class TableSource(abc.ABC):
         self._columns = None if columns is None else list(columns)
         self._cache_bytes = checks.positive(cache_bytes, "cache_bytes")
         self._paths = stores.find(paths, self._options)
+        self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._forget()
         lengths = [self._lengths(number) for number in range(len(self._paths))]
         self._parts = [(number, part) for number, parts in enumerate(lengths) for part in range(len(parts))]
@@ -74,6 +75,14 @@ class TableSource(abc.ABC):
     def _forget(self) -> None:
         self._rows = _Kept(self._cache_bytes, self._decoded)
         self._files = self._no_files()
+
+    def _same(self, number: int) -> File:
+        """A file, which must be the one that the source was made of."""
+        file = stores.open_file(self._paths[number], self._options)
+        version = file.version()
+        if (was := self._versions.setdefault(number, version)) != version:
+            raise stores.changed(self._paths[number], was, version)
+        return file
 
     def _decoded(self, place: int) -> ArrowRows:
         number, part = self._parts[place]
