@@ -690,6 +690,22 @@ class Frozen(Exception):
     code: int
 
 
+HOME = os.getpid()
+
+
+class OnlyThere(Exception):
+    """Can be built in a worker and not at home."""
+
+    def __reduce__(self) -> Any:
+        return _only_there, (HOME,)
+
+
+def _only_there(home: int) -> OnlyThere:
+    if os.getpid() == home:
+        raise OSError("not here")
+    return OnlyThere()
+
+
 class CannotBeShown(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no words")
@@ -742,6 +758,14 @@ def test_an_error_is_the_same_with_workers_and_without(error):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_that_cannot_be_shown_can_be_skipped(num_workers, caplog):
+    ds = bushel.MapDataset.range(9).map(raise_one(CannotBeShown)).to_iter_dataset().with_options(on_error="skip")
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers))) as it:
+        assert list(it) == [0, 1, 2, 3, 4, 6, 7, 8]
+    assert "CannotBeShown: (its text cannot be made)" in caplog.text
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_an_error_that_refuses_attributes_has_its_notes_and_can_be_skipped(num_workers):
     ds = bushel.MapDataset.range(9).map(raise_one(lambda: Frozen(7))).to_iter_dataset()
     with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers))) as it, pytest.raises(Frozen) as info:
@@ -764,8 +788,9 @@ def test_an_error_that_refuses_attributes_has_its_notes_and_can_be_skipped(num_w
             "could not be sent. It said:\nValueError: (1, <unlocked",
         ),
         (CannotBeShown, CannotBeShown, ""),
+        (OnlyThere, RuntimeError, "could not be sent. It said:\n"),
     ],
-    ids=["holds a lock", "is made of a lock", "is made of a lock and more", "cannot be shown"],
+    ids=["holds a lock", "is made of a lock", "is made of a lock and more", "cannot be shown", "only there"],
 )
 def test_an_error_that_cannot_travel_is_told(error, kind, said):
     with pool() as executor, opened(numbers(9).map(raise_one(error)), executor) as it:

@@ -53,7 +53,11 @@ class TooManySkipped(RuntimeError):
 
 def in_words(error: Exception) -> str:
     """An error as text: its type, its message and its notes."""
-    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+    try:
+        said = str(error)
+    except Exception:  # of the user's own `__str__`
+        said = "(its text cannot be made)"
+    return "\n".join([f"{type(error).__name__}: {said}", *getattr(error, "__notes__", [])])
 
 
 def add_note(error: BaseException, note: str) -> None:

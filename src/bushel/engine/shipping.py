@@ -208,15 +208,19 @@ def portable(error: BaseException) -> tuple[bytes, str]:
 
 
 def rebuilt(pickled: bytes, shown: str) -> BaseException:
-    """An exception of a worker as it was, or its text where it could not travel."""
-    if pickled:
+    """An exception of a worker as it was, or its text where it could not travel or cannot be built here."""
+    told = RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
+    if not pickled:
+        return told
+    try:
         error, notes, cause = pickle.loads(pickled)
-        for note in notes:
-            if note not in getattr(error, "__notes__", []):
-                add_note(error, note)
-        BaseException.__setattr__(error, "__cause__", cause)  # whatever the class says of attributes
-        return error
-    return RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
+    except Exception:
+        return told
+    for note in notes:
+        if note not in getattr(error, "__notes__", []):
+            add_note(error, note)
+    BaseException.__setattr__(error, "__cause__", cause)  # whatever the class says of attributes
+    return error
 
 
 def _said(error: BaseException) -> str | None:
