@@ -35,6 +35,16 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
       config: a `MixtureConfig` or a `DatasetConfig`, a dict of fields, or a JSON or YAML file.
       train: for training or for validation; by default as the config says.
       changes: other values of fields of the `MixtureConfig`.
+
+    >>> import tempfile
+    >>> from bushel.trajectory import write_rlds
+    >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
+    ...     ds = get_dataset({"datasets": [own], "batch_size": 4})
+    ...     next(ds.iterator())["action"].shape
+    (4, 1, 1, 2)
     """
     chosen = _chosen(config, train, changes)
     return make_interleaved_dataset(

@@ -42,6 +42,16 @@ def make_single_dataset(
       train: whether it is for training.
       traj_transform_kwargs: of `apply_trajectory_transforms`.
       frame_transform_kwargs: of `apply_frame_transforms`.
+
+    >>> import tempfile
+    >>> from bushel.trajectory import write_rlds
+    >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train", "cache_dir": folder}
+    ...     ds = make_single_dataset(own, train=True, traj_transform_kwargs={"window_size": 2, "action_horizon": 3})
+    ...     len(ds.flatten()), next(ds.flatten().iterator())["action"].shape
+    (20, (2, 3, 2))
     """
     own, kwargs = dict(dataset_kwargs), dict(traj_transform_kwargs or {})
     override, filtered = own.pop(_OVERRIDE, None) or {}, _own_filter(own)
@@ -91,6 +101,16 @@ def make_interleaved_dataset(
       seed: of order and draws.
       compat: "crossformer" for the original's output with all its faults.
       cache_dir: where the tables of data sets are kept that do not say it themselves.
+
+    >>> import tempfile
+    >>> from bushel.trajectory import write_rlds
+    >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     own = {"name": "mine", "data_dir": folder, "train_split": "train"}
+    ...     ds = make_interleaved_dataset([own], train=True, batch_size=8, cache_dir=folder)
+    ...     next(ds.iterator())["action"].shape
+    (8, 1, 1, 2)
     """
     if not dataset_kwargs_list:
         raise ValueError("make_interleaved_dataset needs at least one data set.")

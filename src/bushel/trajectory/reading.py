@@ -241,6 +241,16 @@ def make_dataset_from_rlds(
       train_split, val_split: in place of the splits that `train` stands for, as in "train[:80%]". Statistics are over
         the training data in either case.
       storage_options: of the store, where `data_dir` is a URL.
+
+    >>> import tempfile
+    >>> from bushel.trajectory import write_rlds
+    >>> steps = {"observation": {"state": np.ones((5, 3), np.float32)}, "action": np.zeros((5, 2), np.float32)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    ...     keys = {"proprio_obs_keys": {"arm": "state"}, "train_split": "train"}
+    ...     ds, statistics = make_dataset_from_rlds("mine", folder, train=True, cache_dir=folder, **keys)
+    ...     next(ds.iterator())["observation"]["proprio_arm"].shape, statistics["num_transitions"]
+    ((5, 3), array(20))
     """
     others.pop("override_traj_transform_kwargs", None)
     if others and faithful(compat):  # the original swallows them
