@@ -227,6 +227,28 @@ def test_every_line_of_every_kind_of_stream(check, name, make):
     assert line > 20  # there were some
 
 
+def test_a_stream_whose_opening_was_interrupted_leaves_the_next_one_alone():
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    class Drawn(bushel.IterDataset):
+        def __iter__(self) -> Any:
+            return iter(numbers().map(lambda x: x + 1))
+
+    line, stopped = 1, True
+    while stopped:
+        stopped = False
+        with at_line(line, interrupt):
+            try:
+                iter(Drawn().batch(2).with_options(on_error="skip"))
+            except KeyboardInterrupt:
+                stopped = True
+        it = iter(numbers(3))  # it has none of the options of the other
+        assert list(it) == [0, 1, 2] and it.get_state().keys() == {"next_index", "bushel"}, line
+        line += 1
+    assert line > 20
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Real signals
 

@@ -126,11 +126,11 @@ class _Opener:
         return self.observer.delivery(WholeCursor(program, self.executor, self.skips))
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        before = _outer.set(self)
-        try:
+        def opened() -> Iterator[Any]:
+            _outer.set(self)
             return iter(dataset)
-        finally:
-            _outer.reset(before)
+
+        return contextvars.copy_context().run(opened)  # whatever interrupts it, nothing of it stays
 
     def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
         observer = self.observer.of_part(None if self.skips is None else Skips(None))

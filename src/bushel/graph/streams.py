@@ -152,12 +152,12 @@ def aside(skips: Skips | None) -> Iterator[list[LeftOut]]:
         return
     thread = threading.get_ident()
     before = skips.aside.get(thread)
-    skips.aside[thread] = listed
     try:
+        skips.aside[thread] = listed
         yield listed
     finally:
         if before is None:
-            del skips.aside[thread]
+            skips.aside.pop(thread, None)
         else:
             skips.aside[thread] = before
 
