@@ -227,6 +227,7 @@ def test_every_line_of_every_kind_of_stream(check, name, make):
     assert line > 20  # there were some
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the tracer acts in a __del__, too
 def test_a_stream_whose_opening_was_interrupted_leaves_the_next_one_alone():
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -243,8 +244,8 @@ def test_a_stream_whose_opening_was_interrupted_leaves_the_next_one_alone():
                 iter(Drawn().batch(2).with_options(on_error="skip"))
             except KeyboardInterrupt:
                 stopped = True
-        it = iter(numbers(3))  # it has none of the options of the other
-        assert list(it) == [0, 1, 2] and it.get_state().keys() == {"next_index", "bushel"}, line
+        with pytest.raises(ZeroDivisionError):  # it has none of the options of the other
+            list(numbers().map(fails_at_five))
         line += 1
     assert line > 20
 
