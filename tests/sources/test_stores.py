@@ -363,6 +363,42 @@ def test_ctrl_c_while_a_server_does_not_answer():
         assert time.monotonic() - begun < 10
 
 
+@pytest.mark.parametrize("error", [TimeoutError, SystemExit, Exception])
+def test_an_answer_that_was_given_up_is_nobody_elses(error):
+    """A handler may raise anything. The answer to that request is on its way; the next one asks for other bytes."""
+
+    def give_up(number, frame):
+        raise error("given up")
+
+    with Web(CONTENT, latency_s=0.3) as web:
+        file = stores.open_file(f"{web.url}/content")
+        before = signal.signal(signal.SIGALRM, give_up)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(error, match="given up"):
+                file.read(0, 1000)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        for start in (5000, 7000):
+            assert file.read(start, 1000) == CONTENT[start : start + 1000]
+
+
+def test_a_handler_may_read_while_a_read_is_waited_for():
+    found = []
+    with Web(CONTENT, latency_s=0.3) as web:
+        file = stores.open_file(f"{web.url}/content")
+        before = signal.signal(signal.SIGALRM, lambda number, frame: found.append(file.read(9000, 500)))
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            assert file.read(0, 1000) == CONTENT[:1000]
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert found == [CONTENT[9000:9500]]
+        assert file.read(100, 10) == CONTENT[100:110]
+
+
 def test_no_server_at_all():
     with Web(b"") as web:
         gone = web.url

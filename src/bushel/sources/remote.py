@@ -179,8 +179,11 @@ _TRIES = 3
 def _attempts(request: Callable[[], T], name: str) -> T:
     """What a request gives. A body that broke off is asked for again, a few times."""
     for attempt in range(_TRIES):
+        answer, failure = _interruptible(request)
         try:
-            return _interruptible(request)
+            if failure is None:
+                return answer
+            raise failure
         except FileNotFoundError:
             raise FileNotFoundError(f"{name} does not exist.") from None
         except Exception as error:
@@ -199,20 +202,16 @@ def _attempts(request: Callable[[], T], name: str) -> T:
 class _Requests:
     """A thread that makes one request after the other for somebody who waits. Queues alone: a Future costs twice."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+        self.process = os.getpid()
         threading.Thread(target=self._run, name="bushel-requests", daemon=True).start()
 
-    def __call__(self, request: Callable[[], T]) -> T:
+    def ask(self, request: Callable[[], T]) -> tuple[T, BaseException | None]:
+        """What a request gives, or its error. Raises only what a signal raises, and must not be asked again then."""
         self._asked.put(request)
-        answer, error = self._answers.get()
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # it holds this frame
-        return answer
+        return self._answers.get()
 
     def end(self) -> None:
         """After the request under way, if there is one."""
@@ -220,28 +219,42 @@ class _Requests:
 
     def _run(self) -> None:
         while (request := self._asked.get()) is not None:
-            try:
-                self._answers.put((request(), None))
-            except BaseException as error:
-                self._answers.put((None, error))
+            self._answers.put(_answer(request))
             del request
 
 
-_requests: _Requests | None = None
+_idle: _Requests | None = None
 
 
-def _interruptible(request: Callable[[], T]) -> T:
-    """What a request gives. Ctrl-C arrives in the main thread, which would not hear it inside of obstore."""
-    global _requests
+def _interruptible(request: Callable[[], T]) -> tuple[T, BaseException | None]:
+    """What a request gives, or its error; raises what a signal raises.
+
+    Signals are heard in the main thread, but not inside of obstore: there another thread makes the request.
+    """
+    global _idle
     if threading.current_thread() is not threading.main_thread():
-        return request()
-    requests = _requests = _requests or _Requests()
+        return _answer(request)
+    # Taken, so that nobody meets a thread whose answer is still to come: the handler of a signal may come by here.
+    requests, _idle = _idle, None
+    if requests is None or requests.process != os.getpid():
+        requests = _Requests()
     try:
-        return requests(request)
-    except (KeyboardInterrupt, SystemExit):  # what a signal raises; the request may be under way for long
-        _requests = None
+        found = requests.ask(request)
+    except BaseException:  # the request may be under way for long
         requests.end()
         raise
+    if _idle is None:
+        _idle = requests
+    else:
+        requests.end()
+    return found
+
+
+def _answer(request: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return request(), None
+    except BaseException as error:
+        return None, error
 
 
 def _first_line(error: Exception) -> str:
