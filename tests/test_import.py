@@ -5,6 +5,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+import bushel
+
 HEAVY = {
     "absl",
     "grain",
@@ -63,3 +67,20 @@ def test_the_package_guard_can_fail():
 
 def test_the_time_guard_can_fail():
     assert best_cpu_s(more=f"while time.process_time() - start < {LIMIT_CPU_S}: pass") >= LIMIT_CPU_S
+
+
+def test_modules_of_extras_are_attributes():
+    child = "import bushel; bushel.jit.ArraySource, bushel.trajectory.make_single_dataset, bushel.device.device_put"
+    subprocess.run([sys.executable, "-c", child + ", bushel.prometheus.export"], check=True)
+
+
+def test_dir_shows_public_names_alone():
+    shown = {name for name in dir(bushel) if not name.startswith("__")}
+    assert {"MapDataset", "jit", "trajectory", "prometheus", "device"} <= shown
+    assert not {"Any", "TYPE_CHECKING", "importlib"} & shown
+    assert not {name for name in shown if name.startswith("_")}
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'bushel' has no attribute 'nothing'"):
+        bushel.nothing  # noqa: B018

@@ -6,20 +6,24 @@
 [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if TYPE_CHECKING:
+if _TYPE_CHECKING:
     from bushel import (
         checkpoint,
         constants,
+        device as device,
         experimental,
+        jit as jit,
         multiprocessing,
+        prometheus as prometheus,
         python,
         samplers,
         sharding,
         sources,
         testing,
+        trajectory as trajectory,
         transforms,
     )
     from bushel.base.config import config
@@ -88,6 +92,9 @@ __all__ = [
     "transforms",
 ]
 
+_EXTRAS = ("device", "jit", "prometheus", "trajectory")
+"""Modules that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
+
 _ELSEWHERE = {
     "Batch": "base.transforms",
     "Column": "graph.columns",
@@ -123,18 +130,18 @@ _ELSEWHERE = {
 """The module of each name that is loaded when it is asked for; with another name there, where it has one."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Loads a name when it is first asked for: `import bushel` is quick, and workers load only what they run."""
-    if name not in __all__:
+    if name not in __all__ and name not in _EXTRAS:
         raise AttributeError(f"module 'bushel' has no attribute {name!r}")
     if name not in _ELSEWHERE:
-        return importlib.import_module(f"bushel.{name}")
+        return _importlib.import_module(f"bushel.{name}")
     module, _, other = _ELSEWHERE[name].rpartition(".")
     if not other[0].isupper():
         module, other = _ELSEWHERE[name], name
-    value = globals()[name] = getattr(importlib.import_module(f"bushel.{module}"), other)
+    value = globals()[name] = getattr(_importlib.import_module(f"bushel.{module}"), other)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({name for name in globals() if name.startswith("__")} | {*__all__, *_EXTRAS})
