@@ -13,18 +13,26 @@ if _TYPE_CHECKING:
     from bushel import (
         checkpoint,
         constants,
-        device as device,
         experimental,
-        jit as jit,
         multiprocessing,
-        prometheus as prometheus,
         python,
         samplers,
         sharding,
         sources,
         testing,
-        trajectory as trajectory,
         transforms,
+    )
+    from bushel import (
+        device as device,
+    )
+    from bushel import (
+        jit as jit,
+    )
+    from bushel import (
+        prometheus as prometheus,
+    )
+    from bushel import (
+        trajectory as trajectory,
     )
     from bushel.base.config import config
     from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
