@@ -47,7 +47,7 @@ def main():
     sequences = sum(int(row.max()) for batch in whole for row in batch["tokens_segment_ids"])
     print(f"{len(whole)} batches of {BATCH} rows: {sequences} paragraphs, {filled:.1%} of the cells hold a token.")
 
-    with iter(ds) as it:
+    with iter(pipeline()) as it:
         head = [next(it) for _ in range(STOP_AT)]
         text = json.dumps(it.get_state())
     with iter(pipeline()) as it:  # another process, another day

@@ -6,6 +6,7 @@ import pkgutil
 import re
 import runpy
 import tempfile
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,19 @@ def test_the_index_of_the_documents_names_every_page():
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     for page in sorted((ROOT / "docs").rglob("*.md")):
         assert page == ROOT / "docs" / "README.md" or f"({page.relative_to(ROOT / 'docs')})" in text, page
+
+
+def on_pypi(text):
+    """The README as PyPI shows it, by the rules of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for rule in project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]["substitutions"]:
+        text = re.sub(rule["pattern"], rule["replacement"], text)
+    return text
+
+
+def test_links_of_the_readme_lead_somewhere_on_pypi():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    relative = [target for target in LINK.findall(text) if not target.startswith("http")]
+    assert relative, "there is something to rewrite"
+    assert [target for target in LINK.findall(on_pypi(text)) if not target.startswith("https://")] == []
+    assert on_pypi("[a](docs/state.md) [b](https://x.org/y)").endswith("/blob/main/docs/state.md) [b](https://x.org/y)")

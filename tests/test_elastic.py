@@ -270,3 +270,25 @@ def test_what_columns_choose_is_elastic_too(kind, workers):
         for host in fleet.hosts:
             host.close()
     assert same(found, alone) and len(alone) > 2
+
+
+def test_it_is_measured_and_explained_like_any_other_iterator():
+    host = bushel.sharding.ShardOptions(shard_index=1, shard_count=2)
+    options = bushel.experimental.DatasetOptions(execution_tracking_mode="stage_timing")
+    with ElasticIterator(bushel.MapDataset.range(20).map(abs), 4, host, options=options) as it:
+        next(it)
+        state = it.get_state()
+        (step,) = it.explain()
+        assert (step.index, [record.record for record in step.records]) == (1, [5, 7])
+        assert next(it).tolist() == [5, 7]
+        report = it.report()
+        assert report.timed and report.elements == 2 and any(stage.call == "map(abs)" for stage in report.stages)
+        assert it.skipped == 0
+        it.set_state(state)
+        assert [step.index for step in it.explain(2)] == [1, 2]
+
+
+def test_failing_elements_cannot_be_left_out():
+    options = bushel.experimental.DatasetOptions(on_error="skip")
+    with pytest.raises(ValueError, match="the other hosts would not know which ones"):
+        ElasticIterator(bushel.MapDataset.range(4), 2, bushel.sharding.NoSharding(), options=options)

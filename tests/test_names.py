@@ -440,11 +440,12 @@ def parameters(function):
 
 OUR_PARAMETERS = {
     *("vectorized", "on_error", "skip_limit", "budget_bytes", "timeout_s", "check", "remainder"),
+    *("options", "execution_tracking_mode"),
     *("columns", "storage_options", "verify", "exact", "temperature", "when_exhausted"),
 }
 OUR_METHODS = {
     *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
-    *("column", "where", "sample", "order_by", "pack", "bucket", "explain"),
+    *("column", "where", "sample", "order_by", "pack", "bucket", "explain", "describe", "report", "skipped"),
 }
 # What a Grain program may call and does not find yet.
 NOT_YET = {
@@ -502,7 +503,7 @@ def test_names_of_arguments_are_grains(module, name):
 
 CLASSES = {
     "DataLoader": set(),
-    "DataLoaderIterator": {"report", "close"},
+    "DataLoaderIterator": {"report", "close", "skipped"},
     "samplers.IndexSampler": {"record_keys", "num_records", "shard_size", "shard_length", "endless"},
     "samplers.SequentialSampler": {"record_keys", "num_records"},
     "sharding.ShardOptions": set(),

@@ -91,10 +91,41 @@ def test_over_http_from_the_registry_of_the_client():
 
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(monkeypatch):
-    with pytest.raises(ValueError, match=r"There is nothing to export. Stages are not timed. Wrap the dataset"):
+    with pytest.raises(
+        ValueError, match=r"There is nothing to export. Stages are not timed. Iterate over ds.with_options"
+    ):
         bushel.prometheus.export(iter(bushel.MapDataset.range(3)))
     with pytest.raises(TypeError, match="takes an iterator of a Bushel dataset, got list"):
         bushel.prometheus.export([])
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ImportError, match=r'pip install "bushel\[prometheus\]"'):
         bushel.prometheus.export(iter(bushel.MapDataset.range(3)))
+
+
+def test_skipped_elements_are_counted():
+    registry = prometheus_client.CollectorRegistry()
+    ds = bushel.MapDataset.range(10).map(lambda x: 1 // (x % 4)).to_iter_dataset()
+    it = iter(ds.with_options(on_error="skip", execution_tracking_mode="stage_timing"))
+    bushel.prometheus.export(it, registry=registry)
+    assert len(list(it)) == 7
+    assert seen(registry)["bushel_skipped_elements_total"] == {("train",): 3}
+
+
+def test_a_data_loader_and_an_elastic_iterator_are_exported():
+    registry = prometheus_client.CollectorRegistry()
+    loader = bushel.DataLoader(
+        data_source=list(range(40)),
+        sampler=bushel.SequentialSampler(40),
+        operations=[bushel.Batch(4)],
+        worker_count=2,
+        enable_profiling=True,
+    )
+    host = bushel.sharding.NoSharding()
+    elastic = bushel.experimental.ElasticIterator(bushel.MapDataset.range(8), 4, host, options=TIMED)
+    with iter(loader) as batches:
+        bushel.prometheus.export(batches, "loader", registry=registry)
+        bushel.prometheus.export(elastic, "elastic", registry=registry)
+        assert len(list(batches)) == 10 and len(list(elastic)) == 2
+        found = seen(registry)
+    assert found["bushel_elements_total"] == {("loader",): 10, ("elastic",): 2}
+    assert any(labels[0] == "loader" and labels[3] == "workers" for labels in found["bushel_stage_seconds_total"])

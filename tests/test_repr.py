@@ -267,8 +267,38 @@ def test_the_table_leaves_open_what_is_not_known():
     assert rows(ds)[1:] == [
         ["source(Records)", "3", ""],
         ["map(str)", "3", ""],
-        ["to_iter_dataset()", "", ""],
+        ["to_iter_dataset()", "3", ""],
     ]
+
+
+def test_describe_reads_one_element_where_shapes_are_not_known():
+    ds = MapDataset.source(Records()).map(lambda x: np.zeros((x + 1, 2), np.float32)).filter(lambda x: len(x) > 1)
+    assert [step[2] for step in ds.to_iter_dataset().describe().steps] == [
+        "int",
+        "float32[1, 2]",
+        "float32[2, 2]",
+        "float32[2, 2]",
+    ]
+
+
+def test_describe_shows_where_reading_fails():
+    ds = MapDataset.range(3).map(lambda x: x // 0).batch(2)
+    steps = ds.describe().steps
+    assert [step[0] for step in steps] == ["range(3)", "map(<lambda>)", "batch(2)"]
+    assert steps[0][2] == "int64[]" and steps[1][2].startswith("fails: ZeroDivisionError")
+    assert Table(ds.describe()._repr_html_()).rows[2][2].startswith("fails: ZeroDivisionError")
+
+
+def test_reports_explanations_and_iterators_show_as_tables():
+    ds = MapDataset.mix([ten(), MapDataset.range(5)]).map(str)
+    it = iter(ds.to_iter_dataset().batch(2).with_options(execution_tracking_mode="stage_timing"))
+    assert it._repr_html_().startswith("<p>&lt;iterator of")
+    assert "<td><code>batch(2)</code></td>" in it._repr_html_()
+    list(it)
+    assert "<td><code>map(str)</code></td>" in it.report()._repr_html_()
+    assert it.report().verdict.split()[0] in it.report()._repr_html_()
+    cells = Table(ds.explain(3)._repr_html_().partition("</p>")[2]).rows
+    assert cells == [["source", "record", "epoch", "component"], ["range(5)", "1", "0", "1"]]
 
 
 def test_dtypes_read_alike_however_they_were_given():

@@ -10,13 +10,14 @@ from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import checks
 from bushel.base import transforms as tf
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.engine import Report
 from bushel.graph import legacy, loading, show
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import FilterStream, MapStream
 from bushel.graph.leaves import Source
+from bushel.graph.options import WithOptions
 from bushel.graph.ordered import BatchStream, FlatMapStream
 from bushel.graph.sampling import IndexSampler, Sampled, Sampler
 from bushel.graph.streams import Ahead, Elements, StreamNode
@@ -44,7 +45,7 @@ class DataLoader(Generic[T]):
       worker_buffer_size: how many blocks beyond the two at hand each worker may have under way.
       shard_options: which part of the sampler's order to read; by default the sampler's own.
       read_options: threads that read ahead; the output is the same for all of them.
-      enable_profiling: accepted for Grain's sake; it changes nothing.
+      enable_profiling: times every stage, for `iterator.report()` and Prometheus.
 
     >>> sampler = IndexSampler(4, shuffle=True, num_epochs=1, seed=0)
     >>> loader = DataLoader(data_source=list("abcd"), sampler=sampler, operations=[tf.Batch(2)])
@@ -87,9 +88,10 @@ class DataLoader(Generic[T]):
             shard=shard,
             one_to_one=all(isinstance(operation, (tf.Map, *_WITH_GENERATOR)) for operation in operations),
         )
-        self._node = Ahead(
-            _pipeline(data_source, sampler, shard, operations, read_options), self._multiprocessing_options
-        )
+        stream = _pipeline(data_source, sampler, shard, operations, read_options)
+        if enable_profiling:
+            stream = WithOptions(stream, DatasetOptions(execution_tracking_mode="stage_timing"))
+        self._node = Ahead(stream, self._multiprocessing_options)
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
@@ -103,7 +105,7 @@ class DataLoader(Generic[T]):
         return show.text(self._node)
 
     def _repr_html_(self) -> str:
-        return show.table(self._node)
+        return show.describe(self._node)._repr_html_()
 
 
 class DataLoaderIterator(Iterator[T]):
@@ -164,6 +166,11 @@ class DataLoaderIterator(Iterator[T]):
     def report(self) -> Report:
         """What the workers do; see `bushel.Report`."""
         return self._iterator.report()
+
+    @property
+    def skipped(self) -> int:
+        """How many elements failed and were left out so far."""
+        return self._iterator.skipped
 
     def close(self) -> None:
         """Ends workers and threads. `next` raises ValueError afterwards; closing again does nothing."""

@@ -22,7 +22,7 @@ from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOpti
 from bushel.engine import Executor
 from bushel.graph import apply, batch, custom, elementwise, leaves, node, ordered, reindex, show, streams
 from bushel.graph.node import MapNode, Node
-from bushel.graph.options import WithOptions
+from bushel.graph.options import WithOptions, options_of
 from bushel.graph.streams import StreamNode
 from bushel.index import mix as mix_index
 from bushel.index import words
@@ -79,7 +79,28 @@ class _Dataset:
         return show.text(self._node)
 
     def _repr_html_(self) -> str:
-        return show.table(self._node)
+        return show.describe(self._node)._repr_html_()
+
+    def describe(self) -> show.Description:
+        """The steps of the pipeline, with lengths and shapes. Reads one element where shapes are not known otherwise.
+
+        A notebook shows a dataset as the same table, without reading. A step that fails says so in its row.
+
+        >>> print(MapDataset.range(10).map(lambda x: {"x": np.full(2, x)}).batch(4).describe())
+        step           length  element
+        range(10)      10      int64[]
+        map(<lambda>)  10      {'x': int64[2]}
+        batch(4)       3       {'x': int64[4, 2]}
+        """
+        return show.describe(self._node, _first_element)
+
+    if not TYPE_CHECKING:  # a type checker should go on to report names that are not there
+
+        def __getattr__(self, name: str) -> Any:
+            """Explains a method that only the other kind of dataset has; Python asks here for missing names alone."""
+            if any(name in kind.__dict__ for kind in type(self).__mro__):
+                return object.__getattribute__(self, name)  # a property that failed: raises its own error again
+            raise AttributeError(_explain_missing(self, name), name=name, obj=self)
 
 
 class _MapDatasetMeta(abc.ABCMeta):
@@ -688,6 +709,25 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
     def __iter__(self) -> DatasetIterator[T]:
         """Returns an iterator at the start."""
 
+    def __len__(self) -> int:
+        """Returns how many elements an iterator gives, where that is known without reading; a TypeError elsewhere.
+
+        The number holds if no function returns None in place of an element. An endless stream has `sys.maxsize`.
+
+        >>> len(MapDataset.range(10).to_iter_dataset().map(str).batch(4))
+        3
+        """
+        length = self._node.length
+        if length is None or options_of(self._node).on_error == "skip":
+            raise TypeError(
+                f"The length of this IterDataset is not known without reading it: {self!r} may drop elements, or is "
+                "read until it ends. On a MapDataset, `where` and `pack` give data sets with a length."
+            )
+        return length
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length: `if ds:` asks whether there is a dataset
+
     def apply(self, transformations: tf.Transformation | tf.Transformations) -> IterDataset[Any]:
         """One transformation after the other, each by its kind."""
         return _applied(self, transformations)
@@ -1008,6 +1048,12 @@ def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
     raise without_our_frames(error)
 
 
+def _first_element(any_node: Node) -> Any:
+    """The first element after a step of a pipeline that is not missing; None where there is none."""
+    with iter(_as_dataset(any_node)) as elements:
+        return next(elements, None)
+
+
 def _map_nodes(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:
     if not datasets:
         raise ValueError(f"{what} needs at least one dataset.")
@@ -1028,6 +1074,18 @@ def _kind(dataset: Any) -> str:
     """What a user would call it: private classes go by the public one they are."""
     public = next((kind for kind in (MapDataset, IterDataset) if isinstance(dataset, kind)), type(dataset))
     return f"{'an' if public is IterDataset else 'a'} {public.__name__}"
+
+
+def _explain_missing(dataset: _Dataset, name: str) -> str:
+    """The text of an AttributeError: which kind of dataset has the method, and how to get there."""
+    is_map = isinstance(dataset, MapDataset)
+    other = IterDataset if is_map else MapDataset
+    if name.startswith("_") or not hasattr(other, name):
+        return f"{_kind(dataset).partition(' ')[2]!r} object has no attribute {name!r}"
+    if is_map:
+        return f"A MapDataset has no `{name}`, an IterDataset has: write `ds.to_iter_dataset().{name}(...)`."
+    instead = " To shuffle within windows of a stream, use `window_shuffle`." if name == "shuffle" else ""
+    return f"An IterDataset has no `{name}`, a MapDataset has: call it before `to_iter_dataset()`.{instead}"
 
 
 def _as_map_dataset(map_node: MapNode) -> MapDataset[Any]:

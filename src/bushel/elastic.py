@@ -10,12 +10,15 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import StateMismatch
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import ShardOptions
 from bushel.dataset import MapDataset
+from bushel.engine import Report
 from bushel.graph.apply import MapWithIndex
 from bushel.graph.batch import Batch
+from bushel.graph.explain import Explanation
 from bushel.graph.node import MapNode
+from bushel.graph.options import WithOptions
 from bushel.graph.reindex import IndexMap, Reindex
 from bushel.graph.streams import Ahead, Elements, State, StreamNode, counted
 from bushel.index import epochs
@@ -39,6 +42,7 @@ class ElasticIterator(DatasetIterator[Any]):
       multiprocessing_options: workers that compute ahead.
       remainder: "drop" leaves out a last batch that would be smaller. "pad" fills it up with copies of an element,
         and gives pairs (batch, mask) throughout: the mask is False for what was filled in.
+      options: of the pipeline, such as `DatasetOptions(execution_tracking_mode="stage_timing")` for `report()`.
 
     >>> import bushel
     >>> hosts = [bushel.sharding.ShardOptions(shard_index=h, shard_count=2) for h in range(2)]
@@ -64,6 +68,7 @@ class ElasticIterator(DatasetIterator[Any]):
         read_options: ReadOptions | None = None,
         multiprocessing_options: MultiprocessingOptions | None = None,
         remainder: Literal["drop", "pad"] = "drop",
+        options: DatasetOptions | None = None,
     ):
         super().__init__()
         if not isinstance(ds, MapDataset):
@@ -76,6 +81,11 @@ class ElasticIterator(DatasetIterator[Any]):
                 "ElasticIterator does not support `filter` transformation, nor `flat_map`: a host would have to know "
                 "how many elements the others have dropped. Drop them before, by `slice` with a list of positions."
             )
+        if options is not None and options.on_error == "skip":
+            raise ValueError(
+                'ElasticIterator cannot leave out elements that fail (on_error="skip"): the other hosts would not know '
+                "which ones, and rows would come twice. Leave them out before, with `where` or `slice`."
+            )
         if remainder not in ("drop", "pad"):
             raise ValueError(f'remainder must be "drop" or "pad", got {remainder!r}.')
         self._hosts = _Hosts(
@@ -84,12 +94,14 @@ class ElasticIterator(DatasetIterator[Any]):
         self._node: MapNode = ds._node
         self._read_options = read_options
         self._workers = multiprocessing_options
+        self._options = options
         self._identity = identity.identity(self._node)
         self._start = 0
         self._iterator = self._opened(0)
 
     def _opened(self, start: int) -> PipelineIterator[Any]:
-        return PipelineIterator(self._hosts.stream(self._node, start, self._read_options, self._workers))
+        stream = self._hosts.stream(self._node, start, self._read_options, self._workers)
+        return PipelineIterator(stream if self._options is None else WithOptions(stream, self._options))
 
     def __next__(self) -> Any:
         self._assert_not_closed()
@@ -113,6 +125,19 @@ class ElasticIterator(DatasetIterator[Any]):
 
     def start_prefetch(self) -> None:
         self._iterator.start_prefetch()
+
+    def report(self) -> Report:
+        """Where the time went since the start, or since the last `set_state`: see `bushel.Report`."""
+        return self._iterator.report()
+
+    @property
+    def skipped(self) -> int:
+        return self._iterator.skipped
+
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        """Of which source records this host's rows of the next global batches are made. Nothing is read."""
+        first = self._start // self._hosts.batch_size
+        return [dataclasses.replace(step, index=first + step.index) for step in self._iterator.explain(steps)]
 
     def close(self) -> None:
         if not self._closed:

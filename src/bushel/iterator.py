@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from bushel.base import blocks, checks
+from bushel.base import blocks, checks, tables
 from bushel.base.errors import RowFailed, without_our_frames
 from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
+from bushel.graph import show
 from bushel.graph.custom import IteratorCursor
 from bushel.graph.explain import Explanation, explain_next
+from bushel.graph.passes import Passes
 from bushel.graph.streams import Cursor, State, StreamNode
 from bushel.state import envelope, files, identity
 from bushel.state.loader import parsed
@@ -24,6 +26,7 @@ from bushel.state.loader import parsed
 T = TypeVar("T")
 
 _BETWEEN: Any = object()
+_AGAIN: Any = object()
 _END: Any = object()
 
 
@@ -76,6 +79,15 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     def explain(self, steps: int = 1) -> list[Explanation]:
         """Of which source records the next elements are made, without reading any; see `MapDataset.explain`."""
         raise NotImplementedError(f"{type(self).__name__} cannot tell what comes next without reading.")
+
+    def report(self) -> Report:
+        """Where the time goes: what each stage takes, who waits for whom, and what to try. Print it."""
+        raise NotImplementedError(f"{type(self).__name__} is not measured: only iterators of Bushel's datasets are.")
+
+    @property
+    def skipped(self) -> int:
+        """How many elements failed and were left out so far, with `DatasetOptions(on_error="skip")`."""
+        return 0
 
     def start_prefetch(self) -> None:
         """Starts working ahead, where the pipeline does so, before the first element is asked for."""
@@ -132,7 +144,8 @@ class _CursorIterator(DatasetIterator[T]):
         self._lock = threading.RLock()
         self._cursor = cursor
         self._before: Any = _BETWEEN
-        """The mark before what is under way; `_BETWEEN` elements, nothing is."""
+        """The mark before the element under way. Without one: `_BETWEEN`, or `_AGAIN` before a second pass begins."""
+        self._passes: Passes | None = None
         self._astray = False
         """Whether what was under way has failed, and the cursor is still where that left it."""
 
@@ -141,6 +154,8 @@ class _CursorIterator(DatasetIterator[T]):
             if self._closed:
                 self._assert_not_closed()
             if self._before is not _BETWEEN:
+                if self._before is _AGAIN and self._passes is not None:
+                    self._passes.warn_of_same_order()
                 self._come_back()
             cursor = self._cursor
             for row in cursor.at_hand:
@@ -157,6 +172,8 @@ class _CursorIterator(DatasetIterator[T]):
             else:
                 self._before = _BETWEEN
                 if element is _END:
+                    if self._passes is not None:
+                        self._passes.finish()
                     raise StopIteration
                 return element
             self._astray = True
@@ -171,6 +188,8 @@ class _CursorIterator(DatasetIterator[T]):
 
     def _come_back(self) -> None:
         """Goes back to where the cursor stood before something failed."""
+        if self._before is _AGAIN:
+            self._before = _BETWEEN
         if self._before is _BETWEEN:
             return
         if not self._astray:
@@ -181,7 +200,7 @@ class _CursorIterator(DatasetIterator[T]):
     def _position(self) -> State:
         """The state after what was delivered, also in the middle of the next element."""
         before = self._before
-        return self._cursor.get_state() if before is _BETWEEN else self._cursor.state_of(before)
+        return self._cursor.get_state() if before is _BETWEEN or before is _AGAIN else self._cursor.state_of(before)
 
     def _move_to(self, state: State) -> None:
         self._come_back()
@@ -227,6 +246,9 @@ class PipelineIterator(_CursorIterator[T]):
         super().__init__(open_stream(node, read_options, executor, self._observer))
         # Taken at the start: a function may close over something that changes while it runs.
         self.identity = identity.identity(node)
+        self._passes = Passes(node)
+        if self._passes.repeat_the_order:
+            self._before = _AGAIN
 
     def get_state(self) -> State:
         """The position as plain JSON data, with the identity of the pipeline under the key "bushel".
@@ -257,10 +279,8 @@ class PipelineIterator(_CursorIterator[T]):
         Stages are timed where the pipeline's options ask for it; otherwise the report knows the workers alone.
 
         >>> import bushel
-        >>> from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
-        >>> timed = DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)
         >>> ds = bushel.MapDataset.range(100).map(str).to_iter_dataset().batch(10)
-        >>> it = iter(WithOptionsIterDataset(ds, timed))
+        >>> it = iter(ds.with_options(execution_tracking_mode="stage_timing"))
         >>> _ = list(it)
         >>> [(stage.call, stage.elements) for stage in it.report().stages]
         [('range(100)', 100), ('map(str)', 100), ('to_iter_dataset()', 100), ('batch(10)', 10)]
@@ -274,6 +294,9 @@ class PipelineIterator(_CursorIterator[T]):
 
     def __repr__(self) -> str:
         return f"<iterator of {self._node.call()} at {self._position()}>"
+
+    def _repr_html_(self) -> str:
+        return tables.paragraph(repr(self)) + show.describe(self._node)._repr_html_()
 
 
 class ThreadPrefetchDatasetIterator(_CursorIterator[T]):

@@ -6,7 +6,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from bushel.iterator import PipelineIterator
+from bushel.data_loader import DataLoaderIterator
+from bushel.iterator import DatasetIterator
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -16,6 +17,7 @@ _OF_STAGE = ("iterator", "number", "stage", "where")
 _OF_POOL = ("iterator", "number", "kind")
 _COUNTERS = {
     "elements": ("Elements delivered.", ("iterator",)),
+    "skipped_elements": ('Elements that failed and were left out, with on_error="skip".', ("iterator",)),
     "wait_seconds": ("Seconds that the consumer spent in next().", ("iterator",)),
     "stage_elements": ("Elements that a stage gave.", _OF_STAGE),
     "stage_seconds": ("Seconds that a stage took itself.", _OF_STAGE),
@@ -36,7 +38,7 @@ def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | 
     `prometheus_client.start_http_server(9431)` serves the figures.
 
     Args:
-      iterator: of a dataset with `DatasetOptions(execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)`.
+      iterator: of a dataset, loader or ElasticIterator with the option `execution_tracking_mode="stage_timing"`.
       name: tells several iterators of one process apart.
       registry: by default the one that `prometheus_client` serves.
     """
@@ -44,7 +46,7 @@ def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | 
         import prometheus_client
     except ImportError as error:
         raise ImportError('Prometheus is an extra: pip install "bushel[prometheus]"') from error
-    if not isinstance(iterator, PipelineIterator):
+    if not isinstance(iterator, (DatasetIterator, DataLoaderIterator)):
         raise TypeError(f"export takes an iterator of a Bushel dataset, got {type(iterator).__name__}.")
     report = iterator.report()
     if not report.timed:
@@ -61,7 +63,7 @@ class _Collector:
     """All iterators of a registry: a metric may be registered once."""
 
     def __init__(self) -> None:
-        self.iterators: dict[str, weakref.ref[PipelineIterator[Any]]] = {}
+        self.iterators: dict[str, weakref.ref[Any]] = {}
 
     def describe(self) -> list[Metric]:
         return list(_families().values())
@@ -78,10 +80,11 @@ class _Collector:
         yield from families.values()
 
 
-def _figures(iterator: PipelineIterator[Any], name: str) -> Iterator[tuple[str, list[str], float]]:
+def _figures(iterator: Any, name: str) -> Iterator[tuple[str, list[str], float]]:
     report = iterator.report()
     yield "elements", [name], report.elements
     yield "wait_seconds", [name], report.waited_s
+    yield "skipped_elements", [name], iterator.skipped
     for stage in report.stages:
         labels = [name, str(stage.number), stage.call, stage.where]
         yield "stage_elements", labels, stage.elements

@@ -368,8 +368,8 @@ def test_a_report_without_timing_says_how_to_get_it():
     report = it.report()
     assert not report.timed and not report.stages
     assert str(report) == (
-        "Stages are not timed. Wrap the dataset in WithOptionsIterDataset(ds, DatasetOptions("
-        "execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)) of bushel.experimental to time them."
+        'Stages are not timed. Iterate over ds.with_options(execution_tracking_mode="stage_timing") to time them, '
+        "where ds is the IterDataset."
     )
 
 

@@ -90,6 +90,18 @@ class ExecutionTrackingMode(enum.Enum):
     STAGE_TIMING = enum.auto()
 
 
+def _tracking_mode(mode: Any) -> ExecutionTrackingMode:
+    if isinstance(mode, str) and mode.upper() in ExecutionTrackingMode.__members__:
+        return ExecutionTrackingMode[mode.upper()]
+    if not isinstance(mode, ExecutionTrackingMode):
+        names = " or ".join(repr(name.lower()) for name in ExecutionTrackingMode.__members__)
+        raise TypeError(
+            f"execution_tracking_mode must be {names}, or one of bushel.experimental.ExecutionTrackingMode, "
+            f"got {mode!r}."
+        )
+    return mode
+
+
 @dataclasses.dataclass(frozen=True)
 class _Default:
     """A value that nobody has chosen: it gives way to one that somebody has."""
@@ -105,7 +117,8 @@ class DatasetOptions:
       filter_warn_threshold_ratio: a filter that drops this share of 1,000 elements, or more, is warned of. None or 0:
         never.
       filter_raise_threshold_ratio: the same, with a ValueError.
-      execution_tracking_mode: STAGE_TIMING times every stage, for `iterator.report()`.
+      execution_tracking_mode: "stage_timing" times every stage, for `iterator.report()`; a member of
+        ExecutionTrackingMode, or its name.
       on_error: "skip" leaves out elements that fail, and counts them in `iterator.skipped` and in its state; a batch
         made in a MapDataset is left out whole, and so is the unreadable rest of a file that is read in order. "raise"
         raises, and `next` tries again.
@@ -118,7 +131,9 @@ class DatasetOptions:
 
     filter_warn_threshold_ratio: float | None = _Default(0.9)  # type: ignore[assignment]
     filter_raise_threshold_ratio: float | None = _Default(None)  # type: ignore[assignment]
-    execution_tracking_mode: ExecutionTrackingMode = _Default(ExecutionTrackingMode.DISABLED)  # type: ignore[assignment]
+    execution_tracking_mode: ExecutionTrackingMode | Literal["disabled", "stage_timing"] = _Default(
+        ExecutionTrackingMode.DISABLED
+    )  # type: ignore[assignment]
     min_shm_size: int = _Default(0)  # type: ignore[assignment]
     on_error: Literal["raise", "skip"] = _Default("raise")  # type: ignore[assignment]
     skip_limit: int | None = _Default(None)  # type: ignore[assignment]
@@ -135,11 +150,7 @@ class DatasetOptions:
             ratio = getattr(self, name)
             if ratio is not None and not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= 1):
                 raise ValueError(f"{name} is a share of elements, from 0 to 1, or None for no check; got {ratio!r}.")
-        if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
-            raise TypeError(
-                "execution_tracking_mode must be one of bushel.experimental.ExecutionTrackingMode, "
-                f"got {self.execution_tracking_mode!r}."
-            )
+        object.__setattr__(self, "execution_tracking_mode", _tracking_mode(self.execution_tracking_mode))
         if self.on_error not in ("raise", "skip"):
             raise ValueError(f'on_error must be "raise" or "skip", got {self.on_error!r}.')
         if self.skip_limit is not None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from bushel.base import tables
 from bushel.engine.tasks import cores
+
+_HEAD = ("stage", "where", "elements", "self time", "share", "bytes")
 
 DELIVERY = "delivery"
 """The stage that takes results apart and puts them in order, in the consumer."""
@@ -71,13 +74,19 @@ class Report:
     waited_s: float
 
     def __str__(self) -> str:
-        parts = [self._table(), self._summary()] if self.elements else []
-        return "\n\n".join([*parts, "\n".join(filter(None, [*self._chosen(), self.verdict]))])
+        parts = [tables.as_text(_HEAD, self._rows(), left=2), self._summary()] if self.elements else []
+        return "\n\n".join([*parts, self._conclusion()])
 
-    def _table(self) -> str:
+    def _repr_html_(self) -> str:
+        parts = [tables.as_html(_HEAD, self._rows()), tables.paragraph(self._summary())] if self.elements else []
+        return "".join([*parts, tables.paragraph(self._conclusion())])
+
+    def _conclusion(self) -> str:
+        return "\n".join(filter(None, [*self._chosen(), self.verdict]))
+
+    def _rows(self) -> list[tuple[str, ...]]:
         total = sum(stage.self_s for stage in self.stages) or 1.0
-        head = ("stage", "where", "elements", "self time", "share", "bytes")
-        rows = [
+        return [
             (
                 stage.call if len(stage.call) <= 60 else stage.call[:57] + "...",
                 stage.where,
@@ -88,11 +97,6 @@ class Report:
             )
             for stage in self.stages
         ]
-        widths = [max(map(len, column)) for column in zip(head, *rows)]
-        return "\n".join(
-            "  ".join(f"{cell:<{width}}" if place < 2 else f"{cell:>{width}}" for place, (cell, width) in cells)
-            for cells in (list(enumerate(zip(row, widths))) for row in (head, *rows))
-        )
 
     def _summary(self) -> str:
         lines = [
@@ -139,8 +143,8 @@ class Report:
         """Which stage limits, who waits for whom, and what to try."""
         if not self.timed:
             return (
-                "Stages are not timed. Wrap the dataset in WithOptionsIterDataset(ds, DatasetOptions("
-                "execution_tracking_mode=ExecutionTrackingMode.STAGE_TIMING)) of bushel.experimental to time them."
+                'Stages are not timed. Iterate over ds.with_options(execution_tracking_mode="stage_timing") to time '
+                "them, where ds is the IterDataset."
             )
         if not self.elements:
             return "No element has been delivered yet."

@@ -26,6 +26,10 @@ class Cache(OneParent):
     def open(self, opener: Opener) -> Cursor:
         return _CacheCursor(opener.open(self.parent), self, opener.skips)
 
+    @property
+    def length(self) -> int | None:
+        return self.parent.length
+
     def element_spec(self) -> Any:
         return self.parent.element_spec()
 

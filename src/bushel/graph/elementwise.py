@@ -49,6 +49,10 @@ class Elementwise(OneParent):
     def open(self, opener: Opener) -> Cursor:
         return ElementwiseCursor(opener.open(self.parent), self, opener.options, opener.skips)
 
+    @property
+    def length(self) -> int | None:
+        return None if self.drops else self.parent.length
+
     def element_spec(self) -> Any:
         return spec_after(self.transform, self.parent)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from bushel.base import tables
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import MapNode, Node, Origin
 from bushel.graph.ordered import BatchStream
@@ -42,6 +43,14 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join([f"element {self.index} is made of", *(f"  {record}" for record in self.records)])
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (record.source, str(record.record), str(record.epoch), ".".join(map(str, record.component)))
+            for record in self.records
+        ]
+        head = ("source", "record", "epoch", "component")
+        return tables.paragraph(f"element {self.index} is made of") + tables.as_html(head, rows)
 
 
 def explain(node: MapNode, indices: np.ndarray) -> list[Explanation]:

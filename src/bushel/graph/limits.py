@@ -9,6 +9,7 @@ import numpy as np
 
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block
+from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, field
@@ -25,6 +26,11 @@ class Limit(OneParent):
 
     def open(self, opener: Opener) -> Cursor:
         return _LimitCursor(opener.open(self.parent), self)
+
+    @property
+    def length(self) -> int | None:
+        whole = self.parent.length
+        return None if whole is None else min(whole, self.count)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
@@ -89,6 +95,13 @@ class RepeatStream(OneParent):
 
     def open(self, opener: Opener) -> Cursor:
         return _RepeatCursor(opener.open(self.parent), self)
+
+    @property
+    def length(self) -> int | None:
+        once = self.parent.length
+        if not once:
+            return once
+        return INFINITE if self.num_epochs is None else min(INFINITE, once * self.num_epochs)
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()

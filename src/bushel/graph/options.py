@@ -26,6 +26,10 @@ class WithOptions(OneParent):
     def open(self, opener: Opener) -> Cursor:
         return opener.open(self.parent)
 
+    @property
+    def length(self) -> int | None:
+        return self.parent.length
+
     def element_spec(self) -> Any:
         return self.parent.element_spec()
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
+from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, located
 from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch
@@ -42,6 +43,13 @@ class BatchStream(OneParent):
 
     def open(self, opener: Opener) -> Cursor:
         return BatchCursor(opener.open(self.parent), self, opener.skips)
+
+    @property
+    def length(self) -> int | None:
+        elements = self.parent.length
+        if elements is None or elements >= INFINITE:
+            return elements
+        return elements // self.batch_size if self.drop_remainder else -(-elements // self.batch_size)
 
     def element_spec(self) -> Any:
         return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
@@ -317,6 +325,11 @@ class ZipStream(StreamNode):
 
     def open(self, opener: Opener) -> Cursor:
         return _ZipCursor(tuple(opener.part(part) for part in self.parts), self, opener.skips)
+
+    @property
+    def length(self) -> int | None:
+        lengths = [part.length for part in self.parts]
+        return None if None in lengths else min(length for length in lengths if length is not None)
 
     def element_spec(self) -> Any:
         return tuple(part.element_spec() for part in self.parts)

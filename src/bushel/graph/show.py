@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import html
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-from bushel.base import trees
+from bushel.base import tables, trees
 from bushel.base.checks import INFINITE
+from bushel.base.errors import in_words
 from bushel.graph.node import MapNode, Node
+from bushel.graph.streams import StreamNode
 
 _WIDTH = 100
 
@@ -24,19 +28,48 @@ def text(node: Node) -> str:
     return "\n".join([head, *(f"    .{call}" for call in calls[1:])])
 
 
-def table(node: Node) -> str:
-    """The pipeline as an HTML table: each step with its length and the shapes of its elements."""
-    rows = []
-    for step in _steps(node):
-        length = "" if not isinstance(step, MapNode) else "endless" if step.length >= INFINITE else f"{step.length:,}"
-        try:
-            shapes = trees.describe(step.element_spec())
-        except (NotImplementedError, ValueError):
-            shapes = ""
-        cells = "".join(f"<td><code>{html.escape(cell)}</code></td>" for cell in (step.call(), length, shapes))
-        rows.append(f"<tr>{cells}</tr>")
-    head = "<tr><th>step</th><th>length</th><th>element</th></tr>"
-    return f"<table>{head}{''.join(rows)}</table>"
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The steps of a pipeline. Print it, or let a notebook show it."""
+
+    steps: tuple[tuple[str, str, str], ...]
+    """For each step: the call, the number of elements, and the shapes of an element; "" where one is not known."""
+
+    def __str__(self) -> str:
+        return tables.as_text(_HEAD, self.steps, left=3)
+
+    def _repr_html_(self) -> str:
+        return tables.as_html(_HEAD, self.steps)
+
+
+_HEAD = ("step", "length", "element")
+
+
+def describe(node: Node, read_one: Callable[[Node], Any] | None = None) -> Description:
+    """Each step of the pipeline with its length and the shapes of its elements.
+
+    Args:
+      node: the last step.
+      read_one: returns one element after a step. It is called where shapes are not known otherwise.
+    """
+    return Description(tuple((step.call(), _length(step), _shapes(step, read_one)) for step in _steps(node)))
+
+
+def _length(step: Node) -> str:
+    length = step.length if isinstance(step, (MapNode, StreamNode)) else None
+    return "" if length is None else "endless" if length >= INFINITE else f"{length:,}"
+
+
+def _shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:
+    try:
+        return trees.describe(step.element_spec())
+    except (NotImplementedError, ValueError):
+        if read_one is None:
+            return ""
+    try:
+        return trees.describe(read_one(step))
+    except Exception as error:  # the table shows the steps before it, and where reading failed
+        return f"fails: {in_words(error).splitlines()[0]}"
 
 
 def _chain(node: Node) -> tuple[list[str], tuple[Node, ...]]:

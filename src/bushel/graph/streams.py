@@ -215,6 +215,11 @@ class StreamNode(Node):
     def open(self, opener: Opener) -> Cursor:
         """A cursor at the start; parents are opened through `opener`."""
 
+    @property
+    def length(self) -> int | None:
+        """How many elements the stream has if no element is missing; None where that is not known without reading."""
+        return None
+
     def placed(self) -> str:
         """The operation as it reads in a message."""
         return self.call()
@@ -238,6 +243,10 @@ class Elements(StreamNode):
 
     def open(self, opener: Opener) -> Cursor:
         return opener.elements(self)
+
+    @property
+    def length(self) -> int | None:
+        return None if self.parent.sparse and not self.allow_nones else self.parent.length
 
     def element_spec(self) -> Any:
         return self.parent.element_spec()
@@ -323,6 +332,10 @@ class Ahead(OneParent):
     def open(self, opener: Opener) -> Cursor:
         return opener.open(self.parent) if self.options.num_workers == 0 else opener.ahead(self)
 
+    @property
+    def length(self) -> int | None:
+        return self.parent.length
+
     def element_spec(self) -> Any:
         return self.parent.element_spec()
 
@@ -348,6 +361,10 @@ class Pulled(OneParent):
     def open(self, opener: Opener) -> Cursor:
         return opener.pulled(self) if self.size else opener.open(self.parent)
 
+    @property
+    def length(self) -> int | None:
+        return self.parent.length
+
     def element_spec(self) -> Any:
         return self.parent.element_spec()
 
@@ -363,6 +380,10 @@ class SeedStream(OneParent):
 
     def open(self, opener: Opener) -> Cursor:
         return opener.open(self.parent)
+
+    @property
+    def length(self) -> int | None:
+        return self.parent.length
 
     @property
     def seed_for_children(self) -> int | None:

@@ -28,6 +28,10 @@ class WindowShuffleStream(OneParent):
     def open(self, opener: Opener) -> Cursor:
         return _WindowCursor(opener.open(self.parent), self, opener.skips)
 
+    @property
+    def length(self) -> int | None:
+        return self.parent.length
+
     def element_spec(self) -> Any:
         return self.parent.element_spec()
 

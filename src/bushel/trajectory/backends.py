@@ -65,6 +65,7 @@ def on_bushel(running: Running) -> DatasetIterator[Any]:
         running.shard,
         read_options=running.dataset.read_options,
         multiprocessing_options=None if running.workers.num_workers == 0 else running.workers,
+        options=running.options,
     )
 
 

@@ -517,6 +517,9 @@ class TrajectoryDataset:
     def __repr__(self) -> str:
         return repr(self.dataset)
 
+    def _repr_html_(self) -> str:
+        return self.dataset._repr_html_()
+
 
 def _texts_as_objects(frame: Any) -> Any:
     """A frame whose texts stack to arrays of objects: of bytes, their type would depend on the longest of a batch."""

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base import blocks, trees
-from bushel.base.options import DatasetOptions, MultiprocessingOptions
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode, MultiprocessingOptions
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.engine import Report
+from bushel.graph.explain import Explanation
 from bushel.graph.streams import State
 from bushel.iterator import DatasetIterator
 from bushel.sources.needs import package
@@ -99,6 +101,7 @@ def get_dataloader(
     use_grain: bool | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     skip_limit: int | None = None,
+    execution_tracking_mode: ExecutionTrackingMode | Literal["disabled", "stage_timing"] = "disabled",
     **changes: Any,
 ) -> TrajectoryLoader:
     """Batches for training: an endless iterable, whose iterators have `get_state` and `set_state`.
@@ -122,6 +125,7 @@ def get_dataloader(
         `iterator.skipped`; the next ones move up. On one host and Bushel's engine, with states of their own: they do
         not move to loaders without it. "raise" raises, and `next` tries again.
       skip_limit: how many may be left out before the next one raises; None for any number.
+      execution_tracking_mode: "stage_timing" times every stage, for `iterator.report()` and Prometheus.
       changes: other values of fields of the `MixtureConfig`.
 
     >>> import tempfile
@@ -155,7 +159,7 @@ def get_dataloader(
         chosen.batch_size,
         NoSharding() if shard_options is None else shard_options,
         workers if isinstance(workers, MultiprocessingOptions) else MultiprocessingOptions(workers),
-        DatasetOptions(on_error=on_error, skip_limit=skip_limit),
+        DatasetOptions(on_error=on_error, skip_limit=skip_limit, execution_tracking_mode=execution_tracking_mode),
     )
     return TrajectoryLoader(running, chosen.data_backend, _Finish(process_text, arrays))
 
@@ -261,7 +265,15 @@ class LoaderIterator(DatasetIterator[Tree]):
     @property
     def skipped(self) -> int:
         """How many frames failed and were left out so far, with `on_error="skip"`."""
-        return getattr(self._parent, "skipped", 0)
+        return self._parent.skipped
+
+    def report(self) -> Report:
+        """Where the time went: see `bushel.Report`. Grain as the back end keeps no account."""
+        return self._parent.report()
+
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        """Of which frames this host's rows of the next batches are made. Nothing is read."""
+        return self._parent.explain(steps)
 
     def get_state(self) -> State:
         """The global position, as plain JSON data."""
