@@ -312,6 +312,15 @@ def test_operations_of_the_older_kind_say_what_to_use_instead():
             getattr(bushel.python, kind)(argument)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("data", [[1, {"a": 1}], [{"a": 1}, 1], [{"a": 1}, {"b": 1}], [(1, 2), [1, 2]]])
+def test_an_older_batch_of_unlike_records_is_a_type_error(data):
+    for lib in (grain, bushel):
+        records = [lib.python.Record(lib.python.RecordMetadata(n, n), entry) for n, entry in enumerate(data)]
+        with pytest.raises(TypeError, match="Record structures do not match"):
+            list(lib.python.BatchOperation(2)(iter(records)))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_operation_of_ones_own_goes_on_where_it_was(workers):
     expected = list(legacy_loader(grain, [pairs]))

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import bushel
 from bushel.base import blocks, memory
 from bushel.base.blocks import Columns
 from bushel.testing import same
@@ -357,3 +358,13 @@ def test_other_mappings_are_trees_too():
     assert same(found, ordered(a=np.array([1, 3]), b=np.array([2, 4])))
     counted = collections.defaultdict(int, a=1)
     assert same(blocks.stack([counted, counted]), collections.defaultdict(int, a=np.array([1, 1])))
+
+
+@pytest.mark.parametrize("rows", [[1, {"a": 1}], ["a", [1]], [np.ones(2), (1, 2)], [{"x": 1}, {"x": {"y": 1}}]])
+def test_a_container_among_leaves_is_refused(rows):
+    for batches in (
+        bushel.MapDataset.source(rows).batch(2),
+        bushel.load(rows, num_epochs=1, batch_size=2),
+    ):
+        with pytest.raises(ValueError, match=r"have the same structure but got:\n(.|\n)*containers and others are not"):
+            list(batches)

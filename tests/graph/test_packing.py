@@ -157,6 +157,27 @@ def test_we_differ_best_fit_keeps_to_the_most_sequences_per_row():
     assert rows(bushel) == 2
 
 
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [[1, 2], [3, 4, 5], [6]],
+        [(1, 2), (3,)],
+        [[1.5, 2], np.arange(3)],
+        [[[1, 2], [3, 4]], [[5, 6]]],
+        [["a"], ["b", "c"]],
+    ],
+)
+def test_lists_and_tuples_are_sequences(sequences):
+    def cut(lib):
+        ds = stream(lib, [{"a": sequence} for sequence in sequences])
+        return lib.experimental.ConcatThenSplitIterDataset(ds, length_struct={"a": 4})
+
+    check_equal(cut)
+    arrays = [{"a": np.asarray(sequence)} for sequence in sequences]
+    rows = list(packed([{"a": sequence} for sequence in sequences]))  # Grain refuses lists here
+    assert same(rows, list(packed(arrays)))
+
+
 def packed(records, **more):
     arguments = {"length_struct": {"a": 4}, "num_packing_bins": 2, **more}
     return bushel.experimental.FirstFitPackIterDataset(bushel.MapDataset.source(records), **arguments)
@@ -170,8 +191,10 @@ def test_a_sequence_that_is_too_long_is_named():
 
 
 def test_what_is_no_sequence_is_named():
-    with pytest.raises(TypeError, match=r"must be an array or a number, got \[1, 2\] of type list"):
-        next(iter(packed([{"a": [1, 2]}])))
+    with pytest.raises(TypeError, match=r"must be an array, a list, a tuple or a number, got \{1, 2\} of type set"):
+        next(iter(packed([{"a": {1, 2}}])))
+    with pytest.raises(TypeError, match=r"must have entries of one shape, got \[1, \[2\]\]"):
+        next(iter(packed([{"a": [1, [2]]}])))
     with pytest.raises(KeyError) as caught:
         next(iter(packed([{"b": np.arange(2)}])))
     assert "FirstFitPackIterDataset" in caught.value.__notes__[0]

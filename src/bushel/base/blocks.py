@@ -220,7 +220,11 @@ def _stack(rows: list[Any], empty: Allocate) -> Any:
     kinds = set(map(type, rows))
     if None.__class__ in kinds:
         raise ValueError("some elements are None; filter them out before batching")
-    return _stack_leaves(rows, kinds.pop(), empty) if len(kinds) == 1 else np.stack(rows)
+    if len(kinds) == 1:
+        return _stack_leaves(rows, kinds.pop(), empty)
+    if any(trees.children(row) is not None for row in rows):  # NumPy would make an array of objects
+        raise ValueError("some elements are containers and others are not")
+    return np.stack(rows)
 
 
 def _stack_leaves(leaves: list[Any], kind: type, empty: Allocate) -> np.ndarray:

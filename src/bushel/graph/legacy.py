@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, trees
 from bushel.base.records import Record
 from bushel.graph.loading import BatchRecords
 
@@ -86,11 +86,19 @@ class BatchOperation:
         _instead("transforms.Batch")
 
     def __call__(self, input_iterator: Records) -> Records:
-        batched, held = BatchRecords(self.batch_fn), []
+        held: list[Record[Any]] = []
         for record in input_iterator:
             held.append(record)
             if len(held) == self.batch_size:
-                yield batched(held)
+                yield self._batch(held)
                 held = []
         if held and not self.drop_remainder:
-            yield batched(held)
+            yield self._batch(held)
+
+    def _batch(self, records: list[Record[Any]]) -> Record[Any]:
+        if self.batch_fn is None:
+            try:
+                trees.map_leaves(lambda *_: None, *[record.data for record in records])
+            except ValueError as error:
+                raise TypeError(f"Record structures do not match: {error}.") from None
+        return BatchRecords(self.batch_fn)(records)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -127,16 +128,21 @@ _DIMENSIONS = operator.attrgetter("ndim")
 
 
 def as_sequence(value: Any) -> np.ndarray:
-    """A sequence as an array; a number becomes a sequence of one."""
+    """A sequence as an array: lists and tuples become arrays, a number becomes a sequence of one."""
     if type(value) is np.ndarray and value.ndim:
         return value
     if isinstance(value, int):
         return np.array([value], np.int64)
-    if np.ndim(value) == 0:
-        return np.asarray(value).reshape(1)
-    if hasattr(value, "__array__"):
-        return np.asarray(value)
-    raise TypeError(f"A sequence to pack must be an array or a number, got {value!r} of type {type(value).__name__}.")
+    if not isinstance(value, (list, tuple, str, bytes, np.generic, numbers.Number)) and not hasattr(value, "__array__"):
+        raise TypeError(
+            f"A sequence to pack must be an array, a list, a tuple or a number, got {value!r} of type "
+            f"{type(value).__name__}."
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise TypeError(f"A sequence to pack must have entries of one shape, got {value!r}: {error}") from None
+    return array if array.ndim else array.reshape(1)
 
 
 class _PackCursor(Cursor):
