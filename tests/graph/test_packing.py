@@ -172,7 +172,8 @@ def test_lists_and_tuples_are_sequences(sequences):
         ds = stream(lib, [{"a": sequence} for sequence in sequences])
         return lib.experimental.ConcatThenSplitIterDataset(ds, length_struct={"a": 4})
 
-    check_equal(cut)
+    assert same(list(cut(bushel)), list(cut(grain)))  # Grain's own states of lists restore other rows: not compared
+    check_resumes_anywhere(cut(bushel))
     arrays = [{"a": np.asarray(sequence)} for sequence in sequences]
     rows = list(packed([{"a": sequence} for sequence in sequences]))  # Grain refuses lists here
     assert same(rows, list(packed(arrays)))
