@@ -5,7 +5,7 @@ BENCH_VENV := .venv-bench
 SERVERS_VENV := .venv-servers
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all bench lint types clean
+.PHONY: demo test test-all bench bench-check lint types clean
 
 demo: $(VENV)/.jax-installed
 	$(VENV)/bin/python examples/digits.py
@@ -26,6 +26,10 @@ types: $(VENV)/.test-installed
 # A venv of its own: a package that only the tests need must not change what is measured.
 bench: $(BENCH_VENV)/.bench-installed
 	$(BENCH_VENV)/bin/python -m benchmarks.run
+
+# The same, compared with the kept table: exit code 1 where a row has become slower by more than a quarter.
+bench-check: $(BENCH_VENV)/.bench-installed
+	$(BENCH_VENV)/bin/python -m benchmarks.run --check all
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,7 @@
-"""The one command: `python -m benchmarks.run`. Runs the workloads and prints one table; writes only with --save."""
+"""The one command: `python -m benchmarks.run`. Runs the workloads and prints one table; writes only with --save.
+
+It exits with 1 if a target is missed, or if a row is slower than in a kept table (--check). A quick run judges nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ RESULTS = Path(__file__).parent / "results"
 HEADINGS = ("workload", "contender", "Grain", "contender's", "ratio [min..max]", "CPU ratio", "target", "met?", "note")
 
 
-def main() -> None:
+def main() -> int:
     refuse_monitoring()
     from benchmarks import (
         access,
@@ -79,8 +82,38 @@ def main() -> None:
     where["seconds"] = round(time.perf_counter() - begun)
     text = report(rows, settings, where)
     print(text)
+    slower = [] if options.check is None else slower_than_kept(rows, _kept_ratios(options.check), options.band)
+    print("".join(f"SLOWER: {line}\n" for line in slower), end="")
     if options.save:
         _save(options.save, text, rows, settings, where)
+    return exit_code(rows, slower, settings)
+
+
+def exit_code(rows: list[Row], slower: list[str], settings: Settings) -> int:
+    """1 where a target is missed or a row is slower than it was; 0 otherwise, and always after a quick run."""
+    missed = any(row.met is False for row in rows)
+    return int((missed or bool(slower)) and not settings.quick)
+
+
+def slower_than_kept(rows: list[Row], kept: dict[tuple[str, str], float], band: float) -> list[str]:
+    """A sentence for each row of Bushel whose ratio is below the kept one by more than `band`, a share."""
+    sentences = []
+    for row in rows:
+        before = kept.get((row.workload, row.contender))
+        if before is not None and row.contender.startswith("bushel") and row.ratio < before * (1 - band):
+            sentences.append(
+                f"{row.workload}, {row.contender}: {row.ratio:.2f} x Grain, and {before:.2f} x in the kept table; "
+                f"the band is {band:.0%}."
+            )
+    return sentences
+
+
+def _kept_ratios(name: str) -> dict[tuple[str, str], float]:
+    try:
+        kept = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SystemExit(f"--check {name}: there is no {RESULTS / name}.json. Write one with --save {name}.") from None
+    return {(row["workload"], row["contender"]): row["ratio"] for row in kept["rows"]}
 
 
 def report(rows: list[Row], settings: Settings, where: dict[str, Any]) -> str:
@@ -148,11 +181,15 @@ def _options(names: list[str]) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, metavar="N", help="how often each timing is taken (7; quick: 2)")
     parser.add_argument("--quick", action="store_true", help="little data, short timings: only to see that it works")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
+    parser.add_argument("--check", metavar="NAME", help="compare with benchmarks/results/NAME.json")
+    parser.add_argument("--band", type=float, default=0.25, help="with --check: by which share a row may be slower")
     options = parser.parse_args()
+    if not 0 <= options.band < 1:
+        parser.error(f"--band is a share between 0 and 1, got {options.band}.")
     if options.repetitions is not None and options.repetitions < 1:
         parser.error(f"--repetitions must be at least 1, got {options.repetitions}.")
     return options
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """`bushel run`: programs that were written for Grain, unchanged, print the same on Bushel."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -86,3 +87,59 @@ def test_without_the_command_grain_is_grain():
 
     assert grain.__name__ == "grain" and grain.__file__ is not None
     assert Path(grain.__file__).parent.name == "grain"  # not src/bushel; a folder above may have any name
+
+
+FLAGS = """
+from absl import app, flags
+import grain
+
+flags.DEFINE_integer("steps", 2, "of this program")
+
+
+def main(argv):
+    print(grain.__name__, argv[1:], flags.FLAGS.steps, flags.FLAGS.grain_py_debug_mode)
+    print(grain.config.py_debug_mode, grain.config.py_traceback_filtering, grain.config.tf_lookup_batch_size)
+
+
+app.run(main)
+"""
+
+
+def test_flags_of_grain_are_accepted_and_reach_the_settings(tmp_path):
+    arguments = ["--grain_py_debug_mode", "--grain_py_traceback_filtering=off", "--steps=3", "more"]
+    arguments += ["--grain_enable_multiprocess_worker_profiling=false", "--grain_tf_lookup_batch_size=7"]
+    script = tmp_path / "program.py"
+    script.write_text(FLAGS)
+    theirs, ours = started([sys.executable, script, *arguments]), started([*BUSHEL, script, *arguments])
+    expected, found = finished(theirs), finished(ours)
+    assert expected[0] == found[0] == 0, found[2]
+    assert expected[1] == "grain ['more'] 3 True\nTrue off 7\n"
+    assert found[1] == expected[1].replace("grain [", "bushel [")
+    code, _, errors = run(tmp_path, FLAGS, "--grain_nothing")
+    assert code == 1 and "Unknown command line flag 'grain_nothing'" in errors
+
+
+SCRAPED = """
+import os, urllib.request
+import grain
+
+ds = grain.MapDataset.range(20).map(abs).to_iter_dataset().batch(4)
+with iter(ds.mp_prefetch(grain.MultiprocessingOptions(num_workers=2))) as it:
+    list(it)
+    port = os.environ["PYGRAIN_PROMETHEUS_PORT"]
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    print([line for line in text.splitlines() if line.startswith("bushel_elements_total")])
+"""
+
+
+def test_grains_variable_opens_the_port_for_prometheus(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "true")
+    monkeypatch.setenv("PYGRAIN_PROMETHEUS_PORT", str(port))
+    code, output, errors = run(tmp_path, SCRAPED)
+    assert (code, output) == (0, "['bushel_elements_total{iterator=\"iterator 0\"} 5.0']\n"), errors
+    with socket.create_server(("0.0.0.0", port)):  # a port that is taken is a warning, not an end
+        code, _, errors = run(tmp_path, SCRAPED.partition("    port")[0])
+    assert code == 0 and f"port {port} did not open" in errors

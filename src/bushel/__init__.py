@@ -7,6 +7,7 @@
 """
 
 import importlib as _importlib
+import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
@@ -149,6 +150,13 @@ def __getattr__(name: str) -> object:
         module, other = _ELSEWHERE[name], name
     value = globals()[name] = getattr(_importlib.import_module(f"bushel.{module}"), other)
     return value
+
+
+if _os.environ.get("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY"):
+    from bushel.base import options as _options
+
+    if _options.TELEMETRY:
+        __getattr__("prometheus").serve_all()  # type: ignore[attr-defined]
 
 
 def __dir__() -> list[str]:

@@ -25,6 +25,9 @@ from bushel.state.loader import parsed
 
 T = TypeVar("T")
 
+on_open: list[Callable[[DatasetIterator[Any]], None]] = []
+"""Called with each new iterator of a pipeline: how telemetry, a higher layer, learns of them."""
+
 _BETWEEN: Any = object()
 _AGAIN: Any = object()
 _END: Any = object()
@@ -246,6 +249,8 @@ class PipelineIterator(_CursorIterator[T]):
         super().__init__(open_stream(node, read_options, executor, self._observer))
         # Taken at the start: a function may close over something that changes while it runs.
         self.identity = identity.identity(node)
+        for notify in on_open:
+            notify(self)
         self._passes = Passes(node)
         if self._passes.repeat_the_order:
             self._before = _AGAIN

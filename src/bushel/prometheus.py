@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
+import os
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from bushel.data_loader import DataLoaderIterator
-from bushel.iterator import DatasetIterator
+from bushel.engine.tasks import in_worker
+from bushel.iterator import DatasetIterator, on_open
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from prometheus_client.registry import CollectorRegistry
+
+logger = logging.getLogger("bushel")
+
+PORT = 9431
+"""Where Grain serves its figures, and Bushel where Grain's variable asks for it."""
 
 _OF_STAGE = ("iterator", "number", "stage", "where")
 _OF_POOL = ("iterator", "number", "kind")
@@ -57,6 +66,38 @@ def export(iterator: Any, name: str = "train", *, registry: CollectorRegistry | 
         collector = _COLLECTORS[registry] = _Collector()
         registry.register(collector)
     collector.iterators[name] = weakref.ref(iterator)
+
+
+def serve_all() -> None:
+    """Exports every iterator that is made from now on, and serves the figures on a port, as Grain does.
+
+    Bushel calls it when it is imported where `ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY=true` is set. The port opens with the
+    first iterator: `PYGRAIN_PROMETHEUS_PORT`, or 9431, on all addresses of this machine. Worker processes open none.
+    """
+    numbers = itertools.count()
+
+    def notify(iterator: DatasetIterator[Any]) -> None:
+        if in_worker() or not iterator.report().timed:
+            return
+        number = next(numbers)
+        if number == 0:
+            _open_port()
+        export(iterator, f"iterator {number}")
+
+    on_open.append(notify)
+
+
+def _open_port() -> None:
+    import prometheus_client
+
+    text = os.environ.get("PYGRAIN_PROMETHEUS_PORT", "")
+    if text and not text.isdecimal():
+        logger.warning("PYGRAIN_PROMETHEUS_PORT=%r is not a number: using %d.", text, PORT)
+    port = int(text) if text.isdecimal() else PORT
+    try:
+        prometheus_client.start_http_server(port)
+    except (OSError, OverflowError) as error:
+        logger.warning("Prometheus cannot read this process: port %d did not open (%s).", port, error)
 
 
 class _Collector:

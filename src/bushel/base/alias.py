@@ -11,6 +11,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from bushel.base.config import config
+
 VARIABLE = "BUSHEL_AS_GRAIN"
 """Set in the environment of a program that runs so: its workers do the same."""
 
@@ -63,3 +65,5 @@ class _Finder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         # What stands in sys.modules after this is what the import statement gives.
         sys.modules[module.__name__] = importlib.import_module(MODULES[module.__name__])
+        if module.__name__ == "grain":
+            config.define_flags()

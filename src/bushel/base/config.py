@@ -19,6 +19,8 @@ _DEFAULTS = {
     "tf_prefetch_buffer_size": -1,
 }
 
+_PROFILING = "grain_enable_multiprocess_worker_profiling"
+
 
 class Config:
     """Remembers settings of Grain's names, from `update` on, without flags to parse.
@@ -33,15 +35,38 @@ class Config:
     """
 
     def __init__(self) -> None:
-        vars(self)["_values"] = dict(_DEFAULTS)
+        vars(self).update(_values=dict(_DEFAULTS), _updated=set(), _flags=None)
 
     def update(self, name: str, value: Any) -> None:
         """Sets a setting."""
         self._values[self._known(name)] = value
+        self._updated.add(name)
 
     def get_or_default(self, name: str) -> Any:
         """The value of a setting."""
-        return self._values[self._known(name)]
+        value = self._values[self._known(name)]
+        flags = vars(self)["_flags"]
+        if flags is not None and name not in self._updated and flags.is_parsed():
+            return flags[f"grain_{name}"].value
+        return value
+
+    def define_flags(self) -> None:
+        """Defines Grain's absl flags, such as `--grain_py_debug_mode`, where absl is installed and Grain is not loaded.
+
+        A program that parses its flags then gets the settings from there, as with Grain.
+        """
+        try:
+            from absl import flags
+        except ImportError:
+            return
+        kinds = {bool: flags.DEFINE_bool, int: flags.DEFINE_integer, str: flags.DEFINE_string}
+        for name, default in _DEFAULTS.items():
+            if f"grain_{name}" not in flags.FLAGS:
+                define = kinds.get(type(default), flags.DEFINE_string)
+                define(f"grain_{name}", default, "A setting of Grain; see bushel.config.")
+        if _PROFILING not in flags.FLAGS:
+            flags.DEFINE_bool(_PROFILING, False, "A setting of Grain; it changes nothing in Bushel.")
+        vars(self)["_flags"] = flags.FLAGS
 
     def _known(self, name: str) -> str:
         if name not in self._values:

@@ -6,11 +6,15 @@ import dataclasses
 import enum
 import logging
 import numbers
+import os
 from typing import Any, Literal
 
 from bushel.base import checks
 
 logger = logging.getLogger("bushel")
+
+TELEMETRY = os.environ.get("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "").lower() in ("1", "true", "yes")
+"""Grain's switch, read when Bushel is imported: every pipeline is timed and served, see `bushel.prometheus`."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -132,7 +136,7 @@ class DatasetOptions:
     filter_warn_threshold_ratio: float | None = _Default(0.9)  # type: ignore[assignment]
     filter_raise_threshold_ratio: float | None = _Default(None)  # type: ignore[assignment]
     execution_tracking_mode: ExecutionTrackingMode | Literal["disabled", "stage_timing"] = _Default(
-        ExecutionTrackingMode.DISABLED
+        ExecutionTrackingMode.STAGE_TIMING if TELEMETRY else ExecutionTrackingMode.DISABLED
     )  # type: ignore[assignment]
     min_shm_size: int = _Default(0)  # type: ignore[assignment]
     on_error: Literal["raise", "skip"] = _Default("raise")  # type: ignore[assignment]
