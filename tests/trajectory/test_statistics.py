@@ -2,6 +2,7 @@ import functools
 import json
 import logging
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 from watching import wait_until, workers
 
 import bushel
-from bushel.trajectory import statistics as module
 from bushel.trajectory.spec import ModuleSpec
 from bushel.trajectory.statistics import (
     Statistics,
@@ -325,10 +325,10 @@ def test_the_code_of_a_function():
 def test_progress_is_told_to_a_terminal_only(monkeypatch, capsys):
     get_dataset_statistics(ONE, [], ["a"])
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr(module.Progress, "say", lambda self, text: print(text))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     get_dataset_statistics(ONE, [], ["b"])
-    assert capsys.readouterr().out == "1 of 1 (100%)\n"
+    assert capsys.readouterr().err == "\rstatistics: 1 of 1 (100%)\n"
     get_dataset_statistics(iter(ONE), [], ["c"])
-    assert capsys.readouterr().out == "1\n"
+    assert capsys.readouterr().err == "\rstatistics: 1\n"
     get_dataset_statistics(ONE, [], ["d"], progress=False)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().err == ""

@@ -1,13 +1,24 @@
-"""How far long work is: one line on a terminal, nothing elsewhere."""
+"""How far long work is: one line on a terminal or in a notebook, a log line now and then elsewhere."""
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 
+logger = logging.getLogger("bushel")
+
+_REDRAW_S = 0.2
+_FIRST_LOG_S = 5.0
+"""Work that ends sooner leaves no log line."""
+_LOG_EVERY_S = 30.0
+
 
 class Progress:
-    """A line on a terminal that says how far work is, of how much if that is known; quiet elsewhere.
+    """Says how far work is, of how much if that is known.
+
+    On a terminal and in a notebook the line is drawn anew in its place. Elsewhere, in a job without a terminal, the
+    logger "bushel" gets a line at level INFO every half minute.
 
     >>> progress = Progress("column length", 1000)
     >>> progress.show(250)
@@ -16,31 +27,51 @@ class Progress:
 
     def __init__(self, name: str, total: int | None):
         self._name, self._total = name, total
-        self._begun = self._shown = 0.0
+        self._begun: float | None = None
+        self._next = 0.0
         self._first = 0
+        self._width = 0
 
     def show(self, done: int) -> None:
         """Says that so much is done, but not all the time."""
         now = time.monotonic()
-        if not self._begun:
+        drawn = _is_drawn()
+        if self._begun is None:
             self._begun, self._first = now, done
-        if now - self._shown < 0.2 and done != self._total:
+            self._next = now if drawn else now + _FIRST_LOG_S
+        if now < self._next and not (drawn and done == self._total):
             return
-        self._shown = now
+        self._next = now + (_REDRAW_S if drawn else _LOG_EVERY_S)
+        self.say(self._text(done, now - self._begun))
+
+    def _text(self, done: int, spent_s: float) -> str:
         if self._total is None:
-            self.say(f"{done:,}")
-            return
-        fresh, spent = done - self._first, now - self._begun
-        left = f", {spent * (self._total - done) / fresh:.0f} s left" if fresh and spent > 1 else ""
-        self.say(f"{done:,} of {self._total:,} ({done / max(1, self._total):.0%}){left}")
+            return f"{done:,}"
+        fresh = done - self._first
+        left = f", {spent_s * (self._total - done) / fresh:.0f} s left" if fresh and spent_s > 1 else ""
+        return f"{done:,} of {self._total:,} ({done / max(1, self._total):.0%}){left}"
 
     def say(self, text: str) -> None:
-        """Puts a text in place of the line."""
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{self._name}: {text}")
-            sys.stderr.flush()
+        """Puts a text in place of the line; where there is no such place, logs it."""
+        line = f"{self._name}: {text}"
+        if not _is_drawn():
+            logger.info("%s", line)
+            return
+        # Blanks over the rest of a longer line before: a notebook does not know the terminal's code for that.
+        sys.stderr.write(f"\r{line.ljust(self._width)}")
+        sys.stderr.flush()
+        self._width = len(line)
 
     def end(self) -> None:
         """Leaves the line."""
-        if sys.stderr.isatty():
+        if self._width and _is_drawn():
             sys.stderr.write("\n")
+            self._width = 0
+
+
+def _is_drawn() -> bool:
+    """Whether a line can be drawn anew: on a terminal, and in a notebook, whose kernel has no terminal."""
+    shell = sys.modules.get("IPython")
+    if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":
+        return True
+    return sys.stderr is not None and sys.stderr.isatty()
