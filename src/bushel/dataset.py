@@ -27,6 +27,7 @@ from bushel.graph.streams import StreamNode
 from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iterator import DatasetIterator, PipelineIterator
+from bushel.sources.protocol import RandomAccessDataSource
 from bushel.state import identity
 from bushel.state.digest import digest
 
@@ -51,6 +52,10 @@ else:
 T = TypeVar("T")
 S = TypeVar("S")
 R = TypeVar("R")
+K = TypeVar("K")
+
+L = TypeVar("L", bound=np.ndarray | np.generic | int | float)
+"""What `batch` stacks into an array, as far as types can say: see the overloads of `batch`."""
 
 _SEED_LIMIT = 1 << 32
 
@@ -105,6 +110,12 @@ class _Dataset:
 
 class _MapDatasetMeta(abc.ABCMeta):
     """Ways to begin a MapDataset. They live on the class alone, not on its instances."""
+
+    @overload
+    def source(cls, source: RandomAccessDataSource[T]) -> MapDataset[T]: ...
+
+    @overload
+    def source(cls, source: Any) -> MapDataset[Any]: ...
 
     def source(cls, source: Any) -> MapDataset[Any]:
         """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
@@ -278,13 +289,33 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return _applied(self, transformations)
 
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], S]
+    ) -> MapDataset[S]: ...
+
+    @overload
+    def batch(
+        self: MapDataset[L], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[np.ndarray]: ...
+
+    @overload
+    def batch(
+        self: MapDataset[dict[K, L]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[dict[K, np.ndarray]]: ...
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], Any] | None = None
+    ) -> MapDataset[Any]: ...
+
     def batch(
         self,
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], S] | None = None,
-    ) -> MapDataset[S]:
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> MapDataset[Any]:
         """Batches of consecutive elements, their leaves stacked along a new first axis.
 
         Batches do not straddle epochs: the last one of an epoch may be smaller. Repeat before batching if they should.
@@ -732,13 +763,33 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """One transformation after the other, each by its kind."""
         return _applied(self, transformations)
 
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], S]
+    ) -> IterDataset[S]: ...
+
+    @overload
+    def batch(
+        self: IterDataset[L], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[np.ndarray]: ...
+
+    @overload
+    def batch(
+        self: IterDataset[dict[K, L]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[dict[K, np.ndarray]]: ...
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], Any] | None = None
+    ) -> IterDataset[Any]: ...
+
     def batch(
         self,
         batch_size: int,
         *,
         drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], S] | None = None,
-    ) -> IterDataset[S]:
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> IterDataset[Any]:
         """Batches of consecutive elements, their leaves stacked along a new first axis.
 
         Args:
