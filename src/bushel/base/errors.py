@@ -88,6 +88,11 @@ _OURS = os.path.join(_PACKAGE, ""), os.path.join(os.path.dirname(os.__file__), "
 """Folders of code that is no business of the user's when an element fails."""
 
 
+def is_ours(filename: str) -> bool:
+    """Whether a file is Bushel's own code, or a library's that Bushel runs functions with."""
+    return filename.startswith(_OURS)
+
+
 def without_our_frames(error: Exception) -> Exception:
     """The error with a traceback that begins with the user's own code, as far as it is about the user's code.
 
@@ -95,7 +100,7 @@ def without_our_frames(error: Exception) -> Exception:
     `config.update("py_traceback_filtering", "off")`.
     """
     trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+    while trace is not None and is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     foreseen = hasattr(error, "__notes__") or type(error).__module__ == __name__
     if config.py_traceback_filtering == "off" or (trace is None and not foreseen):

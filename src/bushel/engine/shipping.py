@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import mmap
 import os
 import pickle
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent, add_note, in_words, located
+from bushel.base.errors import PipelineNotSent, add_note, in_words, is_ours, located
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
@@ -192,15 +194,15 @@ def not_importable(program: Program | StreamProgram, error: ImportError) -> str:
 
 def portable(error: BaseException) -> tuple[bytes, str]:
     """An exception as bytes if it can travel, and as text in any case, with the user's part of the traceback."""
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
-    text = "".join(traceback.format_list(frames)).rstrip()
-    add_note(error, f"bushel: in worker process {os.getpid()}" + (f":\n{text}" if text else "."))
-    shown = "".join(traceback.format_exception_only(error)).rstrip()
+    add_note(error, f"bushel: in worker process {os.getpid()}.")
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [(frame.filename, frame.name, frame.lineno or 0) for frame in stack if not is_ours(frame.filename)]
+    text = "".join(traceback.format_list(frame for frame in stack if not is_ours(frame.filename)))
+    shown = (text + "".join(traceback.format_exception_only(error))).rstrip()
     for cause in (error.__cause__, None):
         for way in (wire.Pickler, _TakenApart):
             with contextlib.suppress(Exception):
-                pickled = wire.dumps((error, getattr(error, "__notes__", []), cause), kind=way)
+                pickled = wire.dumps((error, getattr(error, "__notes__", []), cause, frames), kind=way)
                 again = rebuilt(pickled, shown)  # some pickle well, and cannot be built again, or not as they were
                 if type(again) is type(error) and _said(again) == _said(error):
                     return pickled, shown
@@ -213,14 +215,41 @@ def rebuilt(pickled: bytes, shown: str) -> BaseException:
     if not pickled:
         return told
     try:
-        error, notes, cause = pickle.loads(pickled)
+        error, notes, cause, frames = pickle.loads(pickled)
     except Exception:
         return told
     for note in notes:
         if note not in getattr(error, "__notes__", []):
             add_note(error, note)
     BaseException.__setattr__(error, "__cause__", cause)  # whatever the class says of attributes
-    return error
+    return BaseException.with_traceback(error, _traceback_of(frames))
+
+
+def _traceback_of(frames: list[tuple[str, str, int]]) -> types.TracebackType | None:
+    """A traceback through frames of another process: (file, function, line) each, the outermost first.
+
+    Its frames have the right names and files, and no local variables.
+    """
+    trace = None
+    for filename, name, line in reversed(frames):
+        code = compile(_raise_in_line(line), filename, "exec").replace(co_name=name, co_qualname=name)
+        try:
+            exec(code, {"__file__": filename})
+        except StopIteration as stopped:
+            assert stopped.__traceback__ is not None and stopped.__traceback__.tb_next is not None
+            inner = stopped.__traceback__.tb_next
+            trace = types.TracebackType(trace, inner.tb_frame, inner.tb_lasti, inner.tb_lineno)
+    return trace
+
+
+def _raise_in_line(line: int) -> ast.Module:
+    """The statement `raise StopIteration` as if it stood in a line; without columns, so that none are marked."""
+    tree = ast.parse("raise StopIteration")
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.stmt, ast.expr)):
+            node.lineno = node.end_lineno = max(1, line)
+            node.col_offset = node.end_col_offset = -1
+    return tree
 
 
 def _said(error: BaseException) -> str | None:
