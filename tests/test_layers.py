@@ -18,7 +18,7 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
-    {"choosing", "columns"},
+    {"choosing", "columns", "saving"},
     {"dataset"},
     {"operations"},
     {"files", "performance"},

@@ -171,6 +171,7 @@ PUBLIC = {
         "RaggedDataSource",
         "RandomAccessDataSource",
         "RangeDataSource",
+        "SavedDataSource",
         "SharedMemoryDataSource",
         "TFDSDataSource",
         "TFRecordDataSource",
@@ -183,6 +184,7 @@ PUBLIC = {
         "encode_example",
         "file_fingerprint",
         "load_arrays",
+        "open",
         "write_checksums",
     ],
     "bushel.transforms": [
@@ -374,6 +376,7 @@ OURS = {
         "LineDataSource",
         "ParquetDataSource",
         "RaggedDataSource",
+        "SavedDataSource",
         "TFDSDataSource",
         "TFRecordDataSource",
         "ZarrDataSource",
@@ -385,6 +388,7 @@ OURS = {
         "encode_example",
         "file_fingerprint",
         "load_arrays",
+        "open",
         "write_checksums",
     },
 }
@@ -445,7 +449,7 @@ OUR_PARAMETERS = {
 }
 OUR_METHODS = {
     *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
-    *("column", "where", "sample", "order_by", "pack", "bucket", "explain", "describe", "report", "skipped"),
+    *("column", "where", "sample", "order_by", "pack", "bucket", "explain", "describe", "report", "skipped", "save"),
 }
 # What a Grain program may call and does not find yet.
 NOT_YET = {

@@ -32,13 +32,14 @@ from bushel.state import identity
 from bushel.state.digest import digest
 
 if TYPE_CHECKING:
-    from bushel import choosing, columns
+    from bushel import choosing, columns, saving
     from bushel.graph import bucket, cache, explain, limits, mixtures, pack, select, stores, windows
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
 else:
     choosing = Lazy("bushel.choosing")
     columns = Lazy("bushel.columns")
+    saving = Lazy("bushel.saving")
     bucket = Lazy("bushel.graph.bucket")
     cache = Lazy("bushel.graph.cache")
     explain = Lazy("bushel.graph.explain")
@@ -98,6 +99,38 @@ class _Dataset:
         batch(4)       3       {'x': int64[4, 2]}
         """
         return show.describe(self._node, _first_element)
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: saving.Format = "array_record",
+        shards: int | None = None,
+        options: MultiprocessingOptions | None = None,
+        overwrite: bool = False,
+    ) -> list[str]:
+        """Writes all elements into files in a folder; `bushel.sources.open(folder)` reads them back as they were.
+
+        Elements are trees of dicts, lists and tuples with arrays, numbers, texts and bytes, all with the same keys and
+        dtypes. A run that is stopped goes on after its last complete file when it is started again.
+
+        Args:
+          path: the folder. It is made where it is missing.
+          format: of the files. "parquet" has columns that other programs read; the others hold records of bytes.
+          shards: how many files; by default files of about 256 MB.
+          options: worker processes that compute the elements.
+          overwrite: replaces what another `save` has written there.
+
+        >>> import tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> files = MapDataset.range(10).map(lambda x: {"x": x}).save(folder.name, format="bagz", shards=2)
+        >>> [os.path.basename(file) for file in files]
+        ['part-00000.bagz', 'part-00001.bagz']
+        >>> folder.cleanup()
+        """
+        node = self._node
+        stream = streams.Elements(node) if isinstance(node, MapNode) else node
+        return saving.save(stream, path, format=format, shards=shards, options=options, overwrite=overwrite)
 
     if not TYPE_CHECKING:  # a type checker should go on to report names that are not there
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from bushel.sources.lance import LanceDataSource
     from bushel.sources.lines import LineDataSource
     from bushel.sources.media import decode_audio, decode_image
+    from bushel.sources.opening import open
     from bushel.sources.parquet import ParquetDataSource
+    from bushel.sources.saved import SavedDataSource
     from bushel.sources.shared import SharedMemoryDataSource
     from bushel.sources.tfds import TFDSDataSource
     from bushel.sources.tfrecord import TFRecordDataSource
@@ -45,7 +47,9 @@ _FORMATS = {
     "lance": ("LanceDataSource",),
     "lines": ("LineDataSource",),
     "media": ("decode_audio", "decode_image"),
+    "opening": ("open",),
     "parquet": ("ParquetDataSource",),
+    "saved": ("SavedDataSource",),
     "shared": ("SharedMemoryDataSource",),
     "tfds": ("TFDSDataSource",),
     "tfrecord": ("TFRecordDataSource",),
@@ -82,6 +86,7 @@ __all__ = [
     "RaggedDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
+    "SavedDataSource",
     "SharedMemoryDataSource",
     "TFDSDataSource",
     "TFRecordDataSource",
@@ -94,5 +99,6 @@ __all__ = [
     "encode_example",
     "file_fingerprint",
     "load_arrays",
+    "open",
     "write_checksums",
 ]

@@ -1,0 +1,146 @@
+"""Elements as rows of Parquet files, and back: nested dicts become columns named `a.b`, arrays become lists.
+
+An array that has not one axis gets a second column, `name.shape`. What rows cannot hold is refused: records of bytes,
+`sources/elements.py`, hold everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from bushel.base.errors import DamagedFile
+from bushel.sources.elements import Layout, dtype_of, encode
+from bushel.sources.needs import package
+
+_ROWS_PER_GROUP = 1000
+_GROUP_BYTES = 64 << 20
+_PYTHON = {"int": "int64", "float": "float64", "bool": "bool_", "str": "string", "bytes": "binary"}
+_SHAPE = ".shape"
+
+
+def columns_of(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
+    """The columns of a layout, and the leaf that each holds."""
+    match layout:
+        case {"dict": parts}:
+            for key, part in parts.items():
+                if "." in key:
+                    raise TypeError(f"The key {key!r} has a dot, which parts the names of Parquet columns: rename it.")
+                yield from columns_of(part, f"{path}.{key}" if path else key)
+        case {"list": _} | {"tuple": _}:
+            raise TypeError(
+                f"{path or 'The element'} is a list or a tuple, which Parquet has no columns for. {_INSTEAD}"
+            )
+        case _ if not path:
+            raise TypeError(f"An element that is no dict has no names for Parquet columns. {_INSTEAD}")
+        case _:
+            yield path, layout
+
+
+_INSTEAD = 'Map it to a dict of arrays, numbers and texts, or save it with format="array_record".'
+
+
+def _type_of(arrow: Any, leaf: Layout, path: str) -> Any:
+    if isinstance(leaf, str):
+        return arrow.null() if leaf == "None" else getattr(arrow, _PYTHON[leaf])()
+    ((form, text),) = leaf.items()
+    dtype = dtype_of(text)
+    try:
+        inner = {"U": arrow.string, "S": arrow.binary}[dtype.kind]() if dtype.kind in "US" else None
+        inner = inner or arrow.from_numpy_dtype(dtype.newbyteorder("="))
+    except (arrow.ArrowNotImplementedError, NotImplementedError):
+        raise TypeError(f"{path} has the dtype {dtype}, which Parquet has no type for. {_INSTEAD}") from None
+    return inner if form == "scalar" else arrow.list_(inner)
+
+
+class RowWriter:
+    """An open Parquet file that takes elements of one layout; the first one says which arrays get a shape."""
+
+    def __init__(self, path: str, layout: Layout, first: Any):
+        self._arrow = package("pyarrow", "parquet", "Saving Parquet files")
+        parquet = package("pyarrow.parquet", "parquet", "Saving Parquet files")
+        self._layout, self._leaves = layout, dict(columns_of(layout))
+        row = dict(_values(first, layout))
+        self._shaped = {
+            name for name, leaf in self._leaves.items() if _is_array(leaf) and np.asarray(row[name]).ndim != 1
+        }
+        fields = [(name, _type_of(self._arrow, leaf, name)) for name, leaf in self._leaves.items()]
+        fields += [(name + _SHAPE, self._arrow.list_(self._arrow.int64())) for name in sorted(self._shaped)]
+        self._schema = self._arrow.schema(fields)
+        self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd", write_page_checksum=True)
+        self._rows: list[dict[str, Any]] = []
+        self._held_bytes = 0
+
+    def write(self, element: Any) -> int:
+        """Writes an element; returns about how many bytes it takes."""
+        size = len(encode(element, self._layout))  # refuses other layouts, in words
+        row: dict[str, Any] = {}
+        for name, value in _values(element, self._layout):
+            if _is_array(self._leaves[name]):
+                array = np.asarray(value)
+                if name in self._shaped:
+                    row[name + _SHAPE] = list(array.shape)
+                elif array.ndim != 1:
+                    raise ValueError(
+                        f"{name} has {array.ndim} axes and had one in the first element: Parquet columns need one "
+                        'number of axes. Reshape it, or save with format="array_record".'
+                    )
+                value = array.astype(array.dtype.newbyteorder("="), copy=False).ravel()
+                value = value.tolist() if array.dtype.kind in "US" else value
+            elif isinstance(value, np.generic):
+                value = value.item()
+            row[name] = value
+        self._rows.append(row)
+        self._held_bytes += size
+        if len(self._rows) == _ROWS_PER_GROUP or self._held_bytes > _GROUP_BYTES:
+            self._flush()
+        return size
+
+    def _flush(self) -> None:
+        columns = [self._arrow.array([row[field.name] for row in self._rows], field.type) for field in self._schema]
+        self._writer.write_table(self._arrow.Table.from_arrays(columns, schema=self._schema))
+        self._rows, self._held_bytes = [], 0
+
+    def close(self) -> None:
+        """Completes the file."""
+        if self._rows:
+            self._flush()
+        self._writer.close()
+
+
+def _is_array(leaf: Layout) -> bool:
+    return isinstance(leaf, dict) and "array" in leaf
+
+
+def _values(element: Any, layout: Layout, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(layout, dict) and "dict" in layout:
+        for key, part in layout["dict"].items():
+            yield from _values(element[key], part, f"{path}.{key}" if path else key)
+    else:
+        yield path, element
+
+
+def from_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
+    """The element of a row."""
+    if isinstance(layout, dict) and "dict" in layout:
+        return {key: from_row(row, part, f"{path}.{key}" if path else key) for key, part in layout["dict"].items()}
+    if layout == "None":
+        return None
+    try:
+        return _restored(row[path], row.get(path + _SHAPE), layout)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise DamagedFile(f"column {path!r} does not hold what its layout {layout!r} says: {error!r}.") from None
+
+
+def _restored(value: Any, shape: Any, leaf: Layout) -> Any:
+    if isinstance(leaf, str):
+        value = value.item() if isinstance(value, np.generic) else value
+        return {"int": int, "float": float, "bool": bool, "str": str, "bytes": bytes}[leaf](value)
+    ((form, text),) = leaf.items()
+    dtype = dtype_of(text)
+    if form == "scalar":
+        return np.asarray(value).astype(dtype)[()] if dtype.kind not in "US" else dtype.type(value)
+    array = np.array(list(value), dtype) if dtype.kind in "US" else np.asarray(value).astype(dtype)
+    return array if shape is None else array.reshape([int(length) for length in shape])

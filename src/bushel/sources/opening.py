@@ -1,0 +1,72 @@
+"""`bushel.sources.open`: the source for a path, by what lies there and how it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from bushel.sources import stores
+from bushel.sources.saved import MANIFEST, SavedDataSource, join
+
+_BY_ENDING = {
+    (".array_record", ".arrayrecord"): "ArrayRecordDataSource",
+    (".tfrecord", ".tfrecords"): "TFRecordDataSource",
+    (".bagz", ".bag"): "BagzDataSource",
+    (".parquet",): "ParquetDataSource",
+    (".arrow", ".feather", ".ipc"): "ArrowDataSource",
+    (".h5", ".hdf5"): "HDF5DataSource",
+    (".zarr",): "ZarrDataSource",
+    (".lance",): "LanceDataSource",
+    (".txt", ".jsonl", ".csv"): "LineDataSource",
+}
+_ARRAYS = (".npy", ".npz", ".safetensors")
+
+
+def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:
+    """The source of a file, a pattern or a folder: by its ending, or by what a folder holds.
+
+    Folders that `ds.save` wrote give the elements as they were; those that TFDS has prepared give decoded examples.
+    Other formats give records as their sources do: see `bushel.sources`.
+
+    Args:
+      path: a file, a pattern such as `train-*.parquet`, or a folder; here or in an object store.
+      storage_options: of the store.
+
+    >>> import tempfile
+    >>> import bushel
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = bushel.MapDataset.range(3).map(str).save(folder.name, format="bagz")
+    >>> list(bushel.MapDataset.source(open(folder.name)))
+    ['0', '1', '2']
+    >>> folder.cleanup()
+    """
+    text = os.fspath(path)
+    lowered = text.rstrip("/").lower()
+    for endings, name in _BY_ENDING.items():
+        if lowered.endswith(endings):
+            return getattr(importlib.import_module("bushel.sources"), name)(text, **_given(storage_options))
+    if lowered.endswith(_ARRAYS):
+        arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text)
+        return importlib.import_module("bushel.sources.memory").ArrayDataSource(arrays)
+    if _exists(join(text, MANIFEST), storage_options):
+        return SavedDataSource(text, storage_options=storage_options)
+    if _exists(join(text, "dataset_info.json"), storage_options):
+        return importlib.import_module("bushel.sources.tfds").TFDSDataSource(text, **_given(storage_options))
+    known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
+    raise ValueError(
+        f"It is not known how to open {text}: it ends in none of {known}, and is no folder that ds.save or TFDS wrote. "
+        "Open it with the source of its format, from bushel.sources."
+    )
+
+
+def _given(storage_options: dict[str, Any] | None) -> dict[str, Any]:
+    return {} if storage_options is None else {"storage_options": storage_options}
+
+
+def _exists(path: str, storage_options: dict[str, Any] | None) -> bool:
+    try:
+        stores.open_file(path, storage_options)
+    except (OSError, ValueError):
+        return False
+    return True

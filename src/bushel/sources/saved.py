@@ -1,0 +1,171 @@
+"""Folders that `ds.save` wrote: files of one format, and a manifest that says what the elements are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, checks
+from bushel.base.errors import DamagedFile
+from bushel.sources import elements, stores
+from bushel.sources.element_rows import from_row
+from bushel.sources.elements import Layout
+
+MANIFEST = "bushel.json"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What is in a folder of saved elements."""
+
+    format: str
+    files: tuple[str, ...]
+    counts: tuple[int, ...]
+    """How many elements each file has."""
+    layout: Layout
+    identity: str = ""
+    """A digest of the pipeline that gave the elements."""
+
+    def text(self) -> str:
+        """The manifest as it is written."""
+        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
+
+    @staticmethod
+    def parse(text: str | bytes, where: str) -> Manifest:
+        """A manifest that was read from `where`, checked."""
+        try:
+            given = json.loads(text)
+        except ValueError as error:
+            raise DamagedFile(f"{where} is no JSON: {error}.") from None
+        match given:
+            case {
+                "version": int(version),
+                "format": str(kind),
+                "files": list(files),
+                "counts": list(counts),
+                "layout": layout,
+                "identity": str(identity),
+            }:
+                pass
+            case _:
+                raise DamagedFile(f"{where} is no manifest of saved elements.")
+        if version != VERSION:
+            raise DamagedFile(f"{where} has version {version}; this Bushel reads version {VERSION}.")
+        for name in files:
+            if not isinstance(name, str) or not name or os.path.basename(name) != name:
+                raise DamagedFile(f"{where} names the file {name!r}, which does not lie in its folder.")
+        if len(counts) != len(files) or any(type(count) is not int or count < 0 for count in counts):
+            raise DamagedFile(f"{where} has {len(files)} files, and the counts {counts}.")
+        if kind not in SOURCES:
+            raise DamagedFile(f"{where} has files of format {kind!r}; there are {', '.join(SOURCES)}.")
+        return Manifest(
+            kind, tuple(files), tuple(counts), elements.check_layout(layout, f"layout in {where}"), identity
+        )
+
+
+def _array_record(paths: list[str], options: Any) -> Any:
+    from bushel.sources.array_record import ArrayRecordDataSource
+
+    return ArrayRecordDataSource(paths, storage_options=options)
+
+
+def _tfrecord(paths: list[str], options: Any) -> Any:
+    from bushel.sources.tfrecord import TFRecordDataSource
+
+    return TFRecordDataSource(paths, storage_options=options)
+
+
+def _bagz(paths: list[str], options: Any) -> Any:
+    from bushel.sources.bagz import BagzDataSource
+
+    return BagzDataSource(paths, storage_options=options)
+
+
+def _parquet(paths: list[str], options: Any) -> Any:
+    from bushel.sources.parquet import ParquetDataSource
+
+    return ParquetDataSource(paths, storage_options=options)
+
+
+SOURCES: dict[str, Callable[[list[str], Any], Any]] = {
+    "array_record": _array_record,
+    "bagz": _bagz,
+    "parquet": _parquet,
+    "tfrecord": _tfrecord,
+}
+"""How the files of each format are opened."""
+
+
+class SavedDataSource:
+    """The elements that `ds.save(folder)` wrote, by position: the same trees, dtypes and values.
+
+    Args:
+      folder: where they were saved, here or in an object store.
+      storage_options: of the store, such as its region.
+
+    >>> import tempfile
+    >>> import bushel
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = bushel.MapDataset.range(3).map(lambda x: {"x": np.full(2, x)}).save(folder.name, format="bagz")
+    >>> SavedDataSource(folder.name)[2]
+    {'x': array([2, 2])}
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None):
+        self._folder = os.fspath(folder).rstrip("/")
+        manifest = join(self._folder, MANIFEST)
+        file = stores.open_file(manifest, storage_options)
+        self._manifest = Manifest.parse(file.read(0, file.size), manifest)
+        paths = [join(self._folder, name) for name, count in zip(self._manifest.files, self._manifest.counts) if count]
+        self._records: Any = SOURCES[self._manifest.format](paths, storage_options) if paths else []
+        if len(self._records) != sum(self._manifest.counts):
+            raise DamagedFile(
+                f"The files of {self._folder} have {len(self._records)} records, and {MANIFEST} says "
+                f"{sum(self._manifest.counts)}."
+            )
+
+    @property
+    def layout(self) -> Layout:
+        """What the elements are; see `bushel.sources.elements`."""
+        return self._manifest.layout
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int) -> Any:
+        place = checks.integer(index, "index")
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"index {place} is out of range for {len(self)} elements")
+        return self.__getitems__([place % len(self)])[0]
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
+        """The elements at `indices`."""
+        places = checks.positions(indices, len(self))
+        records = blocks.rows_of(self._records.__getitems__(places)) if len(places) else []
+        restore = from_row if self._manifest.format == "parquet" else elements.decode
+        return [self._restored(restore, record, place) for record, place in zip(records, places.tolist(), strict=True)]
+
+    def _restored(self, restore: Callable[[Any, Layout], Any], record: Any, place: int) -> Any:
+        try:
+            return restore(record, self.layout)
+        except DamagedFile as error:
+            raise DamagedFile(f"Element {place} of {self!r} is damaged: {error}") from None
+
+    def fingerprint(self) -> Any:
+        """The files and their sizes, for checkpoints."""
+        return [] if isinstance(self._records, list) else self._records.fingerprint()
+
+    def __repr__(self) -> str:
+        return f"SavedDataSource({os.path.basename(self._folder)}: {len(self)} elements)"
+
+
+def join(folder: str, name: str) -> str:
+    """The path of a file in a folder, which may be a URL."""
+    return f"{folder.rstrip('/')}/{name}" if "://" in folder else os.path.join(folder, name)
