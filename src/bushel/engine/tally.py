@@ -7,8 +7,8 @@ A graph whose stages are timed is a copy of the user's: each node knows its numb
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
-import threading
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -26,29 +26,36 @@ Tally = dict[int, list[float]]
 _NUMBER = "_stage"
 
 
-class _Here(threading.local):
-    tally: Tally | None = None
-    inner: float = 0.0
-    """Seconds inside the stage at hand that are not its own."""
+class _Measurement:
+    """What is being measured on a thread."""
+
+    __slots__ = ("inner", "tally")
+
+    def __init__(self, tally: Tally):
+        self.tally = tally
+        self.inner = 0.0
+        """Seconds inside the stage at hand that are not its own."""
 
 
-_here = _Here()
+_current: contextvars.ContextVar[_Measurement | None] = contextvars.ContextVar("measurement", default=None)
+"""What this thread measures. Plain numbers: see `sources/handles.py` for why nothing else may belong to a thread."""
 
 
 @contextlib.contextmanager
 def taken(tally: Tally) -> Iterator[None]:
     """Stages that run on this thread meanwhile are entered into `tally`."""
-    before = _here.tally, _here.inner
-    _here.tally, _here.inner = tally, 0.0
+    before = _current.set(_Measurement(tally))
     try:
         yield
     finally:
-        _here.tally, _here.inner = before
+        _current.reset(before)
 
 
 def set_aside(seconds: float) -> None:
     """These seconds belong to no stage: the one at hand has waited."""
-    _here.inner += seconds
+    measurement = _current.get()
+    if measurement is not None:
+        measurement.inner += seconds
 
 
 def add(total: Tally, part: Tally) -> None:
@@ -78,14 +85,14 @@ _UNTIMED = _Untimed()
 class _Timed:
     """Enters the time between begin and end, less that of stages inside, and what was made."""
 
-    __slots__ = ("_begun", "_block", "_number", "_outer", "_tally")
+    __slots__ = ("_begun", "_block", "_measurement", "_number", "_outer")
 
-    def __init__(self, tally: Tally, number: int):
-        self._tally, self._number = tally, number
+    def __init__(self, measurement: _Measurement, number: int):
+        self._measurement, self._number = measurement, number
         self._block: Block = []
 
     def __enter__(self) -> _Timed:
-        self._outer, _here.inner = _here.inner, 0.0
+        self._outer, self._measurement.inner = self._measurement.inner, 0.0
         self._begun = time.perf_counter()
         return self
 
@@ -95,18 +102,19 @@ class _Timed:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        seconds = time.perf_counter() - self._begun - _here.inner
-        entry = self._tally.setdefault(self._number, [0, 0.0, 0])
+        measurement = self._measurement
+        seconds = time.perf_counter() - self._begun - measurement.inner
+        entry = measurement.tally.setdefault(self._number, [0, 0.0, 0])
         entry[0] += _present(self._block)
         entry[1] += seconds
         entry[2] += size_of(self._block)
-        _here.inner = self._outer + time.perf_counter() - self._begun  # with what measuring took: it is nobody's
+        measurement.inner = self._outer + time.perf_counter() - self._begun  # with what measuring took: it is nobody's
 
 
 def timed(number: int | None) -> _Timed | _Untimed:
     """A context that times a stage, where a tally is taken on this thread; tell it what was `made`."""
-    tally = _here.tally
-    return _UNTIMED if tally is None or number is None else _Timed(tally, number)
+    measurement = _current.get()
+    return _UNTIMED if measurement is None or number is None else _Timed(measurement, number)
 
 
 def number_of(node: Node) -> int | None:

@@ -138,10 +138,10 @@ class _BagFile(RecordReader):
         begins, lengths = spans[:, 0].tolist(), spans[:, 1].tolist()
         if not self._compressed:
             return self._file.read_many(begins, lengths)
-        decode, found = codecs.zstd_decoder(), []
+        found: list[bytes] = []
         try:
             for part in stores.read_each(self._file, begins, lengths):
-                found.append(decode(part, 0) if part else b"")
+                found.append(codecs.unzstd(part, 0) if part else b"")
         except (ImportError, OSError, DamagedFile):
             raise
         except Exception as error:

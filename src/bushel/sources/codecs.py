@@ -5,28 +5,23 @@ from __future__ import annotations
 import functools
 import mmap
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from bushel.sources.handles import HandlePool
 from bushel.sources.needs import package
 
-_local = threading.local()
+_IDLE_AT_MOST = 32
 
 
 def unzstd(data: bytes | memoryview, size: int) -> bytes:
     """`data` decompressed to `size` bytes (0: as the frame says)."""
-    return zstd_decoder()(data, size)
-
-
-def zstd_decoder() -> Callable[..., bytes]:
-    """What `unzstd` does, without looking for this thread's decompressor in every call. The size may be left out."""
-    decompress = getattr(_local, "zstd", None)
-    if decompress is None:
-        decompress = _local.zstd = _zstd()  # one per thread: a shared one gives wrong data
-    return decompress
+    decompress = _zstd_decoders.take()  # one per thread: a shared one gives wrong data
+    decompressed = decompress(data, size)
+    _zstd_decoders.give_back(decompress)
+    return decompressed
 
 
 def _zstd() -> Callable[..., bytes]:
@@ -35,6 +30,9 @@ def _zstd() -> Callable[..., bytes]:
 
         return lambda data, size=0: zstd.decompress(data)
     return _zstandard().ZstdDecompressor().decompress
+
+
+_zstd_decoders = HandlePool(_zstd, _IDLE_AT_MOST)
 
 
 @functools.cache
@@ -52,7 +50,8 @@ def unzstd_each(memory: mmap.mmap, spans: np.ndarray) -> list[bytes]:
     """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length)."""
     # Parts without a copy: those of `zstandard` are made in half the time of a memoryview.
     parts = _segments() or _views
-    return list(map(zstd_decoder(), parts(memory, spans)))
+    with _zstd_decoders.lend() as decompress:
+        return list(map(decompress, parts(memory, spans)))
 
 
 def _views(memory: mmap.mmap, spans: np.ndarray) -> list[memoryview]:

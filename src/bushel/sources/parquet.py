@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,12 +14,14 @@ import numpy as np
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
 from bushel.sources.arrow_rows import values
+from bushel.sources.handles import HandlePool
 from bushel.sources.needs import package
 from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import File, Options
 from bushel.sources.tables import UNREADABLE, TableSource, check_names
 
-_FILES_PER_THREAD = 8
+_FILES_AT_ONCE = 16
+_IDLE_AT_MOST = 16  # handles of one file
 _DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other columns, or decrypt the file first."
 
 
@@ -97,7 +100,7 @@ class ParquetDataSource(TableSource):
         super().__init__(paths, columns, cache_bytes, storage_options)
 
     def _no_files(self) -> Any:
-        return threading.local()  # a ParquetFile that threads share crashes
+        return _OpenFiles(lambda number: opened(self._same(number), {}))
 
     def _lengths(self, number: int) -> list[int]:
         file = opened(self._same(number), {})
@@ -105,12 +108,26 @@ class ParquetDataSource(TableSource):
         return lengths(file)
 
     def _table(self, number: int, part: int) -> Any:
-        files = vars(self._files).setdefault("open", collections.OrderedDict())
-        if number not in files:
-            files[number] = opened(self._same(number), {})
-            if len(files) > _FILES_PER_THREAD:
-                files.popitem(last=False)
-        return group(files[number], self._paths[number], part, self._columns)
+        with self._files.pool(number).lend() as file:
+            return group(file, self._paths[number], part, self._columns)
+
+
+class _OpenFiles:
+    """A pool of `ParquetFile`s for each file: one that threads share crashes. Files used longest ago are closed."""
+
+    def __init__(self, open_file: Callable[[int], Any]):
+        self._open_file = open_file
+        self._lock = threading.Lock()
+        self._pools: collections.OrderedDict[int, HandlePool[Any]] = collections.OrderedDict()
+
+    def pool(self, number: int) -> HandlePool[Any]:
+        with self._lock:
+            if number not in self._pools:
+                self._pools[number] = HandlePool(functools.partial(self._open_file, number), _IDLE_AT_MOST)
+            self._pools.move_to_end(number)
+            if len(self._pools) > _FILES_AT_ONCE:
+                self._pools.popitem(last=False)
+            return self._pools[number]
 
 
 @dataclasses.dataclass(frozen=True)
