@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import math
 import os
 import struct
 import zipfile
@@ -32,6 +33,7 @@ _DTYPES = {
     "BOOL": "?",
     "C64": "<c8",
 }
+_END, _END_64 = b"PK\x05\x06", b"PK\x06\x06"  # what follows the directory of an archive
 _NEEDS_JAX = {
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
@@ -96,9 +98,17 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
 
 
 def _npy(path: str, content: io.BytesIO | None) -> Arrays:
-    if content is not None:
-        return {"": lambda: np.load(content, allow_pickle=False)}
-    return {"": lambda: np.load(path, mmap_mode="r", allow_pickle=False)}
+    def array() -> np.ndarray:
+        with open(path, "rb") if content is None else content as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            found = _mapped(path, file, size) if content is None else None
+            if found is not None:
+                return found
+            file.seek(0)
+            return _read(file, size)
+
+    return {"": array}
 
 
 def _npz(path: str, content: io.BytesIO | None) -> Arrays:
@@ -118,17 +128,30 @@ def _check_directory(archive: zipfile.ZipFile) -> None:
     rest = file.read()
     at = 0
     for entry in entries:
+        if rest[at : at + 4] != b"PK\x01\x02":
+            raise ValueError(f"its directory ends before the entry {entry.filename!r}")
         sizes = struct.unpack_from("<HHH", rest, at + 28)
         name = rest[at + 46 : at + 46 + sizes[0]]
         file.seek(entry.header_offset + 30)
         if file.read(len(name)) != name or not name.endswith(b".npy"):
             raise ValueError(f"the entry {entry.filename!r} of its directory has another name where it lies")
         at += 46 + sum(sizes)
-    if rest[at : at + 4] not in (b"PK\x05\x06", b"PK\x06\x06"):
+    if rest[at : at + 4] not in (_END, _END_64):
         raise ValueError(f"its directory does not end after {len(entries)} entries")
-    stated = struct.unpack_from("<H", rest, at + 10)[0] if rest[at + 2] == 5 else len(entries)
-    if stated != len(entries):
+    stated, place = _stated_directory(rest, at)
+    if stated != len(entries) or len({entry.filename for entry in entries}) != stated:
         raise ValueError(f"its directory has {len(entries)} entries, and {stated} by its end")
+    if place != archive.start_dir:  # zipfile takes what comes before for something else, and an archive for an empty one
+        raise ValueError(f"its directory begins at byte {archive.start_dir}, and at byte {place} by its end")
+
+
+def _stated_directory(rest: bytes, at: int) -> tuple[int, int]:
+    """How many entries the end of an archive states, and where the first of them lies."""
+    if rest[at : at + 4] == _END_64:
+        stated, _, place = struct.unpack_from("<QQQ", rest, at + 32)
+    else:
+        stated, _, place = struct.unpack_from("<HII", rest, at + 10)
+    return stated, place
 
 
 def _member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:
@@ -138,7 +161,7 @@ def _member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np
         if mapped is not None:
             return mapped
     with zipfile.ZipFile(content or path) as archive, archive.open(entry) as member:  # it compares the checksum
-        return np.lib.format.read_array(member, allow_pickle=False)
+        return _read(member, entry.file_size)
 
 
 def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
@@ -148,23 +171,58 @@ def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
         local = file.read(30)
         if local[:4] != b"PK\x03\x04":
             raise ValueError(f"the entry {entry.filename} is not where the index says")
-        file.seek(sum(struct.unpack_from("<HH", local, 26)), os.SEEK_CUR)
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):  # names of fields in UTF-8
-            return None
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-        if dtype.hasobject:
-            return None  # refused there too
-        order = "F" if fortran else "C"
-        return _map(path, file.tell(), shape, dtype, order)
+        start = file.seek(sum(struct.unpack_from("<HH", local, 26)), os.SEEK_CUR)
+        return _mapped(path, file, start + entry.file_size)
+
+
+Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
+"""Shape, whether in Fortran's order, and dtype of an array."""
+
+
+def _header(file: Any) -> Header | None:
+    """The header of an array that `file` stands at; None where only NumPy itself reads it, or refuses the array."""
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):  # names of fields in UTF-8
+        return None
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    header = read(file)
+    return None if header[2].hasobject else header
+
+
+def _mapped(path: str, file: Any, end: int) -> np.ndarray | None:
+    """The array that `file` stands at, mapped. It must end at byte `end`. None where only NumPy reads it."""
+    header = _header(file)
+    if header is None:
+        return None
+    shape, fortran, dtype = header
+    _check_size(shape, dtype, end - file.tell())
+    return _map(path, file.tell(), shape, dtype, "F" if fortran else "C")
+
+
+def _read(file: Any, size: int) -> np.ndarray:
+    """The array in a file of `size` bytes, read by NumPy."""
+    header = _header(file)
+    if header is not None:  # before NumPy takes memory for what the header says
+        _check_size(header[0], header[2], size - file.tell())
+    file.seek(0)
+    found = np.lib.format.read_array(file, allow_pickle=False)
+    if file.read(1):  # this also compares the checksum of an archive's member, at its end
+        raise ValueError("there are bytes behind the array that its header describes")
+    return found
+
+
+def _check_size(shape: tuple[int, ...], dtype: Any, size: int) -> None:
+    """Refuses an array that is smaller or larger than the bytes there are for it."""
+    wanted = math.prod(shape) * dtype.itemsize
+    if any(axis < 0 for axis in shape) or wanted != size:
+        raise ValueError(f"an array {dtype}{list(shape)} takes {wanted} bytes, and there are {size}")
 
 
 def _map(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
     if 0 in shape or not shape:  # nothing to map, or a single number
         with open(path, "rb") as file:
             file.seek(offset)
-            count = int(np.prod(shape))
+            count = math.prod(shape)
             return np.frombuffer(file.read(count * np.dtype(dtype).itemsize), dtype).reshape(shape)
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
 
@@ -179,6 +237,10 @@ def _safetensors(path: str, content: io.BytesIO | None) -> Arrays:
         header = json.loads(file.read(length))
         data = None if content is None else file.read()
     header.pop("__metadata__", None)
+    spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    ends = [0, *(high for _, high in spans)]
+    if [low for low, _ in spans] != ends[:-1] or ends[-1] != size - 8 - length:
+        raise ValueError("its header leaves out bytes, or describes some twice")
     return {
         name: functools.partial(_tensor, path, data, 8 + length, size, name, entry) for name, entry in header.items()
     }
@@ -188,9 +250,9 @@ def _tensor(path: str, data: bytes | None, base: int, size: int, name: str, entr
     """An array of a safetensors file of `size` bytes, whose data begin at byte `base`."""
     dtype, shape = _dtype(name, entry["dtype"]), tuple(entry["shape"])
     low, high = entry["data_offsets"]
-    wanted = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if high - low != wanted or not 0 <= low <= high <= size - base:
+    if not 0 <= low <= high <= size - base:
         raise ValueError(f"the array {name!r} is said to lie at bytes {low} to {high}, which cannot be")
+    _check_size(shape, dtype, high - low)
     if data is None:
         return _map(path, base + low, shape, dtype)
     return np.frombuffer(data[low:high], dtype).reshape(shape)

@@ -68,7 +68,7 @@ def _known(beside: File) -> dict[str, Any]:
         known = json.loads(beside.read(0, beside.size))
         if known["piece"] != _PIECE or len(known["crc32"]) != -(-known["size"] // _PIECE):
             raise ValueError("its sizes do not fit together")
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise DamagedFile(f"{beside.name} holds no complete checksums: {error!r}. Write them again.") from error
     return known
 

@@ -23,6 +23,7 @@ FIELDS = struct.Struct("<QQQQQ")  # hash of the header, size of data, hash of da
 SIZES = struct.Struct("<8xQ8xQQ")
 SIMPLE, TRANSPOSED = 0x72, 0x74
 _MAGIC = 0x71930E704FDAE05E
+_LARGEST = 1 << 48  # offsets, sizes and counts: larger by far than any file, so that sums of them cannot overflow
 _SIGNATURE = bytes.fromhex("83af70d10d884a3f")
 _DECODERS: dict[int, Callable[[Any, int], bytes]] = {
     0x7A: codecs.unzstd,
@@ -103,7 +104,10 @@ def unpacked(data: memoryview, decoded: int) -> tuple[bytes | memoryview, np.nda
         if size != decoded:
             raise ValueError(f"{size} bytes where {decoded} were announced")
         values = decoder(values[place:], size)
-    return values, np.cumsum(varints.many(sizes)[0].astype(np.int64))
+    lengths = varints.many(sizes)[0]
+    if (lengths > len(values)).any() or lengths.sum(dtype=np.float64) != len(values):  # as floats: no sum overflows
+        raise ValueError(f"the sizes of its {len(lengths)} records do not add up to the {len(values)} bytes there are")
+    return values, np.cumsum(lengths.astype(np.int64))
 
 
 def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -153,8 +157,10 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     except ValueError as error:
         raise wrong(f"its index holds {error}") from error
     table = _table(numbers, stops, ends[1:] - first)
-    if table is None or len(table) != totals.get(2) or int(table[:, 2].sum()) != totals.get(3):
+    if table is None or len(table) != totals.get(2) or table[:, 2].sum(dtype=np.float64) != totals.get(3):
         raise wrong("its index contradicts itself")
+    if (table > _LARGEST).any():
+        raise wrong(f"its index states numbers above {_LARGEST}")
     offsets, decoded, counts = table.T
     stops = np.append(offsets[1:], footer)
     if (offsets < BLOCK_HEADER + HEADER).any() or (stops <= offsets).any() or (decoded < 0).any():
@@ -170,6 +176,8 @@ def _table(numbers: np.ndarray, stops: np.ndarray, ends: np.ndarray) -> np.ndarr
     rows = ends.searchsorted(stops[1::2], "left")
     fields = tags >> np.uint64(3)
     if (tags & np.uint64(7)).any() or ((fields < 1) | (fields > 3)).any() or (values >= 1 << 62).any():
+        return None
+    if (rows >= len(ends)).any():
         return None
     table = np.zeros((len(ends), 3), np.int64)
     table[rows, fields.astype(np.int64) - 1] = values.astype(np.int64)

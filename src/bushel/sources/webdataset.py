@@ -96,6 +96,8 @@ class WebDatasetReader(SequentialReader):
         while place != _GIVEN_UP:
             member = self._member(place)
             if member is None:
+                if not sample:
+                    self._check_rest(place)
                 break
             folder, _, base = member.name.rpartition("/")
             stem, dot, ending = base.partition(".")
@@ -133,7 +135,7 @@ class WebDatasetReader(SequentialReader):
                 elif kind == b"x":  # POSIX's way
                     try:
                         facts = _pax(text)
-                        long_size = int(facts["size"]) if "size" in facts else None
+                        long_size = _number(facts["size"].encode(), 10) if "size" in facts else None
                     except ValueError:
                         raise self._damaged(start, "an extended header is damaged") from None
                     if any(key.startswith("GNU.sparse.") for key in facts):
@@ -149,9 +151,10 @@ class WebDatasetReader(SequentialReader):
     def _parsed(self, header: bytes, place: int) -> tuple[int, str, bytes]:
         """Size, name and kind of a member."""
         try:
-            stated = int(header[148:156].strip(b" \0") or b"0", 8)
+            stated = _number(header[148:156].strip(b" \0") or b"0", 8)
             raw = header[124:136]
-            size = int.from_bytes(raw[1:], "big") if raw[0] & 0x80 else int(raw.strip(b" \0") or b"0", 8)
+            # A number that begins with 0x80 is binary; with 0xff it would be below zero, which no size is.
+            size = int.from_bytes(raw[1:], "big") if raw[0] == 0x80 else _number(raw.strip(b" \0") or b"0", 8)
         except ValueError:
             stated, size = -1, 0
         if stated != sum(header) - sum(header[148:156]) + 8 * ord(" "):
@@ -161,6 +164,19 @@ class WebDatasetReader(SequentialReader):
         if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":
             name = f"{prefix}/{name}"
         return size, name, header[156:157]
+
+    def _check_rest(self, place: int) -> None:
+        """Refuses what follows the end mark: a reader that stops at the mark would lose it without a word."""
+        while place < self._file.size:
+            data = self._file.read(place, min(_WINDOW, self._file.size - place))
+            zeros = len(data) - len(data.lstrip(b"\0"))
+            if zeros < len(data):
+                raise self._damaged(
+                    place + zeros,
+                    "there is data behind the end mark. Either several tar files were joined into one, or zeros were "
+                    "written over a header",
+                )
+            place += len(data)
 
     def _bytes(self, place: int, length: int) -> bytes:
         low = place - self._base
@@ -204,14 +220,23 @@ class WebDatasetReader(SequentialReader):
         self._data = b""
 
 
+def _number(text: bytes, base: int) -> int:
+    """A number as headers have it: digits alone. A sign would lead backwards, to members that were read before."""
+    if not text.isdigit():
+        raise ValueError(f"{text!r} is not a number")
+    return int(text, base)
+
+
 def _pax(text: bytes) -> dict[str, str]:
     """Lines "LENGTH key=value" of an extended header."""
     found: dict[str, str] = {}
-    while text:
-        length, _, _ = text.partition(b" ")
-        if not len(length) < int(length) <= len(text):
-            raise ValueError(length)
-        line, text = text[: int(length)], text[int(length) :]
-        key, _, value = line[len(length) + 1 :].rstrip(b"\n").partition(b"=")
+    place = 0
+    while place < len(text):
+        start = text.find(b" ", place, place + 20) + 1  # behind the length
+        end = place + _number(text[place : start - 1], 10) if start else 0
+        if not start < end <= len(text):
+            raise ValueError(f"a line of an extended header ends at byte {end} of {len(text)}")
+        key, _, value = text[start:end].rstrip(b"\n").partition(b"=")
         found[key.decode()] = value.decode("utf-8", "surrogateescape")
+        place = end
     return found
