@@ -48,8 +48,10 @@ RECORDS = [random.Random(number).randbytes(number * 37 % 300) for number in rang
 EQUAL_SIZES = [random.Random(number).randbytes(24) for number in range(12)]
 ARRAYS = {"a": np.arange(60, dtype=np.int32).reshape(20, 3), "b": np.linspace(0, 1, 20)}
 
-NEVER, VALUES, RECORDS_TOO = "never", "values", "records"
-"""What damage may change without an error: nothing; values, in as many records; values and the number of records."""
+SILENT = ("same", "whole", "values", "schema", "records")
+NEVER, WHOLE, VALUES, SCHEMA, RECORDS_TOO = SILENT
+"""What damage may change without an error, each with those before it: nothing; which whole records there are, and their
+order; values; names, types and shapes; the number of records."""
 
 
 # Damages.
@@ -322,9 +324,9 @@ def _arrays(path: Path) -> Any:
     return np.array(found) if isinstance(found, np.ndarray) else {name: np.array(found[name]) for name in sorted(found)}
 
 
-def _hdf5(**options: Any) -> Callable[[Path], Path]:
+def _hdf5(libver: str | None = None, **options: Any) -> Callable[[Path], Path]:
     def write(folder: Path) -> Path:
-        with h5py.File(folder / "x.h5", "w") as file:
+        with h5py.File(folder / "x.h5", "w", libver=libver) as file:
             for name, array in ARRAYS.items():
                 file.create_dataset(name, data=array, **options)
         return folder / "x.h5"
@@ -438,19 +440,19 @@ TABLE: dict[str, Format] = {
         lambda p: rows(FixedRecords(ArrayRecordDataSource(p), np.int32, (6,))),
         VALUES,
     ),
-    "tfrecord": Format(_records("tfrecord"), _tfrecord_read(), NEVER),
+    "tfrecord": Format(_records("tfrecord"), _tfrecord_read(), WHOLE),
     "tfrecord unverified": Format(_records("tfrecord"), _tfrecord_read(verify=False), RECORDS_TOO),
     "tfrecord fixed": Format(
-        _records("tfrecord", EQUAL_SIZES), lambda p: rows(FixedRecords(TFRecordDataSource(p), np.int32, (6,))), NEVER
+        _records("tfrecord", EQUAL_SIZES), lambda p: rows(FixedRecords(TFRecordDataSource(p), np.int32, (6,))), WHOLE
     ),
-    "tfrecord in order": Format(_records("tfrecord"), lambda p: stream(TFRecordIterDataset(str(p))), NEVER),
+    "tfrecord in order": Format(_records("tfrecord"), lambda p: stream(TFRecordIterDataset(str(p))), WHOLE),
     "tfrecord in order unverified": Format(
         _records("tfrecord"), lambda p: stream(TFRecordIterDataset(str(p), verify=False)), RECORDS_TOO
     ),
-    "tfrecord gzip": Format(_packed(gzip.compress), lambda p: stream(TFRecordIterDataset(str(p))), NEVER),
-    "tfrecord zlib": Format(_packed(zlib.compress), lambda p: stream(TFRecordIterDataset(str(p))), NEVER),
+    "tfrecord gzip": Format(_packed(gzip.compress), lambda p: stream(TFRecordIterDataset(str(p))), WHOLE),
+    "tfrecord zlib": Format(_packed(zlib.compress), lambda p: stream(TFRecordIterDataset(str(p))), WHOLE),
     "tfrecord inside gzip": Format(
-        _packed(gzip.compress), lambda p: stream(TFRecordIterDataset(str(p))), NEVER, _inside_gzip
+        _packed(gzip.compress), lambda p: stream(TFRecordIterDataset(str(p))), WHOLE, _inside_gzip
     ),
     "bag": Format(_records("bag"), lambda p: rows(BagzDataSource(p)), RECORDS_TOO),
     "bagz": Format(_records("bagz"), lambda p: rows(BagzDataSource(p)), RECORDS_TOO),
@@ -462,32 +464,35 @@ TABLE: dict[str, Format] = {
     ),
     "lines": Format(_lines, lambda p: rows(LineDataSource(p)), RECORDS_TOO),
     "parquet": Format(
-        _parquet(write_page_checksum=True, compression="zstd"), lambda p: rows(ParquetDataSource(p)), VALUES
+        _parquet(write_page_checksum=True, compression="zstd"), lambda p: rows(ParquetDataSource(p)), SCHEMA
     ),
-    "parquet plain": Format(_parquet(compression="none"), lambda p: rows(ParquetDataSource(p)), VALUES),
+    "parquet plain": Format(_parquet(compression="none"), lambda p: rows(ParquetDataSource(p)), SCHEMA),
     "parquet in order": Format(
-        _parquet(compression="snappy", use_dictionary=False), lambda p: stream(ParquetIterDataset(str(p))), VALUES
+        _parquet(compression="snappy", use_dictionary=False), lambda p: stream(ParquetIterDataset(str(p))), SCHEMA
     ),
-    "parquet records": Format(_parquet(compression="none"), _parquet_records, VALUES),
-    "arrow file": Format(_arrow(pa.ipc.new_file), lambda p: rows(ArrowDataSource(p)), VALUES),
-    "arrow stream": Format(_arrow(pa.ipc.new_stream), lambda p: rows(ArrowDataSource(p)), VALUES),
-    "arrow lz4": Format(_arrow(pa.ipc.new_file, "lz4"), lambda p: rows(ArrowDataSource(p)), VALUES),
-    "npy": Format(_npy, _arrays, VALUES),
-    "npz": Format(_npz(np.savez), _arrays, VALUES),
+    "parquet records": Format(_parquet(compression="none"), _parquet_records, SCHEMA),
+    "arrow file": Format(_arrow(pa.ipc.new_file), lambda p: rows(ArrowDataSource(p)), SCHEMA),
+    "arrow stream": Format(_arrow(pa.ipc.new_stream), lambda p: rows(ArrowDataSource(p)), SCHEMA),
+    "arrow lz4": Format(_arrow(pa.ipc.new_file, "lz4"), lambda p: rows(ArrowDataSource(p)), SCHEMA),
+    "npy": Format(_npy, _arrays, SCHEMA),
+    "npz": Format(_npz(np.savez), _arrays, SCHEMA),
     "npz compressed": Format(_npz(np.savez_compressed), _arrays, NEVER),
-    "npz inside": Format(_npz(np.savez_compressed), _arrays, VALUES, _inside_npz),
-    "safetensors": Format(_safetensors, _arrays, VALUES),
-    "hdf5": Format(_hdf5(), lambda p: rows(HDF5DataSource(p)), VALUES, may_crash=True),
+    "npz inside": Format(_npz(np.savez_compressed), _arrays, SCHEMA, _inside_npz),
+    "safetensors": Format(_safetensors, _arrays, SCHEMA),
+    "hdf5": Format(_hdf5(), lambda p: rows(HDF5DataSource(p)), RECORDS_TOO, may_crash=True),
     "hdf5 gzip": Format(
-        _hdf5(chunks=True, compression="gzip"), lambda p: rows(HDF5DataSource(p)), VALUES, may_crash=True
+        _hdf5(chunks=True, compression="gzip"), lambda p: rows(HDF5DataSource(p)), RECORDS_TOO, may_crash=True
     ),
     "hdf5 fletcher32": Format(
-        _hdf5(chunks=True, fletcher32=True), lambda p: rows(HDF5DataSource(p)), NEVER, may_crash=True
+        _hdf5(chunks=True, fletcher32=True), lambda p: rows(HDF5DataSource(p)), RECORDS_TOO, may_crash=True
     ),
-    "zarr 3": Format(_zarr(3), lambda p: rows(ZarrDataSource(p)), VALUES),
-    "zarr 2": Format(_zarr(2), lambda p: rows(ZarrDataSource(p)), VALUES),
-    "zarr crc32c": Format(_zarr_checked, lambda p: rows(ZarrDataSource(p)), VALUES),
-    "lance": Format(_lance, lambda p: rows(LanceDataSource(p)), VALUES),
+    "hdf5 latest fletcher32": Format(
+        _hdf5("latest", chunks=True, fletcher32=True), lambda p: rows(HDF5DataSource(p)), NEVER, may_crash=True
+    ),
+    "zarr 3": Format(_zarr(3), lambda p: rows(ZarrDataSource(p)), RECORDS_TOO),
+    "zarr 2": Format(_zarr(2), lambda p: rows(ZarrDataSource(p)), RECORDS_TOO),
+    "zarr crc32c": Format(_zarr_checked, lambda p: rows(ZarrDataSource(p)), NEVER, only="/c/"),
+    "lance": Format(_lance, lambda p: rows(LanceDataSource(p)), RECORDS_TOO),
     "tar pax": Format(_tar(tarfile.PAX_FORMAT), lambda p: stream(WebDatasetIterDataset(str(p))), RECORDS_TOO),
     "tar gnu": Format(
         _tar(tarfile.GNU_FORMAT),
@@ -501,7 +506,7 @@ TABLE: dict[str, Format] = {
         RECORDS_TOO,
         _tar_with_right_checksums,
     ),
-    "checksums": Format(_checksums, lambda p: check_checksums(p / "x.bin"), NEVER, only="checksums"),
+    "checksums": Format(_checksums, lambda p: check_checksums(p / "x.bin"), NEVER, only=".checksums"),
     "example": Format(_example, lambda p: decode_example(p.read_bytes()), RECORDS_TOO, unnamed=True),
     "png": Format(_image("png"), lambda p: decode_image(p.read_bytes()), RECORDS_TOO, unnamed=True),
     "jpg": Format(_image("jpg"), lambda p: decode_image(p.read_bytes()), RECORDS_TOO, unnamed=True),
@@ -533,10 +538,10 @@ class Copy:
     def damage(self, number: int) -> Path:
         """Damages one of the files in the way that `number` stands for, and returns it."""
         rng = random.Random(number)
-        paths = [path for path in self.contents if self.form.only in path.name]
+        paths = [path for path in self.contents if self.form.only in path.as_posix()]
         path = rng.choice(paths)
         changed = self.form.change(self.contents[path], rng)
-        if self.place.is_dir() and len(paths) > 2 and rng.random() < 0.02:
+        if self.place.is_dir() and not self.form.only and rng.random() < 0.02:
             path.unlink()
         else:
             path.write_bytes(changed)

@@ -17,7 +17,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
-from damaging import Copy, equal
+from damaging import NEVER, RECORDS_TOO, SCHEMA, VALUES, WHOLE, Copy, equal
 
 import bushel
 
@@ -39,7 +39,7 @@ def structure(record: Any) -> Any:
 
 
 def outcome(copy: Copy, path: Path, whole: Any) -> tuple[str, str]:
-    """What came of reading: "same", "values", "records", "error", or what must not be, "bad"."""
+    """What came of reading: one of `SILENT`, "error", or what must not be, "bad"."""
     try:
         found = copy.form.read(copy.place)
     except BaseException as error:
@@ -53,11 +53,19 @@ def outcome(copy: Copy, path: Path, whole: Any) -> tuple[str, str]:
         if not copy.form.unnamed and not any(name in str(error) for name in names):
             return "bad", f"the file is not named: {text}"
         return "error", text[:300]
+    return difference(found, whole), repr(found)[:300]
+
+
+def difference(found: Any, whole: Any) -> str:
+    """How records differ from those that were written, as `SILENT` has it."""
     if equal(found, whole):
-        return "same", ""
-    if type(found) is type(whole) and structure(found) == structure(whole):
-        return "values", repr(found)[:300]
-    return "records", repr(found)[:300]
+        return NEVER
+    several = isinstance(found, list)
+    if several and all(any(equal(record, one) for one in whole) for record in found):
+        return WHOLE
+    if structure(found) == structure(whole):
+        return VALUES
+    return SCHEMA if type(found) is type(whole) and len(found) == len(whole) else RECORDS_TOO
 
 
 def limit_memory() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import abc
 import os
+import re
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -124,9 +126,12 @@ class HDF5DataSource(_ArrayStore):
                 file.visititems(found.__setitem__)
             else:
                 found = {name: file.get(name) for name in names}  # links too, which a visit leaves out
-        except (OSError, RuntimeError, KeyError, ValueError) as error:
+            found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
+            for name, array in found.items():
+                _check_chunks(array, name, content.size)
+        except Exception as error:  # whatever damaged metadata lead to
             raise DamagedFile(f"{self._path} is no complete HDF5 file: {error}") from error
-        return {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
+        return found
 
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
         if not len(positions):
@@ -139,6 +144,28 @@ class HDF5DataSource(_ArrayStore):
 
     def fingerprint(self) -> Any:
         return [stores.fingerprint([self._path], self._options), self._names]
+
+
+_CHECKSUM_BYTES = 4
+
+
+def _check_chunks(array: Any, name: str, size: int) -> None:
+    """Refuses a data set with checksums if the index of its chunks, which has none, says what cannot be.
+
+    The library does not look: it skips the checksum of a chunk whose entry says so, and ends the process over a chunk
+    that is too short for its checksum.
+    """
+    if not array.fletcher32 or not hasattr(array.id, "chunk_iter"):
+        return
+    properties = array.id.get_create_plist()
+    filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
+    unchecked = 1 << filters.index(package("h5py.h5z", "hdf5", "HDF5 files").FILTER_FLETCHER32)
+
+    def check(chunk: Any) -> None:
+        if chunk.filter_mask & unchecked or chunk.size <= _CHECKSUM_BYTES or chunk.byte_offset + chunk.size > size:
+            raise ValueError(f"the entry of the chunk at {chunk.chunk_offset} of {name!r} is damaged")
+
+    array.id.chunk_iter(check)
 
 
 class ZarrDataSource(_ArrayStore):
@@ -155,22 +182,27 @@ class ZarrDataSource(_ArrayStore):
 
     def _open(self, names: list[str] | None) -> dict[str, Any]:
         zarr = package("zarr", "zarr", "Zarr stores")
-        place: Any = self._path
-        if stores.is_url(self._path):
-            from bushel.sources import remote
-
-            place = remote.zarr_store(self._path, self._options)
+        watched = _watched_store(self._stored(), _Watch(self._path))
         try:
-            store = zarr.open(place, mode="r")
+            store = zarr.open(watched, mode="r")
             found = _members(store) if isinstance(store, zarr.Group) else {"array": store}
+            watched.watch.check(list(found.values()))
         except FileNotFoundError:
             how = " A zipped store is not read: unzip it." if self._path.endswith(".zip") else ""
             raise FileNotFoundError(f"{self._path} is no Zarr store: there is no metadata of one.{how}") from None
-        except (ImportError, PermissionError):
+        except (ImportError, PermissionError, DamagedFile):
             raise
         except Exception as error:  # whatever damaged metadata lead to
             raise DamagedFile(f"{self._path} is no complete Zarr store: {error}") from error
         return found if names is None else {name: found[name] for name in names if name in found}
+
+    def _stored(self) -> Any:
+        """The store as Zarr has it."""
+        if not stores.is_url(self._path):
+            return package("zarr.storage", "zarr", "Zarr stores").LocalStore(self._path, read_only=True)
+        from bushel.sources import remote
+
+        return remote.zarr_store(self._path, self._options)
 
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
         return array.oindex[positions] if len(positions) else array[:0]
@@ -191,3 +223,52 @@ def _members(group: Any, prefix: str = "") -> dict[str, Any]:
     for name, inner in group.groups():
         found |= _members(inner, f"{prefix}{name}/")
     return dict(sorted(found.items()))
+
+
+_IS_ARRAY = re.compile(rb'"node_type"\s*:\s*"array"')
+_BLOSC = struct.Struct("<12xI")  # the header of a chunk that Blosc has compressed: its size, with the header
+
+
+class _Watch:
+    """Looks at what a Zarr store gives: at metadata that do not lead to an array, and at chunks that were cut short."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._arrays: set[str] = set()
+        self._blosc: tuple[str, ...] = ()
+
+    def check(self, found: list[Any]) -> None:
+        """Refuses a store with metadata of an array that is not among those found: Zarr goes past what it cannot read."""
+        lost = self._arrays - {array.path for array in found}
+        if lost:
+            raise DamagedFile(f"{self._path}: the metadata of the array {min(lost)!r} are damaged.")
+        packed = [array.path for array in found if "Blosc" in type((array.compressors or (None,))[-1]).__name__]
+        self._blosc = tuple(f"{path}/" if path else "" for path in packed)
+
+    def see(self, key: str, data: Any, whole: bool) -> None:
+        """Looks at what was read under a key: all of it, or a part."""
+        folder, _, name = key.rpartition("/")
+        if name in (".zarray", "zarr.json"):
+            if name == ".zarray" or _IS_ARRAY.search(data.to_bytes()):
+                self._arrays.add(folder)
+        elif whole and not name.startswith(".z") and self._blosc and key.startswith(self._blosc):
+            size = _BLOSC.unpack(data[:16].to_bytes())[0] if len(data) >= 16 else 16
+            if len(data) != size:  # Blosc does not look, and would give what lies in memory behind the chunk
+                raise DamagedFile(f"{self._path}: the chunk {key} has {len(data)} bytes, and {size} by its header.")
+
+
+def _watched_store(store: Any, watch: _Watch) -> Any:
+    storage = package("zarr.storage", "zarr", "Zarr stores")
+
+    class Watched(storage.WrapperStore):
+        def __init__(self, store: Any):
+            super().__init__(store)
+            self.watch = watch
+
+        async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+            data = await self._store.get(key, prototype, byte_range)
+            if data is not None:
+                watch.see(key, data, byte_range is None)
+            return data
+
+    return Watched(store)

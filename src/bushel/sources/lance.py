@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
@@ -47,7 +48,8 @@ class LanceDataSource:
             if name not in known and name not in _OF_LANCE:
                 raise ValueError(f"{self._path} has no column {name!r}; its columns are {', '.join(map(repr, known))}.")
         self._version = data.version
-        self._length = data.count_rows()
+        with self._told("its rows cannot be counted"):
+            self._length = data.count_rows()
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
@@ -58,13 +60,28 @@ class LanceDataSource:
             if self._data is None:
                 lance = package("lance", "lance", "Lance data sets")
                 try:
-                    self._data = lance.dataset(self._path, version=self._version, storage_options=self._options or None)
-                except (OSError, ValueError) as error:
-                    if "was not found" in str(error):
-                        which = "" if self._version is None else f" with a version {self._version}"
-                        raise FileNotFoundError(f"{self._path} is no Lance data set{which}: {error}") from error
-                    raise DamagedFile(f"{self._path} is no complete Lance data set: {error}") from error
+                    with self._told("it is no complete Lance data set"):
+                        self._data = lance.dataset(
+                            self._path, version=self._version, storage_options=self._options or None
+                        )
+                except DamagedFile as error:
+                    if "was not found" not in str(error):
+                        raise
+                    which = "" if self._version is None else f" with a version {self._version}"
+                    raise FileNotFoundError(f"{self._path} is no Lance data set{which}: {error.__cause__}") from error
             return self._data
+
+    @contextlib.contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Whatever the package raises as a `DamagedFile`. A panic of its is no `Exception`, and would end workers."""
+        try:
+            yield
+        except DamagedFile:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            raise DamagedFile(f"{self._path}: {what}: {error}") from error
 
     def __len__(self) -> int:
         return self._length
@@ -84,17 +101,19 @@ class LanceDataSource:
         return self._rows(wanted.tolist()).take(back)
 
     def _rows(self, places: list[int]) -> ArrowRows:
-        try:
-            table = self._opened().take(places, columns=self._columns)
-        except BaseException as error:
-            if not isinstance(error, (OSError, ValueError)) and type(error).__name__ != "PanicException":
-                raise  # a panic of the package's is no Exception: it would end workers
-            raise DamagedFile(f"{self._path}: rows {places[:8]} cannot be read: {error}") from error
+        data = self._opened()
+        with self._told(f"rows {places[:8]} cannot be read"):
+            table = data.take(places, columns=self._columns)
+            table.validate(full=True)  # to follow a wrong offset would end the process
+        if table.num_rows != len(places):
+            raise DamagedFile(f"{self._path}: {len(places)} rows were asked for, and {table.num_rows} came.")
         return ArrowRows(table, self._path, chosen=True)
 
     def fingerprint(self) -> Any:
-        parts = self._opened().get_fragments()
-        files = sorted(file.path for part in parts for file in part.data_files())  # Lance gives each a name of its own
+        data = self._opened()
+        with self._told("its files cannot be listed"):
+            parts = data.get_fragments()
+            files = sorted(file.path for part in parts for file in part.data_files())  # Lance gives each its own name
         digest = hashlib.blake2b("\n".join(files).encode(), digest_size=16).hexdigest()
         return [os.path.basename(self._path), self._version, self._length, self._columns, digest]
 

@@ -18,7 +18,7 @@ from bushel.sources import stores
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.stores import File, Options
 
-UNREADABLE = (OSError, ValueError, NotImplementedError, MemoryError)
+UNREADABLE = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 """What pyarrow raises over damaged files."""
 
 
