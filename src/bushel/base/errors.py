@@ -5,7 +5,10 @@ A user's exception keeps its type: what failed and where is added as a note (PEP
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+from collections.abc import Iterator
 
 from bushel.base.config import config
 
@@ -58,6 +61,20 @@ def in_words(error: Exception) -> str:
     except Exception:  # of the user's own `__str__`
         said = "(its text cannot be made)"
     return "\n".join([f"{type(error).__name__}: {said}", *getattr(error, "__notes__", [])])
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Gives errors of writing the name of the file: that a disk is full, the system says without a name.
+
+    The package array_record raises RuntimeErrors; these become OSErrors, too.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        code = getattr(error, "errno", None) or errno.EIO
+        reason = getattr(error, "strerror", None) or f"{error} (is the disk full?)".partition("\n")[0]
+        raise OSError(code, f"writing {os.fspath(path)} failed: {reason}") from error
 
 
 def add_note(error: BaseException, note: str) -> None:

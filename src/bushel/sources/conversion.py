@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import errno
 import importlib
 import multiprocessing
 import os
@@ -21,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bushel.base import checks
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, writing
 from bushel.sources import bagz, records, stores, writers
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
@@ -398,7 +397,7 @@ def _written(part: _Part) -> Iterator[int]:
     """Writes a part, and yields how many records each step wrote."""
     kind, compress = _WRITERS[part.kind]
     digest = 0
-    with _told(part.path):
+    with writing(part.path):
         writer = kind(part.path, compress)
     try:
         for piece in part.pieces:
@@ -406,7 +405,7 @@ def _written(part: _Part) -> Iterator[int]:
             found = part.reading.open(piece.path)
             piece.check(part.reading)
             for block in found.blocks(piece.low, piece.high):
-                with _told(part.path):
+                with writing(part.path):
                     for record in block:
                         writer.write(record)
                         digest = _digest(digest, record)
@@ -415,7 +414,7 @@ def _written(part: _Part) -> Iterator[int]:
             piece.check(part.reading)
             if left:
                 raise DamagedFile(f"{piece.path} was changed while it was read: it has {left} records less.")
-        with _told(part.path):
+        with writing(part.path):
             writer.close()
     except BaseException:
         with contextlib.suppress(Exception):  # what went wrong first is what matters
@@ -423,17 +422,6 @@ def _written(part: _Part) -> Iterator[int]:
         raise
     if part.verify:
         _verify(part, digest)
-
-
-@contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-    """Errors of writers as those of the system, with the file and the reason. array_record's are RuntimeErrors."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        code = getattr(error, "errno", None) or errno.EIO
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise OSError(code, f"writing {path} failed: {reason}") from error
 
 
 def _verify(part: _Part, digest: int) -> None:

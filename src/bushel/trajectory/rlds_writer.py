@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.errors import writing
 from bushel.base.progress import Progress
 from bushel.sources import stores
 from bushel.sources.stores import Path
@@ -85,7 +86,8 @@ def write_rlds(
         ]
         info = {"fileFormat": file_format, "name": name, "splits": entries, "version": version}
         for file, content in (("features.json", columns.features()), ("dataset_info.json", info)):
-            with open(os.path.join(temporary, file), "w", encoding="utf-8") as output:
+            path = os.path.join(temporary, file)
+            with writing(path), open(path, "w", encoding="utf-8") as output:
                 json.dump(content, output, indent=2)
         os.rename(temporary, folder)
     except BaseException:
@@ -132,21 +134,29 @@ def _written(
     ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
     progress = Progress(f"writing {name}/{split}", total)
     counts, size, at = [0], 0, 0
-    writer = _opened(folder, name, split, file_format, 0, shards)
+    path = _shard_path(folder, name, split, file_format, 0, shards)
+    writer = _opened(path, file_format)
     try:
         for number, episode in enumerate(episodes):
             if number in ends:
-                writer.close()
+                with writing(path):
+                    writer.close()
                 at += 1
-                writer = _opened(folder, name, split, file_format, at, shards)
+                path = _shard_path(folder, name, split, file_format, at, shards)
+                writer = _opened(path, file_format)
                 counts.append(0)
             record = columns.record(episode, f"episode {number} of {split!r}")
-            writer.write(record)
+            with writing(path):
+                writer.write(record)
             counts[-1] += 1
             size += len(record)
             progress.show(number + 1)
-    finally:
-        writer.close()
+        with writing(path):
+            writer.close()
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what matters
+            writer.close()
+        raise
     progress.end()
     if not sum(counts):
         raise ValueError(f"The split {split!r} has no episodes. Leave it out.")
@@ -154,6 +164,10 @@ def _written(
     return {"filepathTemplate": _TEMPLATE, "name": split, "numBytes": str(size), "shardLengths": lengths}
 
 
-def _opened(folder: str, name: str, split: str, file_format: str, shard: int, shards: int) -> Writer:
-    path = os.path.join(folder, f"{name}-{split}.{file_format}-{shard:05d}-of-{shards:05d}")
-    return _WRITERS[file_format](path, compress=False)
+def _shard_path(folder: str, name: str, split: str, file_format: str, shard: int, shards: int) -> str:
+    return os.path.join(folder, f"{name}-{split}.{file_format}-{shard:05d}-of-{shards:05d}")
+
+
+def _opened(path: str, file_format: str) -> Writer:
+    with writing(path):
+        return _WRITERS[file_format](path, compress=False)

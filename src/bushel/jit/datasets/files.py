@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import http.client
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 TIMEOUT_S = 30
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,11 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         with open(handle, "wb") as file:
             yield file
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.errno in _FULL:  # which the system says without a name
+            raise OSError(error.errno, f"writing {path} failed: {error.strerror}") from error
         raise
 
 

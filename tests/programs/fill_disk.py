@@ -1,0 +1,119 @@
+"""Runs every writer on a disk that becomes full: `fill_disk.py FOLDER LIMIT_BYTES`. Tells each error, and what is left.
+
+With a limit no file may be larger than that; without, FOLDER is a disk that is too small.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from bushel import MapDataset, sources
+from bushel.trajectory import episodes
+from bushel.trajectory.rlds_writer import write_rlds
+from bushel.trajectory.statistics import save_statistics
+
+FOLDER, LIMIT = Path(sys.argv[1]), int(sys.argv[2])
+RECORDS = FOLDER.parent / "records.jsonl"
+LARGE = FOLDER.parent / "large"
+
+
+def convert(ending):
+    return lambda: sources.convert(RECORDS, FOLDER / f"out.{ending}", verify=False)
+
+
+def checksums():
+    (FOLDER / "x.npy").symlink_to(LARGE)
+    limit(50)
+    if not LIMIT:
+        with contextlib.suppress(OSError), open(FOLDER / "filler.lock", "wb", buffering=0) as file:
+            while file.write(bytes(512)):
+                pass
+    sources.write_checksums(FOLDER / "x.npy")
+
+
+def rlds(form):
+    def write():
+        steps = [
+            {"steps": {"action": np.random.default_rng(number).random((3_000, 8), np.float32)}} for number in range(9)
+        ]
+        write_rlds(FOLDER, "mine", {"train": steps}, file_format=form, shards=3)
+
+    return write
+
+
+def column():
+    MapDataset.source(np.arange(100_000)).column(np.float64, cache=FOLDER, vectorized=True)
+
+
+def cache():
+    ds = MapDataset.range(100).map(lambda x: np.full(5_000, x)).to_iter_dataset().cache(FOLDER)
+    with iter(ds) as it:
+        list(it)
+
+
+def table():
+    made = episodes.Episodes.of([{"action": np.ones((3_000, 5))} for _ in range(4)], fingerprint="x")
+    episodes.save(made, str(FOLDER / "table"))
+
+
+def copy():
+    import fsspec
+
+    with fsspec.open("memory://x/a.jsonl", "wb") as file:
+        file.write(b"x\n" * 500_000)
+    sources.LineDataSource("memory://x/a.jsonl", storage_options={"cache_dir": str(FOLDER)})
+
+
+def statistics():
+    numbers = np.random.default_rng(0).random(50_000).tolist()
+    save_statistics(FOLDER / "statistics.json", {"action": {"mean": numbers}})
+
+
+WRITERS = {
+    **{f"convert {ending}": convert(ending) for ending in ("tfrecord", "array_record", "bag", "bagz", "parquet")},
+    "checksums": checksums,
+    "statistics": statistics,
+    "rlds tfrecord": rlds("tfrecord"),
+    "rlds array_record": rlds("array_record"),
+    "column": column,
+    "stream cache": cache,
+    "table of episodes": table,
+    "copy of a remote file": copy,
+}
+
+
+def limit(size_bytes):
+    if LIMIT:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+
+
+def main():
+    RECORDS.write_bytes(b"".join(os.urandom(2_000).hex().encode() + b"\n" for _ in range(300)))
+    with open(LARGE, "wb") as file:
+        file.truncate(10 << 20)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    outcomes = {}
+    for name, write in WRITERS.items():
+        for path in FOLDER.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        limit(LIMIT)
+        try:
+            write()
+            error = "no error"
+        except OSError as failure:
+            error = str(failure)
+        limit(resource.RLIM_INFINITY)
+        left = [str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()]
+        outcomes[name] = [error, sorted(left)]
+    print(json.dumps(outcomes))
+
+
+if __name__ == "__main__":
+    main()
