@@ -442,9 +442,7 @@ TABLE: dict[str, Format] = {
     "array_record plain verified": Format(
         _records("array_record plain"), lambda p: rows(ArrayRecordDataSource(p, verify=True)), NEVER
     ),
-    "array_record zstd groups": Format(
-        _records("array_record groups"), lambda p: rows(ArrayRecordDataSource(p)), VALUES
-    ),
+    "array_record groups": Format(_records("array_record groups"), lambda p: rows(ArrayRecordDataSource(p)), VALUES),
     "array_record groups verified": Format(
         _records("array_record plain groups"), lambda p: rows(ArrayRecordDataSource(p, verify=True)), NEVER
     ),

@@ -1,7 +1,6 @@
 """Disks that become full: every writer names the file, and leaves nothing that looks whole."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,9 +63,7 @@ def test_the_program_runs_every_writer_that_is_asked_about(limited):
     assert sorted(limited) == sorted(WRITERS)
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-def test_a_half_written_record_is_no_file(tmp_path):
-    """The check fails where a writer leaves something: the guard itself, tried."""
+def test_a_file_that_is_left_or_not_named_is_noticed():
     with pytest.raises(AssertionError):
         check("writing out/x failed: No space left on device", ["x.tfrecord"])
     with pytest.raises(AssertionError):

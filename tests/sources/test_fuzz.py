@@ -28,7 +28,7 @@ class Reading:
     def __init__(self, hangs_s: float = HANGS_S):
         self._hangs_s = hangs_s
         self._process: subprocess.Popen[str] | None = None
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
 
     def outcomes(self, name: str, low: int, high: int) -> list[Outcome]:
         """What came of each of the damages [low, high)."""

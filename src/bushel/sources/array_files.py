@@ -141,9 +141,8 @@ def _check_directory(archive: zipfile.ZipFile) -> None:
     stated, place = _stated_directory(rest, at)
     if stated != len(entries) or len({entry.filename for entry in entries}) != stated:
         raise ValueError(f"its directory has {len(entries)} entries, and {stated} by its end")
-    if (
-        place != archive.start_dir
-    ):  # zipfile takes what comes before for something else, and an archive for an empty one
+    # Where the two differ, zipfile takes what comes before for something that is not the archive's.
+    if place != archive.start_dir:
         raise ValueError(f"its directory begins at byte {archive.start_dir}, and at byte {place} by its end")
 
 

@@ -238,7 +238,7 @@ class _Watch:
         self._blosc: tuple[str, ...] = ()
 
     def check(self, found: list[Any]) -> None:
-        """Refuses a store with metadata of an array that is not among those found: Zarr goes past what it cannot read."""
+        """Refuses metadata of an array that is not among those found: Zarr leaves out what it cannot read."""
         lost = self._arrays - {array.path for array in found}
         if lost:
             raise DamagedFile(f"{self._path}: the metadata of the array {min(lost)!r} are damaged.")
