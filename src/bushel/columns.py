@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import transforms, trees
-from bushel.base.errors import PipelineNotSent, add_note, writing
+from bushel.base.errors import PipelineNotSent, add_note
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.apply import Map
@@ -198,16 +198,11 @@ def _parts_done(parts: Path, length: int, size: int) -> list[tuple[int, int, Pat
 def _write(path: Path, values: np.ndarray) -> None:
     """Writes a file that has its name only once all of it is there."""
     temporary = path.with_suffix(".writing")
-    try:
-        with writing(path):
-            with temporary.open("wb") as file:
-                np.save(file, values, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with temporary.open("wb") as file:
+        np.save(file, values, allow_pickle=False)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 def _loaded(path: Path, length: int) -> np.ndarray:

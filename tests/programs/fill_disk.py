@@ -3,7 +3,6 @@
 With a limit no file may be larger than that; without, FOLDER is a disk that is too small.
 """
 
-import contextlib
 import json
 import os
 import resource
@@ -14,28 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bushel import MapDataset, sources
-from bushel.trajectory import episodes
+from bushel import sources
 from bushel.trajectory.rlds_writer import write_rlds
-from bushel.trajectory.statistics import save_statistics
 
 FOLDER, LIMIT = Path(sys.argv[1]), int(sys.argv[2])
 RECORDS = FOLDER.parent / "records.jsonl"
-LARGE = FOLDER.parent / "large"
 
 
 def convert(ending):
     return lambda: sources.convert(RECORDS, FOLDER / f"out.{ending}", verify=False)
-
-
-def checksums():
-    (FOLDER / "x.npy").symlink_to(LARGE)
-    limit(50)
-    if not LIMIT:
-        with contextlib.suppress(OSError), open(FOLDER / "filler.lock", "wb", buffering=0) as file:
-            while file.write(bytes(512)):
-                pass
-    sources.write_checksums(FOLDER / "x.npy")
 
 
 def rlds(form):
@@ -48,21 +34,6 @@ def rlds(form):
     return write
 
 
-def column():
-    MapDataset.source(np.arange(100_000)).column(np.float64, cache=FOLDER, vectorized=True)
-
-
-def cache():
-    ds = MapDataset.range(100).map(lambda x: np.full(5_000, x)).to_iter_dataset().cache(FOLDER)
-    with iter(ds) as it:
-        list(it)
-
-
-def table():
-    made = episodes.Episodes.of([{"action": np.ones((3_000, 5))} for _ in range(4)], fingerprint="x")
-    episodes.save(made, str(FOLDER / "table"))
-
-
 def copy():
     import fsspec
 
@@ -71,20 +42,10 @@ def copy():
     sources.LineDataSource("memory://x/a.jsonl", storage_options={"cache_dir": str(FOLDER)})
 
 
-def statistics():
-    numbers = np.random.default_rng(0).random(50_000).tolist()
-    save_statistics(FOLDER / "statistics.json", {"action": {"mean": numbers}})
-
-
 WRITERS = {
     **{f"convert {ending}": convert(ending) for ending in ("tfrecord", "array_record", "bag", "bagz", "parquet")},
-    "checksums": checksums,
-    "statistics": statistics,
     "rlds tfrecord": rlds("tfrecord"),
     "rlds array_record": rlds("array_record"),
-    "column": column,
-    "stream cache": cache,
-    "table of episodes": table,
     "copy of a remote file": copy,
 }
 
@@ -96,8 +57,6 @@ def limit(size_bytes):
 
 def main():
     RECORDS.write_bytes(b"".join(os.urandom(2_000).hex().encode() + b"\n" for _ in range(300)))
-    with open(LARGE, "wb") as file:
-        file.truncate(10 << 20)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     outcomes = {}
     for name, write in WRITERS.items():

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bushel.base import trees
-from bushel.base.errors import add_note, writing
+from bushel.base.errors import add_note
 
 State = dict[str, Any]
 CHUNK_BYTES = 4 << 20
@@ -227,13 +227,7 @@ class _FileRecording(Recording):
         except Exception as error:
             add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise
-        path = _path(self._part, len(self._chunks))
-        try:
-            with writing(path):
-                path.write_bytes(data)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
+        _path(self._part, len(self._chunks)).write_bytes(data)
         self._chunks.append([len(self._elements), zlib.crc32(data)])
         self._elements, self._states, self._bytes = [], [], 0
 
@@ -249,9 +243,8 @@ class _FileRecording(Recording):
         if self._elements:
             self._flush()
         index = {"version": VERSION, "chunks": self._chunks, "start": self._start, "end": end}
+        (self._part / "index.json").write_text(json.dumps(index), encoding="utf-8")
         try:
-            with writing(self._part / "index.json"):
-                (self._part / "index.json").write_text(json.dumps(index), encoding="utf-8")
             os.rename(self._part, self._target)
         except OSError:
             self.abandon()

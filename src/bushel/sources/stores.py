@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from bushel.base.errors import DamagedFile, writing
+from bushel.base.errors import DamagedFile
 
 Path = str | os.PathLike[str]
 Options = Mapping[str, Any]
@@ -371,10 +371,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Writes a small local file so that others see all of it or nothing."""
     part = f"{os.fspath(path)}.{os.getpid()}-{threading.get_ident()}.part"
     try:
-        with writing(path):
-            with open(part, "wb") as file:
-                file.write(data)
-            os.replace(part, path)
+        with open(part, "wb") as file:
+            file.write(data)
+        os.replace(part, path)
     except BaseException:
         if os.path.exists(part):
             os.unlink(part)

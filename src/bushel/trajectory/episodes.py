@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.errors import writing
 from bushel.trajectory.collecting import Collector, column_of, portable
 from bushel.trajectory.columns import (
     Column,
@@ -166,8 +165,14 @@ def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
     os.makedirs(os.path.dirname(folder) or ".", exist_ok=True)
     temporary = tempfile.mkdtemp(dir=os.path.dirname(folder) or ".", prefix="writing-")
     try:
-        with writing(folder):
-            _write_table(episodes, temporary)
+        described = []
+        trees = {"columns": episodes.columns, "metadata": episodes.metadata}
+        for number, (path, column) in enumerate(flat(trees).items()):
+            described.append({"path": path, **_written(column, os.path.join(temporary, str(number)))})
+        numbers = np.arange(len(episodes)) if episodes.numbers is None else episodes.numbers
+        np.save(os.path.join(temporary, "episodes.npy"), np.stack([episodes.lengths, numbers]))
+        with open(os.path.join(temporary, "table.json"), "w", encoding="utf-8") as file:
+            json.dump({"format": _FORMAT, "columns": described, "fingerprint": episodes.fingerprint}, file)
         if replace:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(folder, f"{temporary}-old")
@@ -177,18 +182,6 @@ def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return load(folder, parts_of(episodes))
-
-
-def _write_table(episodes: Episodes, folder: str) -> None:
-    """Writes the files of a table."""
-    described = []
-    trees = {"columns": episodes.columns, "metadata": episodes.metadata}
-    for number, (path, column) in enumerate(flat(trees).items()):
-        described.append({"path": path, **_written(column, os.path.join(folder, str(number)))})
-    numbers = np.arange(len(episodes)) if episodes.numbers is None else episodes.numbers
-    np.save(os.path.join(folder, "episodes.npy"), np.stack([episodes.lengths, numbers]))
-    with open(os.path.join(folder, "table.json"), "w", encoding="utf-8") as file:
-        json.dump({"format": _FORMAT, "columns": described, "fingerprint": episodes.fingerprint}, file)
 
 
 def parts_of(episodes: Episodes) -> RecordParts | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gzip
 import hashlib
 import http.client
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import IO
 
 TIMEOUT_S = 30
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -77,11 +75,9 @@ def written(path: Path) -> Iterator[IO[bytes]]:
         with open(handle, "wb") as file:
             yield file
         os.replace(temporary, path)
-    except BaseException as error:
+    except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
-        if isinstance(error, OSError) and error.errno in _FULL:  # which the system says without a name
-            raise OSError(error.errno, f"writing {path} failed: {error.strerror}") from error
         raise
 
 
