@@ -161,9 +161,16 @@ def _check_chunks(array: Any, name: str, size: int) -> None:
     filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
     unchecked = 1 << filters.index(package("h5py.h5z", "hdf5", "HDF5 files").FILTER_FLETCHER32)
 
+    places: set[Any] = set()
+
     def check(chunk: Any) -> None:
-        if chunk.filter_mask & unchecked or chunk.size <= _CHECKSUM_BYTES or chunk.byte_offset + chunk.size > size:
+        inside = all(low < length for low, length in zip(chunk.chunk_offset, array.shape, strict=True))
+        whole = not any(low % length for low, length in zip(chunk.chunk_offset, array.chunks, strict=True))
+        long = _CHECKSUM_BYTES < chunk.size <= size - chunk.byte_offset
+        again = chunk.chunk_offset in places or chunk.byte_offset in places
+        if chunk.filter_mask & unchecked or not (inside and whole and long) or again:
             raise ValueError(f"the entry of the chunk at {chunk.chunk_offset} of {name!r} is damaged")
+        places.update((chunk.chunk_offset, chunk.byte_offset))
 
     array.id.chunk_iter(check)
 

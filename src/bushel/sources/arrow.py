@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from bushel.sources.stores import File, Options
 from bushel.sources.tables import UNREADABLE, TableSource, check_names
 
 _KEPT_BYTES = 256 << 20
+_FIRST_MESSAGE = 8  # of a file: it begins with the name of the format
 _END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; each of its messages begins with the first four
 
 
@@ -59,6 +61,8 @@ class _ArrowFile:
         self.names: list[str] = reader.schema.names
         if stream:
             batches = list(reader)  # where each lies, no more
+            if content.tell() != content.size():  # pyarrow stops at the first end mark
+                raise ValueError(f"it ends at byte {content.tell()} of {content.size()}")
             self._get = batches.__getitem__
             self.lengths = [batch.num_rows for batch in batches]
             return
@@ -66,6 +70,8 @@ class _ArrowFile:
         # The lengths, from one column alone: others may be compressed, and large.
         narrow = ipc.open_file(content, options=ipc.IpcReadOptions(included_fields=[0] if self.names else []))
         self.lengths = [narrow.get_batch(number).num_rows for number in range(narrow.num_record_batches)]
+        if (there := _count_batches(content)) > len(self.lengths):
+            raise ValueError(f"its index has {len(self.lengths)} record batches, and there are {there}")
 
     def batch(self, number: int) -> Any:
         try:
@@ -81,6 +87,17 @@ class _ArrowFile:
         return found
 
 
+def _count_batches(content: Any) -> int:
+    """How many record batches a file holds, whatever its index says: those that come one after the other."""
+    ipc = package("pyarrow.ipc", "parquet", "Arrow files")
+    content.seek(_FIRST_MESSAGE)
+    messages, count = ipc.MessageReader.open_stream(content), 0
+    with contextlib.suppress(StopIteration, *UNREADABLE):  # what cannot be read is told where it is read
+        while True:
+            count += messages.read_next_message().type == "record batch"
+    return count
+
+
 def _opened(file: File, columns: Sequence[str] | None) -> _ArrowFile:
     arrow = package("pyarrow", "parquet", "Arrow files")
     path = file.name
@@ -88,7 +105,8 @@ def _opened(file: File, columns: Sequence[str] | None) -> _ArrowFile:
     if stream and file.read(file.size - len(_END), len(_END)) != _END:
         raise DamagedFile(f"{path} is an Arrow stream without its end mark: it was cut short.")
     try:
-        content = arrow.py_buffer(file.read(0, file.size)) if stores.is_url(path) else arrow.memory_map(path)
+        remote = stores.is_url(path)
+        content = arrow.BufferReader(file.read(0, file.size)) if remote else arrow.memory_map(path)
         found = _ArrowFile(path, content, stream, columns)
     except UNREADABLE as error:
         raise DamagedFile(f"{path} is no complete Arrow file: {error}") from error
