@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from bushel.experimental import WebDatasetIterDataset
 from bushel.sources import (
+    ArrowDataSource,
     BagzDataSource,
     DamagedFile,
     HDF5DataSource,
@@ -157,6 +158,37 @@ def test_a_header_of_safetensors_that_cannot_be(shape, offsets, tmp_path):
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(32 + 8 * (shape == [2, 2])))
     with pytest.raises(DamagedFile, match=r"x\.safetensors is no complete"):
         load_arrays(path)
+
+
+# Tables.
+
+
+def test_an_arrow_file_whose_index_lost_a_batch(tmp_path):
+    path = tmp_path / "x.arrow"
+    table = pa.table({"x": range(30)})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    content = path.read_bytes()
+    told = []
+    for place in range(content.rfind(b"\xff\xff\xff\xff\0\0\0\0"), len(content) - 4):  # behind the batches
+        if content[place : place + 4] == b"\3\0\0\0":
+            path.write_bytes(content[:place] + b"\2" + content[place + 1 :])
+            with pytest.raises(DamagedFile, match=r"x\.arrow is no complete Arrow file") as raised:
+                ArrowDataSource(path)
+            told.append(str(raised.value))
+    assert any("its index has 2 record batches, and there are 3" in one for one in told)
+
+
+def test_a_second_arrow_stream_behind_the_first_is_told(tmp_path):
+    path = tmp_path / "x.arrow"
+    table = pa.table({"x": range(30)})
+    with pa.ipc.new_stream(str(path), table.schema) as writer:
+        writer.write_table(table)
+    whole = path.read_bytes()
+    assert len(ArrowDataSource(path)) == 30
+    path.write_bytes(whole + whole)
+    with pytest.raises(DamagedFile, match=rf"it ends at byte {len(whole)} of {2 * len(whole)}"):
+        ArrowDataSource(path)
 
 
 # Records.
