@@ -37,8 +37,9 @@ def opened(file: File, settings: dict[str, Any]) -> Any:
         if "encrypted" in str(error):
             raise ValueError(f"{file.name} is encrypted: {error}. {_DECRYPT}") from None
         raise DamagedFile(f"{file.name} is no complete Parquet file: {error}") from error
-    rows, stated = sum(lengths(found)), found.metadata.num_rows
-    if rows != stated:
+    groups, stated = lengths(found), found.metadata.num_rows
+    rows = sum(groups)
+    if rows != stated or min(groups, default=0) < 0:
         raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, and {stated} by its metadata.")
     return found
 
