@@ -23,7 +23,7 @@ from damaging import NEVER, RECORDS_TOO, SCHEMA, VALUES, WHOLE, Copy, equal
 import bushel
 
 HANGS_S = float(sys.argv[1])
-MEMORY_BYTES = 1 << 30
+MEMORY_BYTES = 2 << 30
 LIBRARY = str(Path(bushel.__file__).parent)
 OURS = (bushel.sources.DamagedFile, ValueError, FileNotFoundError)
 
@@ -72,7 +72,7 @@ def difference(found: Any, whole: Any) -> str:
 
 
 def limit_memory() -> None:
-    """From here on, no more than a gigabyte of address space beyond what is in use."""
+    """From here on, no more than two gigabytes of address space beyond what is in use."""
     if not sys.platform.startswith("linux"):
         return
     pages = int(Path("/proc/self/statm").read_text().split()[0])
