@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import zarr
+import zarr.codecs
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -227,6 +228,25 @@ def test_a_chunk_that_was_cut_short_is_not_read_past_its_end(tmp_path):
     assert source[299] == {"a": 299}
     with pytest.raises(DamagedFile, match=r"the chunk a/3 has \d+ bytes, and \d+ by its header"):
         source[300]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shards": (20,), "compressors": [zarr.codecs.BloscCodec()]},
+        {"compressors": [zarr.codecs.BloscCodec()]},
+        {"compressors": [zarr.codecs.BloscCodec(), zarr.codecs.Crc32cCodec()]},
+        {"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.BloscCodec()]},
+        {"compressors": None},
+    ],
+)
+def test_chunks_of_any_codecs_are_read(options, tmp_path):
+    group = zarr.open_group(tmp_path / "x.zarr", mode="w")
+    for name in ("a", "inner/b"):
+        group.create_array(name, data=np.arange(60), chunks=(5,), **options)
+    source = ZarrDataSource(tmp_path / "x.zarr")
+    assert source.__getitems__(range(60)).tree["inner/b"].tolist() == list(range(60))
+    assert source[7] == {"a": 7, "inner/b": 7}
 
 
 @pytest.mark.parametrize(("version", "file"), [(2, ".zarray"), (3, "zarr.json")])

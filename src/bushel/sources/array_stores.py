@@ -249,7 +249,7 @@ class _Watch:
         lost = self._arrays - {array.path for array in found}
         if lost:
             raise DamagedFile(f"{self._path}: the metadata of the array {min(lost)!r} are damaged.")
-        packed = [array.path for array in found if "Blosc" in type((array.compressors or (None,))[-1]).__name__]
+        packed = [array.path for array in found if array.shards is None and _is_packed_by_blosc(array)]
         self._blosc = tuple(f"{path}/" if path else "" for path in packed)
 
     def see(self, key: str, data: Any, whole: bool) -> None:
@@ -262,6 +262,11 @@ class _Watch:
             size = _BLOSC.unpack(data[:16].to_bytes())[0] if len(data) >= 16 else 16
             if len(data) != size:  # Blosc does not look, and would give what lies in memory behind the chunk
                 raise DamagedFile(f"{self._path}: the chunk {key} has {len(data)} bytes, and {size} by its header.")
+
+
+def _is_packed_by_blosc(array: Any) -> bool:
+    """Whether a stored chunk is what Blosc gave: no other codec came after it."""
+    return bool(array.compressors) and "Blosc" in type(array.compressors[-1]).__name__
 
 
 def _watched_store(store: Any, watch: _Watch) -> Any:
