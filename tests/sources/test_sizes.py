@@ -283,6 +283,25 @@ def test_the_entry_of_a_chunk_with_a_checksum_is_checked(what, value, tmp_path):
         HDF5DataSource(path)
 
 
+@pytest.mark.parametrize("libver", [None, "latest"])
+@pytest.mark.parametrize("before_bytes", [0, 4096])
+def test_chunks_with_checksums_in_any_layout_are_read(libver, before_bytes, tmp_path):
+    rng = np.random.default_rng(0)
+    with h5py.File(tmp_path / "other.h5", "w", libver=libver) as file:
+        file.create_dataset("large", data=rng.random((50, 900)), chunks=(1, 900), fletcher32=True)
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver, userblock_size=before_bytes) as file:
+        file.create_dataset("edges", data=rng.random((50, 7)), chunks=(8, 3), fletcher32=True, compression="gzip")
+        file.create_dataset("empty", shape=(50,), dtype="i4", chunks=(8,), fletcher32=True)
+        grown = file.create_dataset("grown", data=np.arange(20), chunks=(8,), fletcher32=True, maxshape=(None,))
+        grown.resize((50,))
+        shrunk = file.create_dataset("shrunk", data=np.arange(90), chunks=(8,), fletcher32=True, maxshape=(None,))
+        shrunk.resize((50,))
+        file["link"] = h5py.ExternalLink("other.h5", "/large")
+    records = list(HDF5DataSource(tmp_path / "x.h5"))
+    assert [record["shrunk"] for record in records] == list(range(50))
+    assert len(HDF5DataSource(tmp_path / "x.h5", ["link"])[49]["link"]) == 900
+
+
 def test_a_panic_of_lance_is_a_damaged_file(tmp_path):
     """Its PanicException is no Exception, so that `except Exception` would let it end a worker."""
     import lance

@@ -129,7 +129,7 @@ class HDF5DataSource(_ArrayStore):
             found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
             if not stores.is_url(self._path):  # where to walk through the index would take many requests
                 for name, array in found.items():
-                    _check_chunks(array, name, content.size)
+                    _check_chunks(array, name)
         except Exception as error:  # whatever damaged metadata lead to
             raise DamagedFile(f"{self._path} is no complete HDF5 file: {error}") from error
         return found
@@ -150,7 +150,7 @@ class HDF5DataSource(_ArrayStore):
 _CHECKSUM_BYTES = 4
 
 
-def _check_chunks(array: Any, name: str, size: int) -> None:
+def _check_chunks(array: Any, name: str) -> None:
     """Refuses a data set with checksums if the index of its chunks, which has none, says what cannot be.
 
     The library does not look: it skips the checksum of a chunk whose entry says so, and ends the process over a chunk
@@ -162,6 +162,7 @@ def _check_chunks(array: Any, name: str, size: int) -> None:
     filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
     unchecked = 1 << filters.index(package("h5py.h5z", "hdf5", "HDF5 files").FILTER_FLETCHER32)
 
+    size = array.file.id.get_filesize()  # a link may lead into another file
     entries: list[Any] = []
     array.id.chunk_iter(entries.append)
     if not entries:
