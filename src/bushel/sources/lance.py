@@ -43,13 +43,12 @@ class LanceDataSource:
         self._options, self._version = dict(storage_options or {}), version
         self._forget()
         data = self._opened()
-        known = list(_names(data.schema))
+        with self._told("its manifest is damaged"):
+            known = list(_names(data.schema))
+            self._version, self._length = data.version, data.count_rows()
         for name in self._columns or ():
             if name not in known and name not in _OF_LANCE:
                 raise ValueError(f"{self._path} has no column {name!r}; its columns are {', '.join(map(repr, known))}.")
-        self._version = data.version
-        with self._told("its rows cannot be counted"):
-            self._length = data.count_rows()
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
