@@ -27,7 +27,7 @@ from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.room import Room
 from bushel.engine.shipping import Shared, Told
-from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
+from bushel.engine.tasks import FORKED, Aborted, Executor, Ledger, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
 from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, folder, kill, search_path
@@ -358,24 +358,60 @@ class _Core:
             self._tell(peer, job)
 
     def _choice(self) -> tuple[Job, Peer] | None:
-        """The first waiting job that can be begun, and who is to do it."""
-        full = bool(self._waiting) and self.room.is_full(sum(len(peer.jobs) for peer in self.peers))
+        """The first waiting job that may begin, and the worker for it.
+
+        No budget may stop progress. Three rules see to that, for a job can wait for nothing but the counts of earlier
+        blocks of its ledger:
+
+        1. Blocks of one ledger begin in order. So when a block asks for counts, all blocks before it have begun, or
+           had begun before their worker died.
+        2. A worker holds blocks that ask in the order of their numbers.
+        3. Without room begins what the consumer waits for, and every block whose count is needed by one that has begun
+           or that the consumer waits for.
+
+        Take the block with the smallest number among those that ask and have begun. By rule 2 only blocks that never
+        wait are before it in its worker; by rule 1 the blocks before it have ended, or they waited for a new worker
+        after a death. Such a block may begin by rule 3, and the dead worker's replacement is free for it, since jobs
+        are looked at in the order of their numbers. So every block that begins ends, every worker gets free again, and
+        the job that the consumer waits for begins.
+        """
+        if not self._waiting:
+            return None
+        full = self.room.is_full(sum(len(peer.jobs) for peer in self.peers))
+        needed = self._needed_counts() if full else {}
+        held_back: set[Ledger] = set()
         for job in self._waiting:
-            if (job.urgent or not full) and (peer := self._peer_for(job)) is not None:
+            ledger = job.task.ledger if job.task.asks else None
+            if ledger in held_back:
+                continue
+            may_begin = not full or job.urgent or (ledger is not None and job.number < needed.get(ledger, 0))
+            if may_begin and (peer := self._peer_for(job)) is not None:
                 return job, peer
+            if ledger is not None:
+                held_back.add(ledger)
         return None
 
+    def _needed_counts(self) -> dict[Ledger, int]:
+        """For each ledger, the number of its last job that a worker holds or the consumer waits for."""
+        last: dict[Ledger, int] = {}
+        for job in self._jobs.values():
+            if job.task.asks and (job.begun or job.urgent) and not job.load.over:
+                last[job.task.ledger] = max(job.number, last.get(job.task.ledger, 0))
+        return last
+
     def _peer_for(self, job: Job) -> Peer | None:
-        """A worker with room, and none that holds a later job: that one may wait for the counts of this.
+        """A worker with room. A job that asks for counts goes to none that holds a later one: see `_choice`.
 
         A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with
         a job that a dead one has left, if a later one is under way.
         """
-        overtaken = any(peer.jobs and peer.jobs[-1].number > job.number for peer in self.peers)
+        overtaken = any(held.number > job.number for peer in self.peers for held in peer.jobs)
+        asks = job.task.asks
         roomy = [
             peer
             for peer in self.peers
-            if len(peer.jobs) < DEPTH and (not peer.jobs or peer.jobs[-1].number < job.number)
+            if len(peer.jobs) < DEPTH
+            and not (asks and any(held.task.asks and held.number > job.number for held in peer.jobs))
         ]
         able = [peer for peer in roomy if peer.index < self._active or overtaken]
         if isinstance(job.task.program, StreamProgram):
@@ -449,7 +485,7 @@ class _Core:
                 continue
             task = job.task
             before = task.ledger.before(job.asked[0], task.number)
-            if before is not None or job.load.over:
+            if before is not None or job.load.over or task.ledger.is_lost(task.number):
                 job.asked = None
                 if peer.since is not None:
                     peer.since = time.monotonic()  # waiting was no work
@@ -471,6 +507,8 @@ class _Core:
         """Until then a job is among those that learn of the pool's end."""
         job.settle(outcome)
         self._jobs.pop(job.number, None)
+        if job.task.asks:
+            job.task.ledger.end(job.task.number)
 
     def _bury(self, peer: Peer) -> None:
         """A worker is dead: another takes its place and its tasks, the first of which may have killed it."""

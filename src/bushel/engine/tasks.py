@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import os
 import queue
 import random
@@ -26,7 +27,7 @@ from bushel.engine.whole import StreamProgram
 
 
 class Aborted(Exception):
-    """A task was given up while it waited for the counts of blocks before it."""
+    """A task gave up while it waited for the counts of blocks before it."""
 
 
 class Ledger:
@@ -36,7 +37,7 @@ class Ledger:
         self._totals = [[start] for start in starts]  # totals[step][n]: elements before block n
         self._early: list[dict[int, int]] = [{} for _ in starts]
         self._changed = threading.Condition()
-        self._aborted = False
+        self._lost_after: float = math.inf  # blocks with a larger number never learn their counts
 
     def report(self, step: int, number: int, count: int) -> None:
         """Block `number` brings `count` elements to `step`. Saying it again changes nothing."""
@@ -54,19 +55,38 @@ class Ledger:
         return totals[number] if number < len(totals) else None
 
     def wait(self, step: int, number: int, count: int) -> int:
-        """Reports, and waits until the blocks before have reported too."""
+        """Reports, and waits until the blocks before have reported too. Raises Aborted if they never will."""
         self.report(step, number, count)
         with self._changed:
             while (before := self.before(step, number)) is None:
-                if self._aborted:
+                if self.is_lost(number):
                     raise Aborted
                 self._changed.wait()
             return before
 
+    def end(self, number: int) -> None:
+        """Block `number` has ended, with rows or with an error.
+
+        If an element failed before a counting step, the block never reports a count there. Later blocks then give up:
+        delivery throws them away when it comes to the error, but until then they would hold workers that delivery may
+        need for something else.
+        """
+        with self._changed:
+            reported = all(
+                number + 1 < len(totals) or number in early for totals, early in zip(self._totals, self._early)
+            )
+            if not reported:
+                self._lost_after = min(self._lost_after, number)
+                self._changed.notify_all()
+
+    def is_lost(self, number: int) -> bool:
+        """Whether block `number` may wait for ever: a block before it has ended without a count, or all are aborted."""
+        return number > self._lost_after
+
     def abort(self) -> None:
         """Nobody needs the blocks any more: those that wait give up."""
         with self._changed:
-            self._aborted = True
+            self._lost_after = -1
             self._changed.notify_all()
 
 
@@ -86,8 +106,17 @@ class Task:
     def count_before(self, step: int, count: int) -> int:
         return self.counts[step] if self.counts is not None else self.ledger.wait(step, self.number, count)
 
+    @property
+    def asks(self) -> bool:
+        """Whether it may wait for counts of the blocks before it."""
+        return self.counts is None
+
     def run(self) -> Result:
-        return run_task(self.program, self.low, self.high, self.count_before, None, self.given)
+        try:
+            return run_task(self.program, self.low, self.high, self.count_before, None, self.given)
+        finally:
+            if self.asks:
+                self.ledger.end(self.number)
 
 
 def run_task(
