@@ -21,16 +21,16 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from watching import wait_until
 
 import bushel
 from bushel import experimental as ex
 from bushel.engine import opener
-from bushel.engine.processes import Processes
+from bushel.engine.processes import _CORES, Processes
 from bushel.engine.program import Program
-from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads
+from bushel.engine.tasks import Ledger, Stepped, Task, Threads
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
@@ -52,13 +52,13 @@ def stacks() -> str:
     )
 
 
-def books(executor: Executor) -> str:
-    """What the workers of a pool hold, and what waits for them."""
-    if not isinstance(executor, Processes):
-        return ""
-    core = executor._core
-    held = [f"worker {peer.index} holds {[describe(job) for job in peer.jobs]}" for peer in core.peers]
-    return "\n".join([*held, f"waiting: {[describe(job) for job in core._waiting]}"])
+def books() -> str:
+    """What the workers of every pool hold, and what waits for them."""
+    lines = []
+    for core in list(_CORES):
+        lines += [f"worker {peer.index} holds {[describe(job) for job in peer.jobs]}" for peer in core.peers]
+        lines.append(f"waiting: {[describe(job) for job in core._waiting]}")
+    return "\n".join(lines)
 
 
 def describe(job: Any) -> str:
@@ -66,8 +66,8 @@ def describe(job: Any) -> str:
     return f"job {job.number} (block {job.task.number}, urgent={job.urgent}{asks})"
 
 
-def run_watched(work: Callable[[], Any], executor: Executor, timeout_s: float = HANGS_S) -> Any:
-    """What `work` returns. If it hangs, its executor is closed and the test fails with the stacks of all threads."""
+def run_watched(work: Callable[[], Any], close: Callable[[], None], timeout_s: float = HANGS_S) -> Any:
+    """What `work` returns. If it hangs, `close` is called and the test fails with the stacks of all threads."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -80,8 +80,8 @@ def run_watched(work: Callable[[], Any], executor: Executor, timeout_s: float = 
     thread.start()
     thread.join(timeout_s)
     if thread.is_alive():
-        report = f"{books(executor)}\n{stacks()}"
-        executor.close()
+        report = f"{books()}\n{stacks()}"
+        close()
         pytest.fail(f"Nothing has come for {timeout_s} s.\n{report}")
     result, error = outcome[0]
     if error is not None:
@@ -90,11 +90,10 @@ def run_watched(work: Callable[[], Any], executor: Executor, timeout_s: float = 
 
 
 def test_the_watchdog_can_fail():
-    with contextlib.closing(Threads(1)) as executor:
-        stuck = threading.Event()
-        with pytest.raises(pytest.fail.Exception, match=r"(?s)Nothing has come for 0.1 s.*stuck.wait"):
-            run_watched(lambda: stuck.wait(), executor, timeout_s=0.1)
-        stuck.set()
+    stuck = threading.Event()
+    with pytest.raises(pytest.fail.Exception, match=r"(?s)Nothing has come for 0.1 s.*stuck.wait"):
+        run_watched(lambda: stuck.wait(), stuck.set, timeout_s=0.1)
+    assert stuck.is_set()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -207,7 +206,7 @@ def steps(draw: st.DrawFn, kinds: list[str]) -> Step:
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
     size = draw(st.sampled_from([1, 100, 12_000, 60_000, 300_000]))
-    how = draw(st.sampled_from(["interleave", "interleave", "mix", "zip", "range", "mixed ranges"]))
+    how = draw(st.sampled_from(["interleave", "interleave", "interleave", "mix", "zip", "range", "mixed ranges"]))
     length = draw(st.integers(1, 12 if size > 100_000 else 40))
     about = (draw(st.integers(1, 5)), length, size, draw(st.booleans()), draw(st.sampled_from(SLEEPS)))
     inner = draw(st.lists(steps(PER_ELEMENT), max_size=2))
@@ -273,11 +272,11 @@ def elements(it: Any, most: int = 400) -> tuple[list[Any], int]:
         return list(itertools.islice(it, most)), it.skipped
 
 
-def check(pipeline: Pipeline, make: Callable[[], Executor]) -> None:
-    ds = build(pipeline)
+def check(ds: Any, ahead: Any) -> None:
+    """The elements and skips of `ahead`, which somebody computes ahead, are those of `ds`."""
     expected = elements(iter(ds))
-    with contextlib.closing(make()) as executor:
-        found = run_watched(lambda: elements(ds.iterate_on(executor)), executor)
+    it = iter(ahead)
+    found = run_watched(lambda: elements(it), it.close)
     assert same(found[0], expected[0])
     assert found[1] == expected[1]
 
@@ -325,7 +324,7 @@ def test_a_block_that_was_held_back_is_not_overtaken_by_blocks_that_need_its_cou
             pool._core._assign()  # now, and not when the gate is open
         with open(gate, "w"):
             pass
-        rows = run_watched(lambda: [list(pool.wait(ticket)[0].rows) for ticket in (passing, first, second)], pool)
+        rows = run_watched(lambda: [list(pool.wait(ticket)[0].rows) for ticket in (passing, first, second)], pool.close)
     assert rows == [[0], [1, 3], [5, 7]]
 
 
@@ -351,7 +350,7 @@ def test_blocks_after_one_that_failed_do_not_hold_the_workers_that_another_strea
     other = numbers(1).map(slowly).random_map(lambda x, _: x, seed=1)
     ds = bushel.IterDataset.mix([failing, other], [1, 20])
     with contextlib.closing(make()) as executor:
-        found = run_watched(lambda: until_error(ds.iterate_on(executor)), executor)
+        found = run_watched(lambda: until_error(ds.iterate_on(executor)), executor.close)
     assert found == until_error(iter(ds)) and len(found) > 10
 
 
@@ -369,27 +368,42 @@ laws = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # to shrink what hangs would take hours
 )
 budgets = st.integers(1, 1 << 22) | st.integers(0, 22).map(lambda bits: 1 << bits)
+workers = st.builds(
+    bushel.MultiprocessingOptions,
+    num_workers=st.integers(1, 4),
+    per_worker_buffer_size=st.integers(1, 6),
+    budget_bytes=budgets,
+    timeout_s=st.sampled_from([None, 1000]),  # where it is set, light work stays with the workers
+)
 
 
-def processes(workers: int, budget_bytes: int) -> Processes:
-    return Processes(workers, budget_bytes=budget_bytes)
+HUNG = Pipeline(
+    Leaf("interleave", streams=5, length=10, size=12_000, as_bytes=False, sleep_s=0.004),
+    (Step("random_map", 0.002, 2), Step("flat_map", 0.0005, 4, fails=True)),
+)
 
 
 @settings(laws, max_examples=25)
-@given(pipeline=pipelines(), workers=st.integers(1, 4), budget_bytes=budgets)
-def test_no_budget_stops_a_pool_of_workers(pipeline, workers, budget_bytes):
-    check(pipeline, lambda: processes(workers, budget_bytes))
+@given(pipeline=pipelines(), options=workers)
+@example(pipeline=HUNG, options=bushel.MultiprocessingOptions(3, 1, budget_bytes=20_000))
+@example(pipeline=HUNG, options=bushel.MultiprocessingOptions(3, 2, budget_bytes=20_000))
+@example(pipeline=HUNG, options=bushel.MultiprocessingOptions(3, 5, budget_bytes=20_000))
+def test_no_budget_stops_workers(pipeline, options):
+    ds = build(pipeline)
+    check(ds, ds.mp_prefetch(options))
 
 
-@settings(laws, max_examples=40)
-@given(pipeline=pipelines(), threads=st.integers(1, 4))
-def test_no_pipeline_stops_threads(pipeline, threads):
-    check(pipeline, lambda: Threads(threads))
+@settings(laws, max_examples=25)
+@given(pipeline=pipelines(), threads=st.integers(1, 4), buffer=st.integers(1, 20))
+def test_no_pipeline_stops_threads(pipeline, threads, buffer):
+    ds = build(pipeline)
+    check(ds, ex.multithread_prefetch(ds, num_threads=threads, buffer_size=buffer))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(laws, max_examples=1000)
-@given(pipeline=pipelines(), workers=st.integers(1, 4), budget_bytes=budgets)
-def test_no_budget_stops_many_pools(pipeline, workers, budget_bytes):
-    check(pipeline, lambda: processes(workers, budget_bytes))
+@settings(laws, max_examples=700)
+@given(pipeline=pipelines(), options=workers)
+def test_no_budget_stops_workers_in_many_pipelines(pipeline, options):
+    ds = build(pipeline)
+    check(ds, ds.mp_prefetch(options))
