@@ -339,8 +339,10 @@ def slowly(x: int) -> int:
     return x
 
 
-@pytest.mark.parametrize("make", [lambda: Threads(2), lambda: Processes(2), Stepped], ids=["threads", "workers", "here"])
-def test_blocks_after_one_that_failed_do_not_hold_the_workers_that_another_stream_needs(make):
+@pytest.mark.parametrize(
+    "make", [lambda: Threads(2), lambda: Processes(2), Stepped], ids=["threads", "workers", "here"]
+)
+def test_blocks_after_one_that_failed_do_not_hold_the_workers_that_another_stream_needs(where):
     """The block with the error never reported its count: the blocks after it waited for that, in all of the workers."""
 
     def numbers(rest: int) -> Any:
@@ -349,7 +351,7 @@ def test_blocks_after_one_that_failed_do_not_hold_the_workers_that_another_strea
     failing = numbers(0).map(fail_at_four).random_map(lambda x, _: x, seed=1)
     other = numbers(1).map(slowly).random_map(lambda x, _: x, seed=1)
     ds = bushel.IterDataset.mix([failing, other], [1, 20])
-    with contextlib.closing(make()) as executor:
+    with contextlib.closing(EXECUTORS[where]()) as executor:
         found = run_watched(lambda: until_error(ds.iterate_on(executor)), executor.close)
     assert found == until_error(iter(ds)) and len(found) > 10
 

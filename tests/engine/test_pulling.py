@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import grain
@@ -15,7 +18,7 @@ import strategies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import as_stream
-from watching import run_script, wait_until
+from watching import SOON_S, run_script, wait_until
 
 import bushel
 from bushel import experimental as ex
@@ -205,3 +208,157 @@ def test_a_forked_child_gets_an_error_and_does_no_harm(tmp_path, made):
     *said, ended, whole = out.splitlines()
     assert [line.startswith("This iterator belongs to the process that forked") for line in said] == [True] * 3
     assert (ended, whole) == ("7", "True")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Closing while a thread reads
+
+
+class Gate:
+    """A generator that waits at its third element, and tells how often it was closed, and in which thread."""
+
+    def __init__(self) -> None:
+        self.inside, self.open, self.closed = threading.Event(), threading.Event(), threading.Event()
+        self.closings: list[str] = []
+
+    def elements(self) -> Iterator[int]:
+        try:
+            for number in range(100):
+                if number == 2:
+                    self.inside.set()
+                    assert self.open.wait(SOON_S)
+                yield number
+        finally:
+            self.closings.append(threading.current_thread().name)
+            self.closed.set()
+
+
+class OwnStream(bushel.IterDataset):
+    """A dataset of the user's own class whose iterator cannot be closed while it is at work."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def __iter__(self) -> OwnIterator:
+        return OwnIterator(self.gate)
+
+
+class OwnIterator(bushel.DatasetIterator):
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        self.elements = gate.elements()
+        self.at = 0
+
+    def __next__(self) -> int:
+        self.at += 1
+        return next(self.elements)
+
+    def get_state(self) -> Any:
+        return {"at": self.at}
+
+    def set_state(self, state: Any) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.elements.close()
+
+
+READ = {
+    "a generator": lambda gate: ex.IterableIterDataset(gate.elements),
+    "a dataset of the user's own": lambda gate: OwnStream(gate).map(lambda x: x),
+    "in an interleave": lambda gate: ex.InterleaveIterDataset([OwnStream(gate)], cycle_length=1),
+}
+AHEAD = {
+    "prefetch": lambda ds: ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=8),
+    "prefetch of prefetch": lambda ds: ex.ThreadPrefetchIterDataset(
+        ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=8), prefetch_buffer_size=3
+    ),
+    "threads": lambda ds: ex.multithread_prefetch(ds, num_threads=2, buffer_size=4),
+}
+
+
+@pytest.mark.parametrize("ahead", ["prefetch", "prefetch of prefetch"])
+@pytest.mark.parametrize("read", READ)
+def test_leaving_a_with_block_leaves_the_closing_to_the_thread_that_reads(read, ahead):
+    gate = Gate()
+    with iter(AHEAD[ahead](READ[read](gate))) as it:
+        assert next(it) == 0
+        assert gate.inside.wait(SOON_S)
+    assert not gate.closings
+    gate.open.set()
+    assert gate.closed.wait(SOON_S)
+    wait_until(lambda: not pulling_threads())
+    assert gate.closings == ["bushel-pull"]
+
+
+@pytest.mark.parametrize("read", READ)
+def test_an_iterator_may_be_closed_while_another_thread_asks_it_for_an_element(read):
+    gate = Gate()
+    it = iter(READ[read](gate))
+    found: list[Any] = []
+
+    def consume() -> None:
+        with contextlib.suppress(ValueError):
+            found.extend(it)
+
+    consumer = threading.Thread(target=consume, name="consumer")
+    consumer.start()
+    assert gate.inside.wait(SOON_S)
+    it.close()
+    assert not gate.closings
+    gate.open.set()
+    consumer.join(SOON_S)
+    assert gate.closings == ["consumer"]
+    with pytest.raises(ValueError, match="closed"):
+        next(it)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_a_signal_handler_may_close_what_it_interrupts(read):
+    gate = Gate()
+    gate.open.set()
+    it = iter(READ[read](gate))
+
+    def close(*_: Any) -> None:
+        it.close()
+
+    class Interrupts(threading.Event):
+        def set(self) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    gate.inside = Interrupts()
+    before = signal.signal(signal.SIGUSR1, close)
+    try:
+        with pytest.raises(ValueError, match="closed"):
+            for _ in range(10):
+                next(it)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(gate.closings) == 1
+
+
+def test_an_iterator_that_is_forgotten_while_its_thread_reads_is_closed_by_the_thread():
+    gate = Gate()
+    it = iter(AHEAD["prefetch"](READ["a generator"](gate)))
+    next(it)
+    assert gate.inside.wait(SOON_S)
+    del it
+    gc.collect()
+    gate.open.set()
+    assert gate.closed.wait(SOON_S)
+    wait_until(lambda: not pulling_threads())
+    assert len(gate.closings) == 1
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("read", READ)
+def test_a_with_block_may_be_left_at_any_moment(read, ahead):
+    for number in range(10):
+        gate = Gate()
+        gate.open.set()
+        with iter(AHEAD[ahead](READ[read](gate))) as it:
+            for _ in range(number):
+                next(it)
+        assert not number or gate.closed.wait(SOON_S)
+        assert len(gate.closings) <= 1

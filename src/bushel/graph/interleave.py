@@ -100,9 +100,9 @@ class _Slot:
         self.number, self.cursor, self.opened_at, self.read, self.ended_at = saved
 
     def close(self) -> None:
-        if self.cursor is not None:
-            self.cursor.close()
-            self.cursor = None
+        cursor, self.cursor = self.cursor, None  # at once: another thread may close it, too
+        if cursor is not None:
+            cursor.close()
 
 
 class _InterleaveCursor(Cursor):
