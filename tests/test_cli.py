@@ -1,16 +1,18 @@
 """The command `bushel convert`: between every two formats, in parallel, verified, and whole or not at all."""
 
+import contextlib
 import datetime
 import decimal
 import gzip
-import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +22,7 @@ from formats import array_record, bag, tfrecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servers import Web
+from watching import alive, offspring, run_script
 
 from bushel import __version__, cli
 from bushel.sources import (
@@ -214,16 +217,72 @@ def test_a_part_of_a_file(of, tmp_path):
         convert(f"{tmp_path}/in.{of}[5:251]", tmp_path / "out.bag")
 
 
-def test_a_worker_that_was_killed_is_an_error(tmp_path):
+def conversion_workers(pid=None):
+    """The worker processes of conversions that a process runs, by default this one."""
+    found = set()
+    for child in offspring(pid):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            if b"clean_workers.serve" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.add(child)
+    return found
+
+
+@pytest.mark.parametrize("when", ["it starts", "it writes"])
+def test_a_worker_that_was_killed_is_an_error(when, tmp_path):
     bag(tmp_path / "in.bag", [bytes(50_000)] * 2_000)
+    seen, killed = set(), []
 
     def kill(done, total):
-        for child in multiprocessing.active_children():
-            child.kill()
+        seen.update(conversion_workers())
+        if seen and not killed and (when == "it starts" or done):
+            killed.append(min(seen))
+            os.kill(killed[0], signal.SIGKILL)
 
-    with pytest.raises(ChildProcessError, match="One of 2 worker processes ended by itself"):
+    with pytest.raises(ChildProcessError) as error:
         convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, report=kill)
+    assert re.fullmatch(
+        rf"Worker process {killed[0]} was killed by SIGKILL while it wrote {tmp_path}/out-0000[01]-of-00002.parquet"
+        r"[.\d-]+part\. The system kills processes that need more memory .* use fewer workers\.",
+        str(error.value),
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]
+    assert len(seen) == 2 and not alive(seen)
+
+
+UNGUARDED = """
+    from bushel.sources import BagzDataSource, convert
+
+    with open("runs", "a") as file:
+        file.write("x")
+
+    print(convert("in.bag", "out.bag", workers=2, shards=3, overwrite=True))
+    print(sum(len(BagzDataSource(f"out-0000{shard}-of-00003.bag")) for shard in range(3)))
+    try:
+        convert("in.bag", "out.parquet", source_format="array_record", workers=2)
+    except Exception as error:
+        print(type(error).__name__)
+    print(open("runs").read())
+"""
+
+
+def test_a_plain_script_needs_no_guard_and_runs_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bag(tmp_path / "in.bag", RECORDS)
+    code, out, err = run_script(tmp_path, UNGUARDED)
+    assert (code, err) == (0, "")
+    made, count, error, runs = out.splitlines()
+    assert made == str([f"out-0000{shard}-of-00003.bag" for shard in range(3)])
+    assert (count, error, runs) == ("250", "DamagedFile", "x")
+
+
+def test_an_error_of_a_worker_comes_with_the_lines_where_it_was_raised(tmp_path):
+    tfrecord(tmp_path / "in.tfrecord", RECORDS)
+    whole = (tmp_path / "in.tfrecord").read_bytes()
+    (tmp_path / "in.tfrecord").write_bytes(whole[:-100] + bytes([whole[-100] ^ 1]) + whole[-99:])
+    with pytest.raises(DamagedFile) as error:
+        convert(tmp_path / "in.tfrecord", tmp_path / "out.bag", workers=2)
+    assert "in a worker process:\nTraceback" in "".join(error.value.__notes__)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.tfrecord"]
 
 
 def test_sources_behind_urls_with_options(tmp_path, capsys):
@@ -346,8 +405,7 @@ def test_workers_end_with_the_conversion(how, tmp_path):
 
 
 def _children(process):
-    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True, check=False).stdout.split()
-    return len(found) == 3  # both workers, and what multiprocessing tracks resources with
+    return len(conversion_workers(process)) == 2
 
 
 @pytest.mark.parametrize("to", WRITERS)

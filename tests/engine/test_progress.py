@@ -339,9 +339,10 @@ def slowly(x: int) -> int:
     return x
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: Threads(2), lambda: Processes(2), Stepped], ids=["threads", "workers", "here"]
-)
+EXECUTORS = {"threads": lambda: Threads(2), "workers": lambda: Processes(2), "here": Stepped}
+
+
+@pytest.mark.parametrize("where", EXECUTORS)
 def test_blocks_after_one_that_failed_do_not_hold_the_workers_that_another_stream_needs(where):
     """The block with the error never reported its count: the blocks after it waited for that, in all of the workers."""
 

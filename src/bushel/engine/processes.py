@@ -20,6 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from bushel.base import clean_python
 from bushel.base.errors import WorkerDied, add_note
 from bushel.base.transforms import short_name
 from bushel.engine import shipping, stall, wire
@@ -30,7 +31,7 @@ from bushel.engine.shipping import Shared, Told
 from bushel.engine.tasks import FORKED, Aborted, Executor, Ledger, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, folder, kill, search_path
+from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
 from bushel.graph.node import merged
 
 logger = logging.getLogger("bushel")
@@ -131,7 +132,8 @@ class _Core:
         self._init = shipping.dumped(init, "worker_init_fn")
         self._init_name = None if init is None else short_name(init)
         # As they are now, also for workers that start later.
-        self._surroundings = folder(), search_path(), {**THREADS, **os.environ, **NO_ACCELERATOR}
+        variables = {**THREADS, **os.environ, **NO_ACCELERATOR}
+        self._surroundings = clean_python.folder(), clean_python.search_path(), variables
         self._lock = threading.RLock()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)

@@ -21,6 +21,8 @@ import traceback
 import weakref
 from typing import Any, NoReturn
 
+from bushel.base import clean_python
+from bushel.base.clean_python import describe_exit
 from bushel.engine import wire, worker
 from bushel.engine.wire import Channel
 
@@ -135,13 +137,13 @@ class Starter:
             process = self._spawned.pop(pid, None)
             if process is not None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return _in_words(process.wait(1.0))
+                    return describe_exit(process.wait(1.0))
                 return "ended for an unknown reason"
             try:
                 status = self._ask("status", pid)
             except wire.Closed:
                 status = None
-        return "ended for an unknown reason" if status is None else _in_words(os.waitstatus_to_exitcode(status))
+        return "ended for an unknown reason" if status is None else describe_exit(os.waitstatus_to_exitcode(status))
 
     def reap(self, pid: int) -> None:
         """Takes note that a worker was killed, so that nothing of it stays."""
@@ -175,30 +177,10 @@ class Starter:
         return self._channel
 
 
-def folder() -> str:
-    """The current folder; the root where it is gone, since Python may not start in it."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        return os.sep
-
-
-def search_path() -> list[str]:
-    """Where modules are looked for. Python passes over entries that are no text, such as a Path."""
-    return [str(entry) for entry in sys.path if isinstance(entry, str)]
-
-
 def _python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
     """A clean process that calls a function of this package with a descriptor."""
-    code = f"import sys; sys.path[:] = {search_path()!r}\nfrom bushel.engine import zygote; {function}({descriptor})"
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        pass_fds=[descriptor],
-        stdin=subprocess.DEVNULL,
-        cwd=folder(),
-        env={**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: _tunables()},
-        start_new_session=True,
-    )
+    variables = {**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: _tunables()}
+    return clean_python.start(f"from bushel.engine import zygote; {function}({descriptor})", descriptor, variables)
 
 
 def _tunables() -> str:
@@ -212,10 +194,6 @@ def kill(pid: int) -> None:
         raise ValueError(f"There is no worker process {pid}.")
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-
-
-def _in_words(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
 def spawned(descriptor: int) -> None:

@@ -6,22 +6,18 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import importlib
-import multiprocessing
 import os
 import re
-import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile, writing
-from bushel.sources import bagz, records, stores, writers
+from bushel.sources import bagz, clean_workers, records, stores, writers
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
 from bushel.sources.lines import LineDataSource
@@ -194,6 +190,13 @@ class _Part:
     def count(self) -> int:
         return sum(piece.high - piece.low for piece in self.pieces)
 
+    def run(self) -> Iterator[int]:
+        """Writes the file, and yields how many records each step wrote."""
+        return _written(self)
+
+    def describe(self) -> str:
+        return f"wrote {self.path}"
+
 
 def convert(
     sources: Path | Sequence[Path],
@@ -215,7 +218,7 @@ def convert(
       target: the local file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
       source_format: of sources whose names do not say it: "tfrecord", "parquet" and so on.
       shards: how many files; as many as there are workers by default.
-      workers: processes that write at the same time. More than one need a main module that can be imported.
+      workers: processes that write at the same time. A script that calls this needs no `if __name__ == "__main__"`.
       verify: reads back what was written and compares it.
       overwrite: replaces files that are there.
       round_floats: float64 columns of Parquet files become float32, which is all that `tf.train.Example` has. Without
@@ -323,74 +326,14 @@ def _shard_names(target: str, count: int) -> list[str]:
 
 def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
     report(0, total)
-    if workers == 1:
-        done = 0
-        for part in parts:
-            for count in _written(part):
-                done += count
-                report(done, total)
+    if workers > 1:
+        clean_workers.run_all(parts, workers, lambda done: report(done, total))
         return
-    context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", 0)
-    lifeline, ours = context.Pipe(duplex=False)
-    with (
-        ours,
-        lifeline,
-        concurrent.futures.ProcessPoolExecutor(
-            min(workers, len(parts)), mp_context=context, initializer=_begin, initargs=(counter, lifeline)
-        ) as pool,
-    ):
-        try:
-            with _ctrl_c_later():  # workers begin so too, until they can bear it
-                futures = [pool.submit(_counted, part) for part in parts]
-            pending = set(futures)
-            while pending:
-                ended, pending = concurrent.futures.wait(pending, 0.2, concurrent.futures.FIRST_EXCEPTION)
-                for future in ended:
-                    future.result()
-                report(int(counter.value), total)
-        except BrokenProcessPool:
-            raise ChildProcessError(
-                f"One of {workers} worker processes ended by itself; the system kills those that need more memory than "
-                "there is. Use fewer workers."
-            ) from None
-        except BaseException:
-            ours.close()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-@contextlib.contextmanager
-def _ctrl_c_later() -> Iterator[None]:
-    """An interrupt meanwhile comes at the end. Processes that are started here begin without hearing one."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-_counter: Any = None
-
-
-def _begin(counter: Any, lifeline: Connection) -> None:
-    """Of a worker process: it ends without a word when it is interrupted, and when nobody holds the other end."""
-    global _counter
-    _counter = counter
-    threading.Thread(target=_end_with, args=(lifeline,), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-
-
-def _end_with(lifeline: Connection) -> None:
-    lifeline.poll(None)  # nothing is ever sent: its end
-    os._exit(1)
-
-
-def _counted(part: _Part) -> None:
-    for count in _written(part):
-        with _counter.get_lock():
-            _counter.value += count
+    done = 0
+    for part in parts:
+        for count in part.run():
+            done += count
+            report(done, total)
 
 
 def _written(part: _Part) -> Iterator[int]:

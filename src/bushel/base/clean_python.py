@@ -1,0 +1,52 @@
+"""Starts Python processes that know nothing of the user's main module, so a script needs no `__main__` guard."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+
+
+def start(code: str, descriptor: int, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Starts a Python that runs `code` with this process's module search path, in a session of its own.
+
+    Ctrl-C in the terminal does not reach the new process: whoever starts it must end it.
+
+    Args:
+      code: Python statements. They never see the main module of this process.
+      descriptor: a file descriptor that the new process inherits, under the same number.
+      variables: the environment of the new process; this one's by default.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {search_path()!r}\n{code}"],
+        pass_fds=[descriptor],
+        stdin=subprocess.DEVNULL,
+        cwd=folder(),
+        env=None if variables is None else dict(variables),
+        start_new_session=True,
+    )
+
+
+def folder() -> str:
+    """The current folder; the root where it is gone, since Python may not start in it."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return os.sep
+
+
+def search_path() -> list[str]:
+    """Where modules are looked for. Python passes over entries that are no text, such as a Path."""
+    return [str(entry) for entry in sys.path if isinstance(entry, str)]
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, in words: `code` is as in `Popen.returncode`."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-code}"
