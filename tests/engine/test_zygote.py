@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,8 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from watching import SOON_S, alive, parents, run_script, wait_until
+from watching import SOON_S, alive, parents, run_script, wait_until, workers
+from watching import zygote as zygote_here
 
 import bushel
 from bushel.engine import wire, zygote
@@ -25,6 +27,8 @@ from bushel.engine.processes import Processes
 from bushel.engine.zygote import Starter
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
+NEVER_S = 1e5
 
 
 @pytest.fixture
@@ -106,10 +110,91 @@ def test_a_zygote_that_does_not_answer_is_replaced(starter, monkeypatch):
     first = starter._process.pid
     os.kill(first, signal.SIGSTOP)
     monkeypatch.setattr(zygote, "ANSWER_S", 2.0)
-    begun = time.monotonic()
+    monkeypatch.setattr(zygote, "_is_stopped", lambda pid: False)  # as if it were at work
     check_start(starter)
-    assert time.monotonic() - begun < 30  # it would be waited for 60 s
     assert starter._process.pid != first and not alive([first])
+
+
+def test_a_zygote_that_was_stopped_is_noticed_and_replaced(starter, monkeypatch):
+    monkeypatch.setattr(zygote, "ANSWER_S", NEVER_S)
+    check_start(starter)
+    first = starter._process.pid
+    os.kill(first, signal.SIGSTOP)
+    check_start(starter)
+    assert starter._process.pid != first and not alive([first])
+
+
+def test_a_zygote_that_goes_on_after_a_short_stop_is_kept(starter):
+    check_start(starter)
+    first = starter._process.pid
+    os.kill(first, signal.SIGSTOP)
+    wait_until(lambda: zygote._is_stopped(first))
+    go_on = threading.Timer(0.2, os.kill, [first, signal.SIGCONT])
+    go_on.start()
+    check_start(starter)
+    go_on.join()
+    assert starter._process.pid == first and not zygote._is_stopped(first)
+
+
+def test_a_stopped_zygote_and_a_dead_worker_do_not_stop_a_run(monkeypatch):
+    monkeypatch.setattr(zygote, "ANSWER_S", NEVER_S)
+    ds = numbers(400).map(lambda x: time.sleep(0.002) or x)
+    with iter(ds.mp_prefetch(options(2))) as it:
+        found = [next(it) for _ in range(20)]
+        first = zygote_here()
+        os.kill(first, signal.SIGSTOP)
+        os.kill(min(workers()), signal.SIGKILL)
+        found += it
+        assert zygote_here() not in (None, first) and not alive([first])
+    assert found == list(range(400))
+
+
+@contextlib.contextmanager
+def signalling(starter: Starter, how: int, times: int) -> Iterator[list[int]]:
+    """Sends a signal to each new zygote of a starter, as soon as there is one; a list of those that got it."""
+    hit: list[int] = []
+    over = threading.Event()
+
+    def attack() -> None:
+        while len(hit) < times and not over.wait(0.001):
+            process = starter._process
+            if process is not None and process.pid not in hit:
+                hit.append(process.pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, how)
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    try:
+        yield hit
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL, signal.SIGSTOP])
+def test_a_zygote_that_gets_a_signal_while_it_starts_is_started_again(starter, how):
+    with signalling(starter, how, times=1 if how == signal.SIGSTOP else 3) as hit:
+        check_start(starter)
+    assert starter._process is not None and starter._process.pid not in hit
+    assert len(hit) == (1 if how == signal.SIGSTOP else 3) and not alive(hit)
+
+
+def test_a_zygote_that_is_killed_every_time_is_an_error_after_some_starts(starter):
+    said = r"helper process that forks its workers: it was killed by SIGKILL\. It was started 10 times in a row\."
+    with signalling(starter, signal.SIGKILL, times=100) as hit, pytest.raises(RuntimeError, match=said):
+        starter.start(fork=True)
+    assert len(hit) == zygote.MOST_STARTS and not alive(hit)
+    check_start(starter)
+
+
+def test_a_zygote_that_cannot_start_is_tried_twice(starter, monkeypatch, capfd):
+    monkeypatch.setattr(zygote.clean_python, "search_path", lambda: [])
+    with pytest.raises(RuntimeError, match=r"it ended with exit code 1\. It was started 2 times in a row\."):
+        starter.start(fork=True)
+    assert capfd.readouterr().err.count("ModuleNotFoundError") >= 2
+    monkeypatch.undo()
+    check_start(starter)
 
 
 def test_a_zygote_ends_its_workers_without_a_word():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import itertools
 import os
 import signal
 import socket
@@ -41,11 +42,30 @@ FORKS = sys.platform == "linux"
 ANSWER_S = 60.0
 """So long the zygote may take to start and to answer; then it is replaced."""
 
+LOOK_S = 1.0
+"""How often a zygote that does not answer is looked at: one that somebody has stopped (SIGSTOP) is replaced at once."""
+
+MOST_STARTS = 10
+"""So many zygotes in a row may be killed by a signal before one has started a worker; then that is an error."""
+
 REST_S = 2.0
 """So long the zygote waits for another pool after the last one; then it ends."""
 
 _IDLE_S = 0.01
+_DYING_S = 1.0
 _PR_SET_PDEATHSIG = 1
+
+
+class _Lost(Exception):
+    """The zygote is gone, or is of no use any more; the text continues "it ...".
+
+    Args:
+      by_signal: whether a signal from outside has ended or stopped it.
+    """
+
+    def __init__(self, what: str, *, by_signal: bool):
+        super().__init__(what)
+        self.by_signal = by_signal
 
 
 class Starter:
@@ -92,16 +112,23 @@ class Starter:
                 process = _python("zygote.spawned", theirs.fileno())
                 self._spawned[process.pid] = process
                 return Channel(ours), process.pid
-            try:
-                pid = self._ask("fork", descriptors=(theirs.fileno(),))
-            except wire.Closed:  # the zygote was killed: once more with a new one
-                try:
-                    pid = self._ask("fork", descriptors=(theirs.fileno(),))
-                except wire.Closed as error:
-                    raise RuntimeError(
-                        f"Bushel cannot start its helper process ({error}); see the messages above."
-                    ) from None
+            pid = self._fork(theirs.fileno())
         return Channel(ours), pid
+
+    def _fork(self, descriptor: int) -> int:
+        """Has the zygote fork a worker. If the zygote is lost meanwhile, a new one is asked."""
+        for attempt in itertools.count(1):
+            try:
+                return self._ask("fork", descriptors=(descriptor,))
+            except _Lost as lost:
+                # One that a signal has ended says nothing about the next one. One that ends by itself will do so again.
+                if attempt == (MOST_STARTS if lost.by_signal else 2):
+                    times = f" It was started {attempt} times in a row."
+                    raise RuntimeError(
+                        f"Bushel cannot start the helper process that forks its workers: it {lost}.{times} Its error "
+                        "messages, if it has printed any, are above."
+                    ) from None
+        raise AssertionError
 
     def _ask(self, kind: str, *arguments: Any, descriptors: tuple[int, ...] = ()) -> Any:
         """What the zygote answers.
@@ -112,24 +139,44 @@ class Starter:
         self._asked += 1
         try:
             control.send((kind, self._asked, *arguments), descriptors)
-            if not control.has_news(ANSWER_S):
-                raise wire.Closed(f"it has not answered for {ANSWER_S:.0f} s")
+            self._wait_for_answer(control)
             (number, answer), _ = control.receive()
             if number != self._asked:
-                raise wire.Closed(f"it has answered request {number} and not {self._asked}")
+                raise _Lost(f"has answered request {number} and not {self._asked}", by_signal=False)
+        except wire.Closed:
+            code = self._drop(_DYING_S)
+            raise _Lost(describe_exit(code), by_signal=code < 0) from None
         except BaseException:
             self._drop()
             raise
         return answer
 
-    def _drop(self) -> None:
-        """Ends the zygote, and with it the workers that it has forked."""
+    def _wait_for_answer(self, control: Channel) -> None:
+        assert self._process is not None
+        deadline, stopped = time.monotonic() + ANSWER_S, False
+        while not control.has_news(LOOK_S):
+            was_stopped, stopped = stopped, _is_stopped(self._process.pid)
+            if was_stopped and stopped:  # not at the first look: all of this job may just be waking from a pause
+                raise _Lost("was stopped by a signal", by_signal=True)
+            if time.monotonic() > deadline:
+                raise _Lost(f"has not answered for {ANSWER_S:.0f} s", by_signal=False)
+
+    def _drop(self, patience_s: float = 0.0) -> int:
+        """Ends the zygote, and with it the workers that it has forked. Returns its exit code.
+
+        Args:
+          patience_s: how long it may take to end by itself, before it is killed.
+        """
         channel, process = self._channel, self._process
         self._channel = self._process = None
-        if channel is not None and process is not None:
-            channel.close()
-            process.kill()
-            process.wait()
+        if channel is None or process is None:
+            return 0
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if patience_s:
+                process.wait(patience_s)
+        channel.close()
+        process.kill()
+        return process.wait()
 
     def ended(self, pid: int) -> str:
         """How a worker ended, in words."""
@@ -141,7 +188,7 @@ class Starter:
                 return "ended for an unknown reason"
             try:
                 status = self._ask("status", pid)
-            except wire.Closed:
+            except _Lost:
                 status = None
         return "ended for an unknown reason" if status is None else describe_exit(os.waitstatus_to_exitcode(status))
 
@@ -181,6 +228,16 @@ def _python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
     """A clean process that calls a function of this package with a descriptor."""
     variables = {**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: _tunables()}
     return clean_python.start(f"from bushel.engine import zygote; {function}({descriptor})", descriptor, variables)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped a child of this process, where the system tells that."""
+    if not hasattr(os, "waitid"):
+        return False
+    with contextlib.suppress(ChildProcessError):
+        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return found is not None and found.si_pid == pid
+    return False
 
 
 def _tunables() -> str:
