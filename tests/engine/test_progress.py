@@ -386,7 +386,7 @@ HUNG = Pipeline(
 )
 
 
-@settings(laws, max_examples=25)
+@settings(laws, max_examples=15)
 @given(pipeline=pipelines(), options=workers)
 @example(pipeline=HUNG, options=bushel.MultiprocessingOptions(3, 1, budget_bytes=20_000))
 @example(pipeline=HUNG, options=bushel.MultiprocessingOptions(3, 2, budget_bytes=20_000))
@@ -396,7 +396,7 @@ def test_no_budget_stops_workers(pipeline, options):
     check(ds, ds.mp_prefetch(options))
 
 
-@settings(laws, max_examples=25)
+@settings(laws, max_examples=15)
 @given(pipeline=pipelines(), threads=st.integers(1, 4), buffer=st.integers(1, 20))
 def test_no_pipeline_stops_threads(pipeline, threads, buffer):
     ds = build(pipeline)
