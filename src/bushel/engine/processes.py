@@ -24,11 +24,12 @@ from bushel.base import clean_python
 from bushel.base.errors import WorkerDied, add_note
 from bushel.base.transforms import short_name
 from bushel.engine import shipping, stall, wire
+from bushel.engine.assigning import DEPTH, choose, worker_for
 from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.room import Room
 from bushel.engine.shipping import Shared, Told
-from bushel.engine.tasks import FORKED, Aborted, Executor, Ledger, Task, Ticket
+from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
 from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
 from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
@@ -37,7 +38,6 @@ from bushel.graph.node import merged
 logger = logging.getLogger("bushel")
 
 DEFAULT_BUDGET_BYTES = 1 << 30
-DEPTH = 2  # tasks a worker holds: the one it runs, and the next
 CAREFUL_AFTER = 2  # deaths over one block, it is computed element by element
 WATCHED_DEATHS = 6  # over one and the same element end the matter: so often no stray signal hits one
 
@@ -360,68 +360,13 @@ class _Core:
             self._tell(peer, job)
 
     def _choice(self) -> tuple[Job, Peer] | None:
-        """The first waiting job that may begin, and the worker for it.
-
-        No budget may stop progress. Three rules see to that, for a job can wait for nothing but the counts of earlier
-        blocks of its ledger:
-
-        1. Blocks of one ledger begin in order. So when a block asks for counts, all blocks before it have begun, or
-           had begun before their worker died.
-        2. A worker holds blocks that ask in the order of their numbers.
-        3. Without room begins what the consumer waits for, and every block whose count is needed by one that has begun
-           or that the consumer waits for.
-
-        Take the block with the smallest number among those that ask and have begun. By rule 2 only blocks that never
-        wait are before it in its worker; by rule 1 the blocks before it have ended, or they waited for a new worker
-        after a death. Such a block may begin by rule 3, and the dead worker's replacement is free for it, since jobs
-        are looked at in the order of their numbers. So every block that begins ends, every worker gets free again, and
-        the job that the consumer waits for begins.
-        """
         if not self._waiting:
             return None
         full = self.room.is_full(sum(len(peer.jobs) for peer in self.peers))
-        needed = self._needed_counts() if full else {}
-        held_back: set[Ledger] = set()
-        for job in self._waiting:
-            ledger = job.task.ledger if job.task.asks else None
-            if ledger in held_back:
-                continue
-            may_begin = not full or job.urgent or (ledger is not None and job.number < needed.get(ledger, 0))
-            if may_begin and (peer := self._peer_for(job)) is not None:
-                return job, peer
-            if ledger is not None:
-                held_back.add(ledger)
-        return None
+        return choose(self._waiting, self._jobs.values(), full, self._worker_for)
 
-    def _needed_counts(self) -> dict[Ledger, int]:
-        """For each ledger, the number of its last job that a worker holds or the consumer waits for."""
-        last: dict[Ledger, int] = {}
-        for job in self._jobs.values():
-            if job.task.asks and (job.begun or job.urgent) and not job.load.over:
-                last[job.task.ledger] = max(job.number, last.get(job.task.ledger, 0))
-        return last
-
-    def _peer_for(self, job: Job) -> Peer | None:
-        """A worker with room. A job that asks for counts goes to none that holds a later one: see `_choice`.
-
-        A stream that is run whole stays with the worker that has it open, parked or not. Parked workers help out with
-        a job that a dead one has left, if a later one is under way.
-        """
-        overtaken = any(held.number > job.number for peer in self.peers for held in peer.jobs)
-        asks = job.task.asks
-        roomy = [
-            peer
-            for peer in self.peers
-            if len(peer.jobs) < DEPTH
-            and not (asks and any(held.task.asks and held.number > job.number for held in peer.jobs))
-        ]
-        able = [peer for peer in roomy if peer.index < self._active or overtaken]
-        if isinstance(job.task.program, StreamProgram):
-            holder = next((peer for peer in self.peers if job.program in peer.programs), None)
-            if holder is not None:
-                return holder if holder in roomy else None
-            return min(able, key=lambda peer: (len(peer.programs & self._streams), len(peer.jobs)), default=None)
-        return min(able, key=lambda peer: len(peer.jobs), default=None)
+    def _worker_for(self, job: Job) -> Peer | None:
+        return worker_for(job, self.peers, self._active, self._streams)
 
     def _tell(self, peer: Peer, job: Job) -> None:
         if job.program not in peer.programs:
