@@ -1381,7 +1381,8 @@ def test_large_states_and_large_elements_do_not_wait_for_one_another():
         assert read_in_time(it, 30) == [b"z" * 300_000] * 90
 
 
-def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced():
+def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
+    monkeypatch.setattr("bushel.engine.zygote._is_stopped", lambda pid: False)  # else it would be replaced soon
     executor = Processes(2)
     it = opened(numbers(1000).map(lambda x: time.sleep(0.01) or x), executor)
     next(it)
