@@ -18,7 +18,6 @@ import numpy as np
 
 from bushel.base import checks, sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
 from bushel.sources.needs import package
 from bushel.sources.records import RecordReader, RecordSource, copied_into
 from bushel.sources.stores import File, LocalFile, Options

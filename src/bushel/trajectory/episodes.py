@@ -205,7 +205,9 @@ def _written(column: Column, path: str) -> dict[str, Any]:
             sealed.write_array(f"{path}.npy", places)
             return {"kind": "images"}
         case Constant(entry, count, present):
-            sealed.write_array(f"{path}.npy", np.frombuffer(entry, np.uint8) if isinstance(entry, bytes) else np.asarray(entry))
+            sealed.write_array(
+                f"{path}.npy", np.frombuffer(entry, np.uint8) if isinstance(entry, bytes) else np.asarray(entry)
+            )
             return {"kind": "constant", "count": count, "present": present, "text": isinstance(entry, bytes)}
         case Joined():
             raise ValueError("A table of several data sets is not saved: save each of them.")

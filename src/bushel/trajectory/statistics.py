@@ -339,6 +339,8 @@ def _wrong(found: Mapping[str, Any]) -> str | None:
     if not isinstance(action, Mapping) or not {"mean", "std"} <= set(action):
         return "it has no mean and std of the action"
     for name, entries in found.items():
+        if isinstance(entries, str):  # nobody writes texts: it may be a checksum whose name is damaged
+            return f"it has an entry {name!r} that is a text"
         numbers = _NUMBERS & set(entries) if isinstance(entries, Mapping) and "mean" in entries else ()
         for key in sorted(numbers):
             try:
