@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
@@ -41,7 +40,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     ['x']
     """
     folder, name = os.path.split(os.fspath(path))
-    temporary = os.path.join(folder, f".{name[:100]}.{secrets.token_hex(6)}.writing")
+    temporary = os.path.join(folder, f".{name[:100]}.{os.urandom(6).hex()}.writing")
     try:
         with open(temporary, "xb") as file:
             yield file

@@ -6,7 +6,6 @@ import abc
 import dataclasses
 import json
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from bushel.sources import stores
 from bushel.sources.array_record import ArrayRecordDataSource
+from bushel.sources.codecs import unzlib
 from bushel.sources.example import decode_example
 from bushel.sources.media import decode_image
 from bushel.sources.records import RecordSource
@@ -255,7 +255,7 @@ def _tensor(spec: dict[str, Any]) -> Feature:
     shape, kind = tensor_shape(spec), spec.get("dtype", "float32")
     if kind in ("string", "object"):
         return _Bytes(shape)
-    packed = {"zlib": zlib.decompress, "bytes": bytes}.get(spec.get("encoding", "none"))
+    packed = {"zlib": unzlib, "bytes": bytes}.get(spec.get("encoding", "none"))
     return _Numbers(np.dtype(kind), shape, packed)
 
 

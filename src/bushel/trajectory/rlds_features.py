@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.sources.codecs import unzlib
 from bushel.sources.example import Located, sliced
 from bushel.sources.tfds import tensor_shape
 
@@ -231,7 +232,7 @@ class Values:
             shapes = self._numbers(f"{leaf.name}/shape", leaf)
         try:
             rows = [
-                np.frombuffer(zlib.decompress(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
+                np.frombuffer(unzlib(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
                 for value, shape in zip(flat, np.reshape(shapes, (len(flat), len(leaf.shape))))
             ]
         except (zlib.error, ValueError) as error:
