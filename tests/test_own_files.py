@@ -312,3 +312,9 @@ def test_objects_are_not_pickled(tmp_path):
     with pytest.raises(ValueError, match="allow_pickle=False"):
         sealed.write_array(tmp_path / "x.npy", np.array([{}], object))
     assert os.listdir(tmp_path) == []
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    sealed.write_bytes(tmp_path / "link", b"content")
+    assert (tmp_path / "link").is_symlink() and sealed.read_bytes(tmp_path / "x") == b"content"

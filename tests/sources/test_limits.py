@@ -1,5 +1,6 @@
 """Limits of what is decompressed and decoded: small files that stand for much are refused before they take memory."""
 
+import gzip
 import io
 import os
 import struct
@@ -16,6 +17,8 @@ import simplejpeg
 import soundfile
 import zstandard
 from formats import written
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from bushel import MapDataset, MultiprocessingOptions
@@ -23,6 +26,7 @@ from bushel.files import TFRecordIterDataset
 from bushel.sources import (
     ArrayRecordDataSource,
     BagzDataSource,
+    DamagedFile,
     Limits,
     TooLarge,
     codecs,
@@ -32,6 +36,7 @@ from bushel.sources import (
     limits,
     load_arrays,
     set_limits,
+    tfrecord_stream,
 )
 from bushel.sources.tfrecord import length_checksums, masked
 from bushel.trajectory import images as robots_images
@@ -220,6 +225,42 @@ def test_a_compressed_tfrecord_file(tmp_path, limited):
         next(it)
     skipping = ds.with_options(on_error="skip", skip_limit=1)
     assert list(skipping) == [b"small", b"small"]  # also the one behind it
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, 16, 48, 100, 1000]), min_size=1, max_size=12),
+    piece=st.sampled_from([1, 16, 32, 64, 1000]),
+    window=st.sampled_from([16, 17, 100]),
+    cut=st.integers(1, 6),
+    taken=st.integers(0, 12),
+)
+def test_compressed_records_are_the_same_in_pieces_of_any_size(sizes, piece, window, cut, taken, tmp_path, monkeypatch):
+    monkeypatch.setattr(tfrecord_stream, "_PIECE", piece)
+    monkeypatch.setattr(tfrecord_stream, "_WINDOW", window)
+    records = [bytes([number]) * size for number, size in enumerate(sizes)]
+    plain = written(tmp_path, "tfrecord", records).read_bytes()
+    path = tmp_path / "x.tfrecord.gz"
+    step = len(plain) // cut + 1
+    path.write_bytes(b"".join(gzip.compress(plain[low : low + step]) for low in range(0, len(plain), step)))
+    ds = TFRecordIterDataset(path)
+    assert list(ds) == records
+    it, taken = iter(ds), min(taken, len(records))
+    for _ in range(taken):
+        next(it)
+    later = iter(ds)
+    later.set_state(it.get_state())
+    assert list(later) == records[taken:]
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(DamagedFile, match=r"x\.tfrecord\.gz ends in the middle"):
+        list(ds)
+
+
+def test_empty_records_of_every_compression():
+    assert codecs.unbrotli(brotli.compress(b""), 0) == b""
+    assert codecs.unsnappy(bytes(cramjam.snappy.compress_raw(b"")), 0) == b""
+    assert codecs.unzstd(zstandard.ZstdCompressor().compress(b""), 0) == b""
+    assert codecs.unzlib(zlib.compress(b"")) == b""
 
 
 @pytest.mark.parametrize("kind", SIZES)

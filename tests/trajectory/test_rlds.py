@@ -593,6 +593,10 @@ def test_sequences_inside_of_steps():
         read(steps__a__ragged_row_lengths_0=[2, 1, 1])
     with pytest.raises(DamagedFile, match=r"here: steps/a .*2 values are stored for 3 steps|here: steps/b"):
         read(steps__a__ragged_row_lengths_0=[2, 1])
+    with pytest.raises(
+        DamagedFile, match=r"here: steps/c .*5 values are stored, which do not make sequences of \(2,\)"
+    ):
+        read(steps__c__ragged_flat_values=np.arange(10, dtype=np.float32))
 
 
 # Handles.

@@ -39,14 +39,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     >>> os.listdir(os.path.dirname(path))
     ['x']
     """
-    folder, name = os.path.split(os.fspath(path))
-    temporary = os.path.join(folder, f".{name[:100]}.{os.urandom(6).hex()}.writing")
+    target = os.path.realpath(path)  # a link stays a link
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}.writing")
     try:
         with open(temporary, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

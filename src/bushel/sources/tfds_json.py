@@ -64,7 +64,8 @@ class Entry:
     def __getitem__(self, key: str) -> Entry:
         """An entry that an object must have."""
         if key not in self:
-            raise self.wrong(f"must have an entry {key!r}, and has {', '.join(map(repr, self.value)) or 'none'}")
+            known = ", ".join(map(repr, list(self.value)[:10])) or "none"
+            raise self.wrong(f"must have an entry {key!r}, and has {known[:300]}")
         return self._below(key)
 
     def get(self, key: str) -> Entry | None:
@@ -181,9 +182,11 @@ def tensor_shape(spec: Entry) -> tuple[int, ...]:
     if dimensions is None:
         return ()
     found = tuple(entry.integer(-1) for entry in dimensions.list())
-    known = math.prod(size for size in found if size > 0)
+    dtype = tensor_dtype(spec)
+    itemsize = np.dtype(object if dtype == "string" else dtype).itemsize
+    known = math.prod(size for size in found if size > 0) * itemsize
     if len(found) > _MOST_AXES or known > get_limits().record_bytes:
-        raise dimensions.wrong(f"stand for {known} values in {len(found)} axes, more than a record may have")
+        raise dimensions.wrong(f"stand for {known} bytes in {len(found)} axes, more than a record may have")
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -239,7 +240,10 @@ class Values:
     def _nested(self, leaf: Leaf, rows: np.ndarray) -> np.ndarray:
         inner = leaf.lengths[1:]
         if -1 not in inner:
-            return rows.reshape(len(rows) // max(int(np.prod(inner)), 1), *inner, *rows.shape[1:])
+            per_step = math.prod(inner)
+            if per_step < 1 or len(rows) % per_step:
+                raise self.wrong(leaf, f"{len(rows)} values are stored, which do not make sequences of {inner}")
+            return rows.reshape(len(rows) // per_step, *inner, *rows.shape[1:])
         for level in reversed(range(len(inner))):
             ends = np.cumsum(self._numbers(f"{leaf.name}/ragged_row_lengths_{level}", leaf)).tolist()
             if (ends[-1] if ends else 0) != len(rows):
