@@ -256,6 +256,31 @@ def test_compressed_records_are_the_same_in_pieces_of_any_size(sizes, piece, win
         list(ds)
 
 
+def test_decompressors_of_python_itself(limited):
+    """Those of zstd are there from Python 3.14 on, and behave as those of zlib do."""
+
+    def unpack(data, size):
+        return codecs._bounded(zlib.decompressobj(), data, size)
+
+    data = zlib.compress(bytes(1000))
+    assert unpack(data, 1000) == unpack(data, 0) == bytes(1000)
+    for size, told in (
+        (999, "more than the 999 bytes"),
+        (1001, "1000 bytes where 1001 were"),
+        (1, "more than the 1 b"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            unpack(data, size)
+    with pytest.raises(ValueError, match="end early"):
+        unpack(data[:-4], 0)
+    limited(record_bytes=1000)
+    assert unpack(data, 0) == bytes(1000)
+    limited(record_bytes=999)
+    for size in (0, 1000):
+        with pytest.raises(TooLarge):
+            unpack(data, size)
+
+
 def test_empty_records_of_every_compression():
     assert codecs.unbrotli(brotli.compress(b""), 0) == b""
     assert codecs.unsnappy(bytes(cramjam.snappy.compress_raw(b"")), 0) == b""

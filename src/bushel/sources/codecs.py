@@ -66,12 +66,14 @@ def _zstd() -> Any:
 def _bounded(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
     """What Python's own decompressors give for `data`: a whole frame, within the limit of a record."""
     limits.check_record(size)
-    limit = limits.get_limits().record_bytes
-    found = decompressor.decompress(data, size or limit + 1)
-    if not decompressor.eof and len(found) < (size or limit + 1):
+    wanted = size or limits.get_limits().record_bytes
+    found = decompressor.decompress(data, wanted + 1)
+    if len(found) > wanted:
+        raise ValueError(f"more than the {size} bytes that were announced") if size else limits.record_too_large()
+    if not decompressor.eof:
         raise ValueError("the compressed data end early")
-    if not decompressor.eof and not size:
-        raise limits.record_too_large()
+    if size and len(found) != size:
+        raise ValueError(f"{len(found)} bytes where {size} were announced")
     return found
 
 

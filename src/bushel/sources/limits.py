@@ -77,8 +77,10 @@ def _read_environment() -> Limits:
     for name, variable in _VARIABLES.items():
         text = os.environ.get(variable)
         if text:
-            if not text.isdecimal() or not int(text):
-                raise ValueError(f"The environment variable {variable} must be a positive whole number, got {text!r}.")
+            if not text.isdecimal() or len(text) > 18 or not int(text):
+                raise ValueError(
+                    f"The environment variable {variable} must be a positive whole number, got {text[:40]!r}."
+                )
             found[name] = int(text)
     _current = Limits(**found)
     return _current
