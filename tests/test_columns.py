@@ -14,6 +14,7 @@ from watching import run_script, start_script, wait_until
 import bushel
 from bushel import MapDataset, MultiprocessingOptions
 from bushel import columns as computing
+from bushel.base import sealed
 
 TWO = MultiprocessingOptions(num_workers=2)
 HERE = MultiprocessingOptions(num_workers=0)
@@ -178,20 +179,19 @@ def folder(path: Path) -> Path:
     return path
 
 
-def test_a_damaged_file_is_told(tmp_path):
+def test_a_damaged_file_is_told_and_computed_again(tmp_path):
     ds = MapDataset.range(1000)
     ds.column(square, cache=tmp_path)
     (file,) = tmp_path.glob("*.npy")
     data = file.read_bytes()
-    for damaged in (data[:500], b"", b"nothing of ours", data[:-1]):
+    for damaged in (data[:500], b"", b"nothing of ours", data[:-1], data[:600] + b"?" + data[601:]):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"should hold 1000 values and cannot be read: .*Remove the file"):
-            ds.column(square, cache=tmp_path)
-    np.save(file, np.arange(5))
-    with pytest.raises(ValueError, match=r"it holds int64\[5\]"):
-        ds.column(square, cache=tmp_path)
-    file.unlink()
-    assert np.asarray(ds.column(square, cache=tmp_path))[3] == 9
+        with pytest.warns(UserWarning, match=f"{file} cannot be used and is computed again: .*damaged"):
+            assert np.asarray(ds.column(square, cache=tmp_path))[31] == 31 * 31
+        assert file.read_bytes() == data
+    sealed.write_array(file, np.arange(5))
+    with pytest.warns(UserWarning, match=r"It should hold 1000 values, and holds int64\[5\]"):
+        assert np.asarray(ds.column(square, cache=tmp_path))[3] == 9
 
 
 def test_a_torn_part_is_computed_again(tmp_path, monkeypatch):
@@ -211,7 +211,8 @@ def test_a_torn_part_is_computed_again(tmp_path, monkeypatch):
     parts[2].write_bytes(parts[2].read_bytes()[:-3])
     (tmp_path / "fail").unlink()
     monkeypatch.setattr(computing, "_SAVE_EVERY_S", 1.0)  # parts now have other bounds
-    assert np.array_equal(ds.column(fails, cache=cache, options=HERE), np.arange(1000))
+    with pytest.warns(UserWarning, match=f"{parts[2].name} is damaged"):
+        assert np.array_equal(ds.column(fails, cache=cache, options=HERE), np.arange(1000))
 
 
 def test_progress_is_shown_on_a_terminal_alone(monkeypatch, capsys):

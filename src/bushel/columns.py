@@ -9,16 +9,18 @@ import contextlib
 import fcntl
 import functools
 import os
+import re
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bushel.base import transforms, trees
-from bushel.base.errors import PipelineNotSent, add_note
+from bushel.base import sealed, transforms, trees
+from bushel.base.errors import DamagedFile, PipelineNotSent, add_note
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.apply import Map
@@ -30,10 +32,11 @@ from bushel.iterator import PipelineIterator
 from bushel.state.digest import digest
 from bushel.state.identity import PYTHON, functions_digest, identity
 
-_FORMAT = 1
+_FORMAT = 2
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
 _SAVE_EVERY_S = 1.0
 _PIECES = 1024
+_PART = re.compile(r"(\d{1,18})-(\d{1,18})")  # the name of a file with some of the values
 
 
 def column(
@@ -61,11 +64,14 @@ def _computed(node: Map, folder: Path | None, options: MultiprocessingOptions | 
     name = digest(_FORMAT, PYTHON, identity(node), functions_digest(node))
     folder.mkdir(parents=True, exist_ok=True)
     whole = folder / f"{name}.npy"
-    if not whole.exists():
+    values = _kept(whole, node.length, warn=False)
+    if values is None:
         with _locked(folder / f"{name}.lock", progress):
-            if not whole.exists():  # another process may have made it meanwhile
+            values = _kept(whole, node.length)  # another process may have made it meanwhile
+            if values is None:
                 _save(whole, folder / f"{name}.parts", node, options, progress)
-    return _loaded(whole, node.length)
+                values = _loaded(whole, node.length, verify=False)
+    return values
 
 
 def _piece_size(length: int) -> int:
@@ -159,7 +165,7 @@ def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions |
         if waiting:
             joined = _joined(waiting, node)
             end = begin + len(joined)
-            _write(parts / f"{begin:015d}-{end:015d}.npy", joined)
+            sealed.write_array(parts / f"{begin:015d}-{end:015d}.npy", joined)
             begin, saved = end, time.monotonic()
             waiting.clear()
 
@@ -170,11 +176,11 @@ def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions |
                 flush()
     finally:
         flush()  # also what was computed before an error, or before Ctrl-C
-    pieces = [np.load(path, mmap_mode="r") for _, _, path in _parts_done(parts, node.length, size)]
+    pieces = [sealed.read_array(path, verify=False) for _, _, path in _parts_done(parts, node.length, size)]
     values = _joined(pieces, node)
     if len(values) != node.length:
         raise OSError(f"Of {node.length} values only {len(values)} can be read back from {parts}. Is the disk full?")
-    _write(whole, values)
+    sealed.write_array(whole, values)
     shutil.rmtree(parts)
 
 
@@ -183,39 +189,34 @@ def _parts_done(parts: Path, length: int, size: int) -> list[tuple[int, int, Pat
     found = []
     end = 0
     for path in sorted(parts.glob("*-*.npy")):
-        begin, stop = (int(number) for number in path.stem.split("-"))
+        bounds = _PART.fullmatch(path.stem)
+        begin, stop = (int(number) for number in bounds.groups()) if bounds else (-1, -1)
         if begin != end or (stop % size and stop != length):
             break
-        try:
-            _loaded(path, stop - begin)
-        except ValueError:  # torn when the machine went down: it is computed again, and all after it
+        if _kept(path, stop - begin) is None:  # it is computed again, and all after it
             break
         found.append((begin, stop, path))
         end = stop
     return found
 
 
-def _write(path: Path, values: np.ndarray) -> None:
-    """Writes a file that has its name only once all of it is there."""
-    temporary = path.with_suffix(".writing")
-    with temporary.open("wb") as file:
-        np.save(file, values, allow_pickle=False)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
-def _loaded(path: Path, length: int) -> np.ndarray:
+def _kept(path: Path, length: int, *, warn: bool = True) -> np.ndarray | None:
+    """The values of a file that is there and whole; None where they have to be computed (again)."""
     try:
-        values = np.load(path, mmap_mode="r" if length else None, allow_pickle=False)
-        if values.ndim == 0 or len(values) != length:
-            raise ValueError(f"it holds {trees.describe(values)}")
-    except (ValueError, EOFError, OSError) as error:
-        raise ValueError(
-            f"The saved column {path} should hold {length} values and cannot be read: {error}. "
-            "Remove the file, and it is computed again."
-        ) from error
-    return np.asarray(values)
+        return _loaded(path, length, verify=True)
+    except FileNotFoundError:
+        return None
+    except (DamagedFile, OSError) as error:
+        if warn:
+            warnings.warn(f"The saved column {path} cannot be used and is computed again: {error}", stacklevel=2)
+        return None
+
+
+def _loaded(path: Path, length: int, *, verify: bool) -> np.ndarray:
+    values = sealed.read_array(path, verify=verify)
+    if values.ndim == 0 or len(values) != length:
+        raise DamagedFile(f"It should hold {length} values, and holds {trees.describe(values)}.")
+    return values
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
+from bushel.base import sealed
 from bushel.graph import stores
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
@@ -230,6 +231,9 @@ def test_an_iterator_that_is_closed_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+VERSION_1 = {"version": 1, "chunks": [[10, 1]], "start": {}, "end": {}}
+
+
 def damage_chunk(path: pathlib.Path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 255
@@ -243,16 +247,54 @@ def damage_chunk(path: pathlib.Path):
         ("chunk-000000.pickle", lambda path: path.write_bytes(path.read_bytes()[:-5])),
         ("chunk-000000.pickle", os.remove),
         ("index.json", lambda path: path.write_text("{")),
-        ("index.json", lambda path: path.write_text(json.dumps({"version": 99}))),
+        ("index.json", lambda path: sealed.write_json(path, {"version": 99})),
+        ("index.json", lambda path: path.write_text(json.dumps(VERSION_1))),
     ],
 )
-def test_damaged_files_are_named(tmp_path, name, damage):
-    ds = cached(Counting(), tmp_path)
+def test_a_damaged_cache_is_named_and_filled_again(tmp_path, name, damage):
+    function = Counting()
+    ds = cached(function, tmp_path)
     list(ds)
     (kept,) = tmp_path.iterdir()
     damage(kept / name)
-    with pytest.raises(OSError, match=f"{name} is missing, damaged or of another version. Remove"):
-        list(ds)
+    with pytest.warns(UserWarning, match=f"{name} (is|cannot)"):
+        assert numbers(ds) == list(range(10))
+    assert function.calls == 20
+    assert numbers(ds) == list(range(10)) and function.calls == 20  # kept again
+
+
+@pytest.mark.parametrize("taken", [0, 3, 7])
+def test_a_cache_that_is_damaged_further_on_is_left_at_the_same_element(tmp_path, monkeypatch, taken):
+    monkeypatch.setattr(stores, "CHUNK_ELEMENTS", 2)
+    function = Counting()
+    ds = cached(function, tmp_path)
+    whole = run(iter(ds))
+    (kept,) = tmp_path.iterdir()
+    damage_chunk(kept / "chunk-000003.pickle")
+    with pytest.warns(UserWarning, match=r"chunk-000003\.pickle is damaged"):
+        found = run(restored(ds, plain(whole.states[taken])))
+    assert same(found.elements, whole.elements[taken:]) and found.states == whole.states[taken:]
+
+
+def test_a_full_disk_costs_the_cache_and_no_element(tmp_path):
+    program = textwrap.dedent(
+        """
+        import resource, sys, warnings
+        import numpy as np
+        import bushel
+
+        warnings.simplefilter("always")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        ds = bushel.MapDataset.range(3).to_iter_dataset().map(lambda x: np.full(200_000, x)).cache(sys.argv[1])
+        for _ in range(2):
+            assert [int(element[0]) for element in ds] == [0, 1, 2]
+        """
+    )
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("This pass is not cached") == 2
+    assert "chunk-000000.pickle could not be written (File too large)" in ended.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_cannot_be_pickled_is_told(tmp_path):

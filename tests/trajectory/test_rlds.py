@@ -26,6 +26,7 @@ from bushel import MapDataset, MultiprocessingOptions
 from bushel.base.errors import DamagedFile
 from bushel.sources import TFRecordDataSource, decode_image, encode_example
 from bushel.sources.example import locate_example
+from bushel.sources.tfds_json import Entry
 from bushel.testing import same
 from bushel.trajectory import encoded
 from bushel.trajectory.encoded import Encoded, RecordParts, read_all
@@ -536,13 +537,14 @@ def test_features_that_contradict_the_records(folder):
 
 def test_features_that_are_not_read():
     with pytest.raises(ValueError, match=r"x is no RLDS data set: .* \(image\). Use bushel.sources.TFDSDataSource"):
-        features_of({"featuresDict": {"features": {"image": {}}}}, "x")
+        features_of(Entry({"featuresDict": {"features": {"image": {}}}}, "features.json"), "x")
     audio = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
     steps = {"sequence": {"feature": {"featuresDict": {"features": {"sound": audio}}}}}
     with pytest.raises(ValueError, match="x: steps/sound is a feature of the kind Audio, which is not read here"):
-        features_of({"featuresDict": {"features": {"steps": steps}}}, "x")
+        features_of(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "x")
     with pytest.raises(ValueError, match=r"in an old form of TFDS, which is not read here. A newer TFDS rewrites it"):
-        features_of({"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {}}, "x")
+        old = {"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {}}
+        features_of(Entry(old, "features.json"), "x")
 
 
 def sequence(feature, length=-1):
@@ -561,7 +563,7 @@ def test_sequences_inside_of_steps():
         "x": number,
     }
     steps = sequence({"featuresDict": {"features": inner}})
-    features = features_of({"featuresDict": {"features": {"steps": steps}}}, "mine")
+    features = features_of(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "mine")
     stored = {
         "steps/x": [7, 8, 9],
         "steps/a/ragged_flat_values": [1, 2, 3],
@@ -591,6 +593,10 @@ def test_sequences_inside_of_steps():
         read(steps__a__ragged_row_lengths_0=[2, 1, 1])
     with pytest.raises(DamagedFile, match=r"here: steps/a .*2 values are stored for 3 steps|here: steps/b"):
         read(steps__a__ragged_row_lengths_0=[2, 1])
+    with pytest.raises(
+        DamagedFile, match=r"here: steps/c .*5 values are stored, which do not make sequences of \(2,\)"
+    ):
+        read(steps__c__ragged_flat_values=np.arange(10, dtype=np.float32))
 
 
 # Handles.

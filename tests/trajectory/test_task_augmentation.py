@@ -7,6 +7,7 @@ from golden_data import assert_same_tree, manifest, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bushel.trajectory import get_dataset, write_rlds
 from bushel.trajectory.task_augmentation import (
     Rephraser,
     conditioning_deleted,
@@ -120,8 +121,9 @@ def test_paraphrases_from_files_and_dicts(tmp_path):
     traj = spoken(*["lift"] * 30)
     wanted = language(rephrase_instruction(traj, PARAPHRASES, 1.0, rng=0))
     assert set(wanted) == {b"lift", b"raise", b"pick up"}
-    for given_ in (tmp_path / "p.pkl", str(tmp_path / "p.json"), Rephraser(PARAPHRASES)):
+    for given_ in (Rephraser(tmp_path / "p.pkl", allow_pickle=True), str(tmp_path / "p.json"), Rephraser(PARAPHRASES)):
         assert language(rephrase_instruction(traj, given_, 1.0, rng=0)) == wanted
+    assert language(rephrase_instruction(traj, tmp_path / "p.pkl", 1.0, rng=0, allow_pickle=True)) == wanted
     (tmp_path / "p.json").write_text(json.dumps({"lift": "heave"}))  # a file that has changed is read again
     assert b"heave" in language(rephrase_instruction(traj, str(tmp_path / "p.json"), 1.0, rng=0))
     (tmp_path / "list.json").write_text("[1]")
@@ -131,6 +133,55 @@ def test_paraphrases_from_files_and_dicts(tmp_path):
         Rephraser({"lift": ["raise"]})
     with pytest.raises(FileNotFoundError):
         rephrase_instruction(traj, str(tmp_path / "none.pkl"), 1.0)
+
+
+class Opens:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+@pytest.mark.parametrize("strategy", ["rephrase_instruction", "delete_and_rephrase"])
+@pytest.mark.parametrize("name", ["p.pkl", "p.pickle", "p.json.pkl", "p", "p.JSON"])
+def test_a_pickle_is_not_read_unless_code_says_so(tmp_path, strategy, name):
+    (tmp_path / name).write_bytes(pickle.dumps({"lift": Opens(tmp_path / "ran")}))
+    function = {"rephrase_instruction": rephrase_instruction, "delete_and_rephrase": delete_and_rephrase}[strategy]
+    more = {} if strategy == "rephrase_instruction" else {"keep_image_prob": 0.5}
+    told = rf"{name} is read as a pickle, which can run any code.*convert it to JSON once: .*json\.dump\(pickle\.load"
+    with pytest.raises(ValueError, match=told):
+        function(spoken("lift"), tmp_path / name, rephrase_prob=1.0, **more)
+    for extra in ({}, {"allow_pickle": True}):  # a configuration cannot say so either
+        kwargs = {"pickle_file_path": str(tmp_path / name), "rephrase_prob": 1.0, **more, **extra}
+        config = {"task_augment_strategy": strategy, "task_augment_kwargs": kwargs}
+        (tmp_path / "config.json").write_text(json.dumps(written_config(tmp_path, config)))
+        with pytest.raises(ValueError, match=r"is read as a pickle|task_augmentation: \w+ takes \["):
+            get_dataset(tmp_path / "config.json")
+    assert not (tmp_path / "ran").exists()
+
+
+def written_config(folder, traj_transform_kwargs):
+    steps = {
+        "observation": {"state": np.ones((5, 3), np.float32)},
+        "action": np.zeros((5, 2), np.float32),
+        "text": np.array(["lift"] * 5, object),
+    }
+    if not (folder / "mine").exists():
+        write_rlds(folder, "mine", {"train": [{"steps": steps}] * 4})
+    own = {"name": "mine", "data_dir": str(folder), "train_split": "train", "cache_dir": str(folder)}
+    return {"datasets": [{**own, "language_key": "text"}], "traj_transform_kwargs": traj_transform_kwargs}
+
+
+def test_a_configuration_names_paraphrases_in_json(tmp_path):
+    (tmp_path / "p.json").write_text(json.dumps(PARAPHRASES))
+    kwargs = {"pickle_file_path": str(tmp_path / "p.json"), "rephrase_prob": 1.0}
+    config = {"task_augment_strategy": "rephrase_instruction", "task_augment_kwargs": kwargs}
+    (tmp_path / "config.json").write_text(json.dumps(written_config(tmp_path, config)))
+    frames = get_dataset(tmp_path / "config.json").iterator()
+    assert {next(frames)["task"]["language_instruction"] for _ in range(60)} == {b"lift", b"raise", b"pick up"}
 
 
 def test_what_is_never_rephrased():

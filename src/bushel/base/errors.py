@@ -37,6 +37,10 @@ class DamagedFile(ValueError):
     """A file that is not what it should be: cut short, changed, written half, or of another format."""
 
 
+class TooLarge(DamagedFile):
+    """A record, image or array that would take more memory than the limits of `bushel.sources` allow."""
+
+
 class RowFailed(Exception):
     """Row `row` of a block could not be made because of `error`. Never leaves the library.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import StateMismatch
+from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.graph.stores import Kept, Recording, Store
 from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
 
@@ -60,7 +61,11 @@ class _CacheCursor(Cursor):
 
     def pull(self, count: int) -> Block:
         if self.kept is not None:
-            return self._from_kept(self.kept, count)
+            try:
+                return self._from_kept(self.kept, count)
+            except DamagedFile as error:
+                self._forget(self.kept, error)
+                self.parent.set_state(self.here)  # goes on without the cache, from the same place
         if self.behind:
             with aside(self.skips):
                 self._catch_up()
@@ -83,18 +88,28 @@ class _CacheCursor(Cursor):
         self.position, self.here = last, kept.end if self.ended else kept.state(last)
         return rows
 
+    def _forget(self, kept: Kept, error: DamagedFile) -> None:
+        """Makes nothing of what is kept any more: it is damaged, and is recorded again by the next whole pass."""
+        warnings.warn(f"A cache is damaged. Its elements are computed, and kept, again: {error}", stacklevel=2)
+        self.store.forget(self.key, kept)
+        self.kept = None
+
     def _read(self, count: int) -> list[Any]:
         """Some elements of the parent. While they are recorded, one at a time: each has a state of its own."""
         rows = blocks.rows_of(self.parent.pull(1 if self.recording is not None else count))
         self.here = self.parent.get_state()
         self.position += len(rows)
-        if self.recording is not None and rows:
-            self.recording.add(rows[0], self.here)
-        elif not rows:
-            self.ended = True
-            if self.recording is not None:
-                self.recording.finish(self.here)
-                self.recording = None
+        self.ended = not rows
+        if self.recording is not None:
+            try:
+                if rows:
+                    self.recording.add(rows[0], self.here)
+                else:
+                    self.recording.finish(self.here)
+                    self.recording = None
+            except OSError as error:  # the disk is full: the elements themselves are good
+                self.abandon()
+                warnings.warn(f"This pass is not cached: {error}", stacklevel=2)
         return rows
 
     def _catch_up(self) -> None:
@@ -134,7 +149,10 @@ class _CacheCursor(Cursor):
         self.parent.set_state(here)
         self.begin(position, here)
         if filled and self.kept is not None:  # in Grain's words: the parent stands elsewhere
-            self.here = self.kept.state(min(position, len(self.kept)))
+            try:
+                self.here = self.kept.state(min(position, len(self.kept)))
+            except DamagedFile as error:
+                self._forget(self.kept, error)
         self.behind = filled and self.kept is None
 
     def start_prefetch(self) -> None:

@@ -6,6 +6,7 @@ With each element the stream's state after it is kept, so that whoever reads fro
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,19 +14,21 @@ import pickle
 import secrets
 import shutil
 import socket
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from bushel.base import trees
-from bushel.base.errors import add_note
+from bushel.base import sealed, trees
+from bushel.base.errors import DamagedFile, add_note
 
 State = dict[str, Any]
 CHUNK_BYTES = 4 << 20
 CHUNK_ELEMENTS = 4096
-VERSION = 1
+VERSION = 2
+_INDEX = "index.json"
 
 
 class Kept(Protocol):
@@ -75,6 +78,10 @@ class Store(abc.ABC):
         """What is kept of a pipeline; None where it was not read to its end yet."""
 
     @abc.abstractmethod
+    def forget(self, key: str, kept: Kept) -> None:
+        """Removes what `find` has found under this key: it is damaged."""
+
+    @abc.abstractmethod
     def record(self, key: str, start: State) -> Recording:
         """Begins to keep a stream whose state is `start`."""
 
@@ -92,6 +99,9 @@ class Memory(Store):
 
     def find(self, key: str) -> Kept | None:
         return self.kept.get(key)
+
+    def forget(self, key: str, kept: Kept) -> None:
+        self.kept.pop(key, None)
 
     def record(self, key: str, start: State) -> Recording:
         return _MemoryRecording(self, key, start)
@@ -143,21 +153,38 @@ class Files(Store):
         self._folder = Path(folder)
 
     def find(self, key: str) -> Kept | None:
-        index = self._folder / key / "index.json"
+        index = self._folder / key / _INDEX
         try:
-            content = json.loads(index.read_text(encoding="utf-8"))
-            if content["version"] != VERSION:
-                raise ValueError(f"version {content['version']}")
+            data = index.read_bytes()
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError) as error:
-            raise _damaged(index) from error
-        return _InFiles(index.parent, content["chunks"], content["start"], content["end"])
+        try:
+            content = sealed.parse_json(data, str(index))
+            if content.get("version") != VERSION:
+                raise DamagedFile(f"{index} is of version {content.get('version')}; this one writes {VERSION}.")
+        except DamagedFile as error:
+            warnings.warn(f"The cache {index.parent} is filled again: {error}", stacklevel=2)
+            self._remove(key, data)
+            return None
+        return _InFiles(index.parent, content["chunks"], content["start"], content["end"], data)
+
+    def forget(self, key: str, kept: Kept) -> None:
+        if isinstance(kept, _InFiles):
+            self._remove(key, kept.index)
+
+    def _remove(self, key: str, index: bytes) -> None:
+        """Removes a folder, unless another process has filled it again since its index was read."""
+        folder = self._folder / key
+        aside = self._folder / _part_name()
+        with contextlib.suppress(OSError):
+            if (folder / _INDEX).read_bytes() == index:
+                os.rename(folder, aside)
+                shutil.rmtree(aside, ignore_errors=True)
 
     def record(self, key: str, start: State) -> Recording:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._sweep()
-        part = self._folder / f".part-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        part = self._folder / _part_name()
         part.mkdir()
         return _FileRecording(part, self._folder / key, start)
 
@@ -173,9 +200,15 @@ class Files(Store):
                 pass  # someone else's, and alive
 
 
+def _part_name() -> str:
+    """The name of a folder that belongs to this process alone."""
+    return f".part-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 class _InFiles:
-    def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State):
+    def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State, index: bytes):
         self._folder, self._chunks, self._start = folder, chunks, start
+        self.index = index  # the content of its file, by which it is told from one that was made later
         self._edges = np.cumsum([0] + [count for count, _ in chunks])
         self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
         self._end = end
@@ -227,7 +260,8 @@ class _FileRecording(Recording):
         except Exception as error:
             add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise
-        _path(self._part, len(self._chunks)).write_bytes(data)
+        with sealed.replacing(_path(self._part, len(self._chunks))) as file:
+            file.write(data)
         self._chunks.append([len(self._elements), zlib.crc32(data)])
         self._elements, self._states, self._bytes = [], [], 0
 
@@ -243,13 +277,15 @@ class _FileRecording(Recording):
         if self._elements:
             self._flush()
         index = {"version": VERSION, "chunks": self._chunks, "start": self._start, "end": end}
-        (self._part / "index.json").write_text(json.dumps(index), encoding="utf-8")
+        sealed.write_json(self._part / _INDEX, index)
         try:
             os.rename(self._part, self._target)
         except OSError:
-            self.abandon()
-            if not (self._target / "index.json").exists():  # else another one was faster
-                raise
+            if (self._target / _INDEX).exists():  # another one was faster
+                self.abandon()
+                return
+            shutil.rmtree(self._target, ignore_errors=True)  # a folder whose index is gone is of no use
+            os.rename(self._part, self._target)
 
     def abandon(self) -> None:
         shutil.rmtree(self._part, ignore_errors=True)
@@ -260,17 +296,15 @@ def _path(folder: Path, chunk: int) -> Path:
 
 
 def _read(folder: Path, chunk: int, checksum: int) -> tuple[list[Any], list[State]]:
+    path = _path(folder, chunk)
     try:
-        data = _path(folder, chunk).read_bytes()
+        data = path.read_bytes()
     except OSError as error:
-        raise _damaged(_path(folder, chunk)) from error
+        raise DamagedFile(f"{path} cannot be read ({error}).") from error
     if zlib.crc32(data) != checksum:
-        raise _damaged(_path(folder, chunk))
-    elements, states = pickle.loads(data)
-    return elements, json.loads(states)
-
-
-def _damaged(path: Path) -> Exception:
-    return OSError(
-        f"The cache file {path} is missing, damaged or of another version. Remove {path.parent} to read anew."
-    )
+        raise DamagedFile(f"{path} is damaged: its {len(data)} bytes do not fit their checksum.")
+    try:
+        elements, states = pickle.loads(data)
+        return elements, json.loads(states)
+    except Exception as error:  # for example a class that is not where it was
+        raise DamagedFile(f"{path} cannot be unpickled ({type(error).__name__}: {error}).") from error

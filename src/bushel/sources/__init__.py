@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from bushel.base.blocks import Columns
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, TooLarge
+from bushel.sources.limits import Limits, get_limits, set_limits
 from bushel.sources.memory import ArrayDataSource, RangeDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
 from bushel.sources.ragged import RaggedDataSource
@@ -81,6 +82,7 @@ __all__ = [
     "FixedRecords",
     "HDF5DataSource",
     "LanceDataSource",
+    "Limits",
     "LineDataSource",
     "ParquetDataSource",
     "RaggedDataSource",
@@ -90,6 +92,7 @@ __all__ = [
     "SharedMemoryDataSource",
     "TFDSDataSource",
     "TFRecordDataSource",
+    "TooLarge",
     "ZarrDataSource",
     "check_checksums",
     "convert",
@@ -98,7 +101,9 @@ __all__ = [
     "decode_image",
     "encode_example",
     "file_fingerprint",
+    "get_limits",
     "load_arrays",
     "open",
+    "set_limits",
     "write_checksums",
 ]

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.errors import DamagedFile
-from bushel.sources import stores
+from bushel.base.errors import DamagedFile, TooLarge
+from bushel.sources import limits, stores
 from bushel.sources.stores import Options, Path
 
 _DTYPES = {
@@ -87,6 +87,8 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
         return {name: found[name]() for name in (found if names is None else names)}
     except ImportError:
         raise
+    except TooLarge as error:
+        raise TooLarge(f"{text} is not read: {error}.") from None
     except _Unreadable as error:
         raise ValueError(f"{text} {error}") from None
     except Exception as error:  # whatever the readers of headers, archives and compressed data stumble over
@@ -161,6 +163,8 @@ def _member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np
         mapped = _mapped_member(path, entry)
         if mapped is not None:
             return mapped
+    if entry.compress_type != zipfile.ZIP_STORED:
+        limits.check_array(entry.file_size)  # zipfile gives no more than that
     with zipfile.ZipFile(content or path) as archive, archive.open(entry) as member:  # it compares the checksum
         return _read(member, entry.file_size)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources import highway, varints
 from bushel.sources.records import RecordReader, RecordSource, copied_into
 from bushel.sources.riegeli import (
@@ -211,6 +211,8 @@ class _ArrayRecordFile(RecordReader):
             return alone(memoryview(data)[HEADER : HEADER + size], decoded)
         except ImportError:
             raise
+        except TooLarge as error:
+            raise TooLarge(f"{self._file.name}: {self._which(chunk)} is not read: {error}.") from None
         except Exception as error:
             raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
 
@@ -244,9 +246,12 @@ class _ArrayRecordFile(RecordReader):
             data = self._whole(chunk)
             size = self._header(chunk, data, len(data))
         try:
-            values, ends = unpacked(memoryview(data)[HEADER : HEADER + size], self._decoded.item(chunk))
+            content = memoryview(data)[HEADER : HEADER + size]
+            values, ends = unpacked(content, self._decoded.item(chunk), self._counts.item(chunk))
         except ImportError:
             raise
+        except TooLarge as error:
+            raise TooLarge(f"{self._file.name}: {self._which(chunk)} is not read: {error}.") from None
         except Exception as error:
             raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
         if len(ends) != self._counts.item(chunk) or len(values) != self._decoded.item(chunk):
@@ -277,7 +282,9 @@ class _ArrayRecordFile(RecordReader):
             "Write it again without, or pass array_record's own data source to `MapDataset.source`."
         )
 
-    def _damaged(self, chunk: int, why: str) -> DamagedFile:
+    def _which(self, chunk: int) -> str:
         first, count = int(self._firsts[chunk]), int(self._counts[chunk])
-        which = f"record {first}" if count == 1 else f"the chunk of records {first} to {first + count - 1}"
-        return DamagedFile(f"{self._file.name}: {which} is damaged: {why}.")
+        return f"record {first}" if count == 1 else f"the chunk of records {first} to {first + count - 1}"
+
+    def _damaged(self, chunk: int, why: str) -> DamagedFile:
+        return DamagedFile(f"{self._file.name}: {self._which(chunk)} is damaged: {why}.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.errors import DamagedFile
+from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources import codecs, stores
 from bushel.sources.mapping import Mapping
 from bushel.sources.records import RecordReader, RecordSource, copied_into
@@ -142,9 +142,11 @@ class _BagFile(RecordReader):
         try:
             for part in stores.read_each(self._file, begins, lengths):
                 found.append(codecs.unzstd(part, 0) if part else b"")
-        except (ImportError, OSError, DamagedFile):
+        except (ImportError, OSError):
             raise
         except Exception as error:
+            if isinstance(error, DamagedFile) and not isinstance(error, TooLarge):  # of the file, which it names
+                raise
             raise self._damaged(positions.item(len(found)), error) from error
         return found
 
@@ -156,6 +158,8 @@ class _BagFile(RecordReader):
             self._file.read_into(start, [rows[place * size : (place + 1) * size]])
 
     def _damaged(self, position: int, error: Exception) -> DamagedFile:
+        if isinstance(error, TooLarge):
+            return TooLarge(f"{self._file.name}: record {position} is not read: {error}.")
         return DamagedFile(
             f"{self._file.name}: record {position} is damaged: it cannot be decompressed ({error}). If the file is "
             "not compressed, pass compressed=False."

@@ -142,6 +142,7 @@ class CachedFile(File):
             try:
                 for start in range(0, self.size, _PIECE_BYTES):
                     self._write(part, self._file.read(start, min(_PIECE_BYTES, self.size - start)))
+                os.fsync(part.fileno())  # or after a power failure the name might stand for zeros of the right size
                 os.utime(part.name, ns=(time.time_ns(), _TIME_NS))
                 with self._alone():
                     os.replace(part.name, self._path)

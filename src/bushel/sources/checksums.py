@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Iterable
 from typing import Any
 
+from bushel.base import sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.stores import File, Options, Path
@@ -35,7 +35,7 @@ def write_checksums(paths: Path | Iterable[Path]) -> list[str]:
         if stores.is_url(path):
             raise ValueError(f"{path}: checksums are written beside local files. Upload them along with the data.")
         found = {"size": os.path.getsize(path), "piece": _PIECE, "crc32": _sums(stores.open_file(path))}
-        stores.write_atomically(path + _ENDING, json.dumps(found).encode())
+        sealed.write_json(path + _ENDING, found)
         written.append(path + _ENDING)
     return written
 
@@ -64,11 +64,15 @@ def _files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
 
 
 def _known(beside: File) -> dict[str, Any]:
+    """The content of a file of checksums. Those that older versions wrote have no checksum of their own."""
     try:
-        known = json.loads(beside.read(0, beside.size))
-        if known["piece"] != _PIECE or len(known["crc32"]) != -(-known["size"] // _PIECE):
+        known = sealed.parse_json(beside.read(0, beside.size), beside.name, needs_checksum=False)
+        size, sums = known["size"], known["crc32"]
+        if type(size) is not int or not isinstance(sums, list) or not all(type(one) is int for one in sums):
+            raise ValueError("its entries are not numbers")
+        if known["piece"] != _PIECE or len(sums) != -(-size // _PIECE):
             raise ValueError("its sizes do not fit together")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise DamagedFile(f"{beside.name} holds no complete checksums: {error!r}. Write them again.") from error
     return known
 

@@ -5,31 +5,90 @@ from __future__ import annotations
 import functools
 import mmap
 import sys
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from bushel.sources import limits, varints
 from bushel.sources.handles import HandlePool
 from bushel.sources.needs import package
 
 _IDLE_AT_MOST = 32
+_PIECE = 1 << 20
+_ZSTD_MOST_BITS = 15  # a block of 4 bytes stands for 128 KiB at most: 2**15 bytes for each
 
 
 def unzstd(data: bytes | memoryview, size: int) -> bytes:
-    """`data` decompressed to `size` bytes (0: as the frame says)."""
-    decompress = _zstd_decoders.take()  # one per thread: a shared one gives wrong data
-    decompressed = decompress(data, size)
-    _zstd_decoders.give_back(decompress)
+    """`data` decompressed to `size` bytes (0: as the frame says). Beyond the limit of a record: TooLarge."""
+    decoder = _zstd_decoders.take()  # one per thread: a shared one gives wrong data
+    decompressed = decoder.decompress(data, size)
+    _zstd_decoders.give_back(decoder)
     return decompressed
 
 
-def _zstd() -> Callable[..., bytes]:
-    if sys.version_info >= (3, 14):
-        from compression import zstd
+class _ZstdDecoder:
+    """Decompresses frames of the package `zstandard`; compares a frame's own size with the limit before that."""
 
-        return lambda data, size=0: zstd.decompress(data)
-    return _zstandard().ZstdDecompressor().decompress
+    def __init__(self) -> None:
+        self._decompressor = _zstandard().ZstdDecompressor()
+        self._content_size = _zstandard().frame_content_size
+        self.decompress_small: Callable[[Any], bytes] = self._decompressor.decompress
+        """Of a frame that is too short to decompress to more than the limit. What it claims is not compared."""
+
+    def decompress(self, data: Any, size: int = 0) -> bytes:
+        stated = self._content_size(data)
+        if stated < 0:
+            return _unstated(self._decompressor, data, size)
+        if size and stated != size:
+            raise ValueError(f"{stated} bytes where {size} were announced")
+        if stated > limits.get_limits().record_bytes:
+            raise limits.record_too_large(stated)
+        return self.decompress_small(data)
+
+
+class _PythonZstdDecoder:
+    """The same by Python's own module, from 3.14 on."""
+
+    def decompress(self, data: Any, size: int = 0) -> bytes:
+        from compression import zstd  # pyright: ignore
+
+        return _bounded(zstd.ZstdDecompressor(), data, size)
+
+    decompress_small = decompress
+
+
+def _zstd() -> Any:
+    return _PythonZstdDecoder() if sys.version_info >= (3, 14) else _ZstdDecoder()
+
+
+def _bounded(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
+    """What Python's own decompressors give for `data`: a whole frame, within the limit of a record."""
+    limits.check_record(size)
+    wanted = size or limits.get_limits().record_bytes
+    found = decompressor.decompress(data, wanted + 1)
+    if len(found) > wanted:
+        raise ValueError(f"more than the {size} bytes that were announced") if size else limits.record_too_large()
+    if not decompressor.eof:
+        raise ValueError("the compressed data end early")
+    if size and len(found) != size:
+        raise ValueError(f"{len(found)} bytes where {size} were announced")
+    return found
+
+
+def _unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
+    """A frame that does not state its size, decompressed piece by piece."""
+    wanted = size or limits.get_limits().record_bytes
+    limits.check_record(wanted)
+    pieces, got = [], 0
+    with decompressor.stream_reader(data) as reader:
+        while got <= wanted and (piece := reader.read(min(_PIECE, wanted + 1 - got))):
+            pieces.append(piece)
+            got += len(piece)
+    if got > wanted:
+        raise limits.record_too_large() if not size else ValueError(f"more than the {size} bytes that were announced")
+    return b"".join(pieces)
 
 
 _zstd_decoders = HandlePool(_zstd, _IDLE_AT_MOST)
@@ -49,9 +108,10 @@ def _zstandard() -> Any:
 def unzstd_each(memory: mmap.mmap, spans: np.ndarray) -> list[bytes]:
     """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length)."""
     # Parts without a copy: those of `zstandard` are made in half the time of a memoryview.
-    parts = _segments() or _views
-    with _zstd_decoders.lend() as decompress:
-        return list(map(decompress, parts(memory, spans)))
+    parts = (_segments() or _views)(memory, spans)
+    small = int(spans[:, 1].max(initial=0)) << _ZSTD_MOST_BITS <= limits.get_limits().record_bytes
+    with _zstd_decoders.lend() as decoder:
+        return list(map(decoder.decompress_small if small else decoder.decompress, parts))
 
 
 def _views(memory: mmap.mmap, spans: np.ndarray) -> list[memoryview]:
@@ -60,12 +120,44 @@ def _views(memory: mmap.mmap, spans: np.ndarray) -> list[memoryview]:
 
 
 def unbrotli(data: bytes | memoryview, size: int) -> bytes:
-    """`data` decompressed from Brotli."""
-    del size
-    return package("brotli", "brotli", "Files compressed with Brotli").decompress(bytes(data))
+    """`data` decompressed from Brotli to `size` bytes."""
+    limits.check_record(size)
+    decompressor = package("brotli", "brotli", "Files compressed with Brotli").Decompressor()
+    pieces, given, left = [], bytes(data), size + 1
+    try:
+        while left > 0:
+            piece = decompressor.process(given, output_buffer_limit=min(left, _PIECE))
+            if not piece and decompressor.can_accept_more_data():
+                break
+            pieces.append(piece)
+            given, left = b"", left - len(piece)
+            if decompressor.is_finished():
+                break
+    except TypeError as error:
+        raise ImportError("Files compressed with Brotli need brotli 1.2: pip install 'bushel[brotli]'") from error
+    if left <= 0:
+        raise ValueError(f"more than the {size} bytes that were announced")
+    if not decompressor.is_finished():
+        raise ValueError("the compressed data end early")
+    return b"".join(pieces)
 
 
 def unsnappy(data: bytes | memoryview, size: int) -> bytes:
-    """`data` decompressed from Snappy, without framing."""
-    del size
+    """`data` decompressed from Snappy to `size` bytes, without framing."""
+    limits.check_record(size)
+    stated, _ = varints.one(data, 0)
+    if stated != size:
+        raise ValueError(f"{stated} bytes where {size} were announced")
     return bytes(package("cramjam", "snappy", "Files compressed with Snappy").snappy.decompress_raw(data))
+
+
+def unzlib(data: bytes | memoryview) -> bytes:
+    """`data` decompressed from zlib. Beyond the limit of a record: TooLarge."""
+    limit = limits.get_limits().record_bytes
+    inflate = zlib.decompressobj()
+    found = inflate.decompress(data, limit + 1)
+    if len(found) > limit:
+        raise limits.record_too_large()
+    if not inflate.eof:
+        raise zlib.error("incomplete or truncated stream")
+    return found

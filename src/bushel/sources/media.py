@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.errors import TooLarge
+from bushel.sources.limits import check_pixels, check_record
 from bushel.sources.needs import package
 
 _JPEG = b"\xff\xd8\xff"
@@ -37,7 +39,11 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
             pass
         else:
             try:
+                height, width, *_ = simplejpeg.decode_jpeg_header(data)
+                check_pixels(int(height), int(width))
                 return simplejpeg.decode_jpeg(data, colorspace=_COLOURS[mode])
+            except TooLarge as error:
+                raise _not_decoded(data, "an image", error) from None
             except ValueError as error:
                 raise ValueError(f"These {len(data)} bytes are no complete JPEG image: {error}") from error
     images = package("PIL.Image", "image", "Images")
@@ -45,10 +51,13 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
         raise ValueError(f"mode must be one of {', '.join(map(repr, images.MODES))}, or None, got {mode!r}.")
     try:
         with images.open(io.BytesIO(data)) as image:
+            check_image(image)
             has, halved = image.mode, _is_halved(image)
             fits = not halved and (mode is None or mode.startswith(_DEEP) or not has.startswith(_DEEP))
             found = np.array(image if mode is None else image.convert(mode)) if fits else None
-    except (OSError, SyntaxError, ValueError) as error:
+    except TooLarge as error:
+        raise _not_decoded(data, "an image", error) from None
+    except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
         raise ValueError(f"These {len(data)} bytes are no complete image: {error}") from error
     if halved:
         raise ValueError(
@@ -61,6 +70,20 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
             "Pass mode=None to get them as they are."
         )
     return found[:, :, None] if found.ndim == 2 else found
+
+
+def check_image(image: Any) -> None:
+    """Refuses an image that Pillow has opened and not decoded yet, if decoding would take too much memory or run code.
+
+    Pillow decodes EPS by running Ghostscript on the file, which is a program in PostScript.
+    """
+    check_pixels(image.height, image.width)
+    if image.format == "EPS":
+        raise ValueError("EPS files are programs for Ghostscript and are not decoded")
+
+
+def _not_decoded(data: bytes, what: str, error: TooLarge) -> TooLarge:
+    return TooLarge(f"These {len(data)} bytes are {what} that is not decoded: {error}.")
 
 
 def _is_halved(image: Any) -> bool:
@@ -83,7 +106,10 @@ def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
     soundfile: Any = package("soundfile", "audio", "Sounds")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
+            check_record(sound.frames * sound.channels * np.dtype(dtype).itemsize)
             samples, rate, stated = sound.read(dtype=dtype, always_2d=True), sound.samplerate, sound.frames
+    except TooLarge as error:
+        raise _not_decoded(data, "a sound", error) from None
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         raise ValueError(f"These {len(data)} bytes are no complete sound: {error}") from error
     why = _cut_short(data)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import codecs, highway, varints
+from bushel.sources import codecs, highway, limits, varints
 from bushel.sources.stores import File
 
 BLOCK = 1 << 16
@@ -24,6 +24,8 @@ SIZES = struct.Struct("<8xQ8xQQ")
 SIMPLE, TRANSPOSED = 0x72, 0x74
 _MAGIC = 0x71930E704FDAE05E
 _LARGEST = 1 << 48  # offsets, sizes and counts: larger by far than any file, so that sums of them cannot overflow
+_LONGEST_VARINT = 10
+_SIZE_BYTES = 64  # what the size of a record, and the record itself without its content, take in memory
 _SIGNATURE = bytes.fromhex("83af70d10d884a3f")
 _DECODERS: dict[int, Callable[[Any, int], bytes]] = {
     0x7A: codecs.unzstd,
@@ -79,6 +81,7 @@ def alone(data: memoryview, decoded: int) -> bytes:
     size, place = varints.one(data, place + length)
     if size != decoded:
         raise ValueError(f"{size} bytes where {decoded} were announced")
+    limits.check_record(size)
     record = _decoder(data[0])(data[place:], size)
     if len(record) != decoded:
         raise ValueError(f"{len(record)} bytes came out where {decoded} were announced")
@@ -91,14 +94,17 @@ def _decoder(kind: int) -> Callable[[Any, int], bytes]:
     return _DECODERS[kind]
 
 
-def unpacked(data: memoryview, decoded: int) -> tuple[bytes | memoryview, np.ndarray]:
-    """The values of a simple chunk, and where each record of it ends."""
+def unpacked(data: memoryview, decoded: int, count: int) -> tuple[bytes | memoryview, np.ndarray]:
+    """The values of a simple chunk of `count` records, and where each record of it ends."""
     kind = data[0]
     length, place = varints.one(data, 1)
     sizes, values = data[place : place + length], data[place + length :]
     if kind:
         decoder = _decoder(kind)
         size, place = varints.one(sizes, 0)
+        if size > _LONGEST_VARINT * count:
+            raise ValueError(f"the sizes of its {count} records would take {size} bytes")
+        limits.check_record(decoded + _SIZE_BYTES * count)  # also many records without content take memory
         sizes = memoryview(decoder(sizes[place:], size))
         size, place = varints.one(values, 0)
         if size != decoded:
@@ -129,7 +135,7 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
             if found.tolist() != [fields[0], fields[2]]:
                 raise wrong(f"{what} does not fit its hash")
         try:
-            return unpacked(memoryview(data)[HEADER : HEADER + size], decoded)
+            return unpacked(memoryview(data)[HEADER : HEADER + size], decoded, kind >> 8)
         except ImportError:
             raise
         except Exception as error:

@@ -365,16 +365,3 @@ class Readable(io.RawIOBase):
             self._file.read_into(self._position, [memoryview(buffer)[:count]])
             self._position += count
         return count
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a small local file so that others see all of it or nothing."""
-    part = f"{os.fspath(path)}.{os.getpid()}-{threading.get_ident()}.part"
-    try:
-        with open(part, "wb") as file:
-            file.write(data)
-        os.replace(part, path)
-    except BaseException:
-        if os.path.exists(part):
-            os.unlink(part)
-        raise

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources import stores
 from bushel.sources.array_record import ArrayRecordDataSource
+from bushel.sources.codecs import unzlib
 from bushel.sources.example import decode_example
 from bushel.sources.media import decode_image
 from bushel.sources.records import RecordSource
 from bushel.sources.stores import Options, Path
+from bushel.sources.tfds_json import (
+    Entry,
+    kind_of,
+    read_json,
+    shard_lengths,
+    shard_names,
+    split_entries,
+    tensor_dtype,
+    tensor_encoding,
+    tensor_shape,
+)
 from bushel.sources.tfrecord import TFRecordDataSource
 
-_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 
 
@@ -41,66 +52,53 @@ class TFDSDataSource:
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
         text = stores.local(folder).rstrip("/")
         info = read_json(f"{text}/dataset_info.json", storage_options)
-        splits = {entry["name"]: entry for entry in info.get("splits", ())}
+        name, splits = info["name"].text(), split_entries(info)
         if split not in splits:
             known = ", ".join(map(repr, splits))
             raise ValueError(f"{text} has no split {split!r}; it has {known}. Slice a dataset with ds[:100].")
-        kind = info.get("fileFormat", "tfrecord")
+        kind = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
         if kind not in FORMATS:
             raise ValueError(f"{text} holds {kind} files; {' and '.join(FORMATS)} files can be read.")
-        paths = [f"{text}/{name}" for name in shard_names(info["name"], splits[split], kind)]
-        self._name = f"{info['name']}/{split}"
+        paths = [f"{text}/{file}" for file in shard_names(name, splits[split], kind)]
+        if not paths:
+            raise splits[split].wrong("names no files: its shardLengths are missing or empty")
+        self._name = f"{name}/{split}"
         self._records = FORMATS[kind](paths, storage_options=storage_options)
-        stated = sum(int(length) for length in splits[split].get("shardLengths", ()))
+        stated = sum(shard_lengths(splits[split]))
         if stated != len(self._records):
             raise ValueError(
                 f"{text}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
             )
-        self._feature = feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
+        self._described = f"{text}/features.json"
+        self._feature = feature(read_json(self._described, storage_options), self._name) if decode else None
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._decoded(self._records[index])
+        return self._decoded(index, self._records[index])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
         """The examples at `indices`, read together."""
-        return [self._decoded(record) for record in self._records.__getitems__(indices)]
+        return [self._decoded(index, record) for index, record in zip(indices, self._records.__getitems__(indices))]
 
-    def _decoded(self, record: bytes) -> dict[str, Any]:
+    def _decoded(self, index: int, record: bytes) -> dict[str, Any]:
         stored = decode_example(record)
-        return stored if self._feature is None else self._feature.decode("", stored, 0)
+        if self._feature is None:
+            return stored
+        try:
+            return self._feature.decode("", stored, 0)
+        except (ValueError, LookupError, TypeError, ArithmeticError, zlib.error) as error:
+            kind = TooLarge if isinstance(error, TooLarge) else DamagedFile
+            raise kind(
+                f"{self._name}: example {index} is not what {self._described} says ({type(error).__name__}: {error})."
+            ) from error
 
     def fingerprint(self) -> Any:
         return self._records.fingerprint()
 
     def __repr__(self) -> str:
         return f"TFDSDataSource({self._name}: {len(self)} records)"
-
-
-def read_json(path: str, options: Options | None) -> dict[str, Any]:
-    """The content of a JSON file, wherever it lies."""
-    file = stores.open_file(path, options)
-    try:
-        return json.loads(file.read(0, file.size))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}. Was it copied in full?") from error
-
-
-def shard_names(dataset: str, split: dict[str, Any], kind: str) -> Iterator[str]:
-    """The files of a split, as an entry of `dataset_info.json` describes it."""
-    lengths = split.get("shardLengths", ())
-    template = split.get("filepathTemplate") or _TEMPLATE
-    for number in range(len(lengths)):
-        yield template.format(
-            DATASET=dataset,
-            SPLIT=split["name"],
-            FILEFORMAT=kind,
-            SHARD_X_OF_Y=f"{number:05d}-of-{len(lengths):05d}",
-            SHARD_INDEX=f"{number:05d}",
-            NUM_SHARDS=f"{len(lengths):05d}",
-        )
 
 
 class Feature(abc.ABC):
@@ -219,11 +217,11 @@ class _Image(_Leaf):
         return np.stack(images) if len({image.shape for image in images}) == 1 else images
 
 
-def feature(spec: dict[str, Any], name: str) -> Feature:
+def feature(spec: Entry, name: str) -> Feature:
     """The feature that an entry of `features.json` describes."""
     if "featuresDict" in spec:
-        entries = spec["featuresDict"]["features"]
-        return _Dict({key: feature(entry, f"{name}/{key}") for key, entry in entries.items()})
+        entries = spec["featuresDict"].get("features")
+        return _Dict({key: feature(entry, f"{name}/{key}") for key, entry in (entries.items() if entries else ())})
     if "sequence" in spec:
         return _Sequence(feature(spec["sequence"]["feature"], name))
     if "text" in spec:
@@ -235,30 +233,26 @@ def feature(spec: dict[str, Any], name: str) -> Feature:
     for kind in ("tensor", "boundingBox"):
         if kind in spec:
             return _tensor(spec[kind])
-    if "image" in spec and spec["image"].get("dtype", "uint8") == "uint8":
-        channels = [*tensor_shape(spec["image"]), -1][2] if tensor_shape(spec["image"]) else -1
-        return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(channels))
-    what = spec.get("pythonClassName", "?").rpartition(".")[2]
+    if "image" in spec and ("dtype" not in spec["image"] or tensor_dtype(spec["image"]) == "uint8"):
+        shape = tensor_shape(spec["image"])
+        return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
     raise ValueError(
-        f"{name}: features of the kind {what} are not decoded here. Pass decode=False and decode them yourself."
+        f"{name}: features of the kind {kind_of(spec)} are not decoded here. Pass decode=False and decode them "
+        "yourself."
     )
 
 
-def _translation(spec: dict[str, Any]) -> Feature:
+def _translation(spec: Entry) -> Feature:
     """A text for each language; or, where these differ from example to example, languages and texts."""
-    if spec.get("variableLanguagesPerExample"):
+    differ = spec.get("variableLanguagesPerExample")
+    if differ is not None and differ.value:
         return _Dict({name: _Sequence(_Bytes(())) for name in ("language", "translation")})
-    return _Dict({language: _Bytes(()) for language in spec["languages"]})
+    return _Dict({language.text(): _Bytes(()) for language in spec["languages"].list()})
 
 
-def _tensor(spec: dict[str, Any]) -> Feature:
-    shape, kind = tensor_shape(spec), spec.get("dtype", "float32")
+def _tensor(spec: Entry) -> Feature:
+    shape, kind = tensor_shape(spec), tensor_dtype(spec)
     if kind in ("string", "object"):
         return _Bytes(shape)
-    packed = {"zlib": zlib.decompress, "bytes": bytes}.get(spec.get("encoding", "none"))
+    packed: Any = {"zlib": unzlib, "bytes": bytes, "none": None}[tensor_encoding(spec)]
     return _Numbers(np.dtype(kind), shape, packed)
-
-
-def tensor_shape(spec: dict[str, Any]) -> tuple[int, ...]:
-    """The shape that an entry of `features.json` states; -1 for an axis of unknown length."""
-    return tuple(int(size) for size in spec.get("shape", {}).get("dimensions", ()))

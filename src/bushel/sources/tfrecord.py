@@ -10,15 +10,14 @@ import hashlib
 import json
 import os
 import struct
-import zlib
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
 from bushel.sources.needs import package
 from bushel.sources.records import RecordReader, RecordSource, copied_into
 from bushel.sources.stores import File, LocalFile, Options
@@ -28,7 +27,7 @@ FOOTER = 4  # checksum of the data
 _LENGTH = struct.Struct("<QI")
 _WORTH_KEEPING = 1 << 20
 _FAR = 4 << 20  # to a record that is this far away a new request is sooner than what lies between
-_MAGIC = b"bushel tfrecord index 1\n"
+_FORMAT = 2  # of files of offsets; part of their names
 
 Checksum = Callable[[Any], int]
 
@@ -172,15 +171,14 @@ def _offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
     if file.size < _WORTH_KEEPING:
         return _scan(file, crc32c)
     name = os.path.abspath(file.name) if isinstance(file, LocalFile) else file.name
-    digest = hashlib.blake2b(json.dumps([name, *file.version()]).encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(json.dumps([_FORMAT, name, *file.version()]).encode(), digest_size=16).hexdigest()
     path = os.path.join(cache_folder(), "tfrecord", f"{digest}.offsets")
     known = _kept(path, file.size)
     if known is None:
         known = _scan(file, crc32c)
-        data = known.astype("<i8").tobytes()
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            stores.write_atomically(path, _MAGIC + struct.pack("<I", zlib.crc32(data)) + data)
+            sealed.write_bytes(path, known.astype("<i8").tobytes())
         except OSError:
             pass  # no place to keep it: the next run scans again
     return known
@@ -193,14 +191,13 @@ def cache_folder() -> str:
 
 
 def _kept(path: str, size: int) -> np.ndarray | None:
+    """The offsets that an earlier run has kept; None where there are none, or where their file is damaged."""
     try:
-        with open(path, "rb") as file:
-            content = file.read()
+        data = sealed.read_bytes(path)
     except OSError:
         return None
-    head = len(_MAGIC) + 4
-    data = content[head:]
-    if content[: len(_MAGIC)] != _MAGIC or content[len(_MAGIC) : head] != struct.pack("<I", zlib.crc32(data)):
+    except DamagedFile as error:
+        warnings.warn(f"{error} The file that it belongs to is scanned again.", stacklevel=2)
         return None
     bounds = np.frombuffer(data, "<i8").astype(np.int64)
     return bounds if len(bounds) and bounds[-1] == size else None

@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.errors import DamagedFile, StateMismatch
-from bushel.sources import stores
+from bushel.base.errors import DamagedFile, StateMismatch, TooLarge
+from bushel.sources import limits, stores
 from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import File, Options
 from bushel.sources.tfrecord import FOOTER, HEADER, Checksum, bad_length, checksum, length_checksums
 
 _WINDOW = 1 << 20
+_PIECE = 4 << 20  # of what is decompressed at once
 _GIVEN_UP = -1  # the position after a damaged length: where the next record begins is not known
 _LENGTH = struct.Struct("<Q")
 
@@ -66,39 +67,53 @@ class _Inflated(_Bytes):
     def _restart(self) -> None:
         self._inflate = zlib.decompressobj(wbits=47)  # gzip or zlib, as the data say
         self._read = 0  # of the file
+        self._waiting = b""  # read, and not decompressed yet
+        self._held_back = False  # whether zlib may have more to give without more input
         self._at = 0  # of what comes out, where `_ahead` begins
         self._ahead = b""
 
     def fill(self, start: int, wanted: int) -> bytes:
         if start < self._at:
             self._restart()
-        while True:
-            skipped = min(start - self._at, len(self._ahead))
-            self._ahead, self._at = self._ahead[skipped:], self._at + skipped
-            if len(self._ahead) >= wanted and self._at == start:
-                return self._ahead
-            more = self._more()
-            if more is None:
-                return self._ahead
-            self._ahead += more
+        skipped = min(start - self._at, len(self._ahead))
+        self._ahead, self._at = self._ahead[skipped:], self._at + skipped
+        pieces, have = [self._ahead], len(self._ahead)
+        while self._at < start or have < wanted:
+            try:
+                piece = self._more()
+            except BaseException:
+                self._restart()  # or the pieces so far would be missing next time
+                raise
+            if piece is None:
+                break
+            if self._at < start:  # all that came before is passed over already
+                skipped = min(start - self._at, len(piece))
+                piece, self._at = piece[skipped:], self._at + skipped
+            pieces.append(piece)
+            have += len(piece)
+        self._ahead = b"".join(pieces)
+        return self._ahead
 
     def _more(self) -> bytes | None:
+        """The next piece of what comes out, however much that is in all; None at the end."""
         file = self._file
-        if self._read == file.size:
-            if not self._inflate.eof:
-                raise DamagedFile(f"{file.name} ends in the middle of its compressed data: it was cut short.")
-            return None
+        if not self._waiting and not self._held_back:
+            if self._read == file.size:
+                if not self._inflate.eof:
+                    raise DamagedFile(f"{file.name} ends in the middle of its compressed data: it was cut short.")
+                return None
+            self._waiting = file.read(self._read, min(_WINDOW, file.size - self._read))
+            self._read += len(self._waiting)
         if self._inflate.eof:  # several compressed files one after the other are one
             self._inflate = zlib.decompressobj(wbits=47)
-        data = file.read(self._read, min(_WINDOW, file.size - self._read))
         try:
-            out = self._inflate.decompress(data)
+            piece = self._inflate.decompress(self._waiting, _PIECE)
         except zlib.error as error:
-            raise DamagedFile(
-                f"{file.name}: its compressed data are damaged near byte {self._read} ({error})."
-            ) from error
-        self._read += len(data) - len(self._inflate.unused_data)
-        return out
+            near = self._read - len(self._waiting)
+            raise DamagedFile(f"{file.name}: its compressed data are damaged near byte {near} ({error}).") from error
+        self._waiting = self._inflate.unused_data or self._inflate.unconsumed_tail
+        self._held_back = len(piece) == _PIECE and not self._inflate.eof
+        return piece
 
 
 class TFRecordReader(SequentialReader):
@@ -178,6 +193,12 @@ class TFRecordReader(SequentialReader):
                 "is damaged: a length does not fit its checksum, so that what follows cannot be found", start
             )
         wanted = HEADER + length + FOOTER
+        if self._size is None:
+            try:
+                limits.check_record(length)
+            except TooLarge as error:
+                self._after = start + wanted
+                raise TooLarge(f"{self._name} ({self._place(start)}) is not read: {error}.") from None
         if self._size is None or start + wanted <= self._size:
             data = self._bytes.fill(start, wanted)[:wanted]
         if len(data) < wanted:
@@ -198,9 +219,12 @@ class TFRecordReader(SequentialReader):
         found = (found >> 15 | found << 17) + np.uint32(0xA282EAD8)
         return _alike(found, data, places)
 
-    def _damaged(self, what: str, offset: int, after: int = 0) -> DamagedFile:
+    def _place(self, offset: int, after: int = 0) -> str:
         record = "" if self._first is None else f"record {self._first + after}, "
-        return DamagedFile(f"{self._name} {what} ({record}at byte {offset}).")
+        return f"{record}at byte {offset}"
+
+    def _damaged(self, what: str, offset: int, after: int = 0) -> DamagedFile:
+        return DamagedFile(f"{self._name} {what} ({self._place(offset, after)}).")
 
     def _number(self, offset: int) -> int | None:
         """Which record begins at a byte; not known where a state was restored, which has the byte alone."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bushel.base import checks
+from bushel.base import checks, sealed
 from bushel.sources.needs import package
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.backends import BACKENDS
@@ -262,7 +262,9 @@ class MixtureConfig:
         """Writes it to a JSON file that `from_file` reads."""
         if Path(path).suffix != ".json":
             raise ValueError(f"A config is saved to a .json file; got {os.fspath(path)!r}.")
-        Path(path).write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+        with sealed.replacing(path) as file:
+            file.write(text.encode())
 
     def changed(self, **changes: Any) -> Self:
         """The same config with other values of some fields."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import sealed
 from bushel.trajectory.collecting import Collector, column_of, portable
 from bushel.trajectory.columns import (
     Column,
@@ -33,7 +33,8 @@ from bushel.trajectory.encoded import RecordParts
 LANGUAGES = "language_instructions"
 """Where the task of a table holds several instructions, by key: one of them is drawn for each trajectory."""
 
-_FORMAT = 1
+FORMAT = 2
+"""Of a folder with a table: a folder of another format is not read."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,7 +149,7 @@ class Episodes:
     def __reduce__(self) -> Any:
         # Worker processes map the files themselves.
         if self.folder is not None:
-            return load, (self.folder, parts_of(self))
+            return _load_again, (self.folder, parts_of(self))
         return Episodes, (self.columns, self.lengths, self.fingerprint, self.numbers, self.metadata)
 
     def __repr__(self) -> str:
@@ -170,9 +171,9 @@ def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
         for number, (path, column) in enumerate(flat(trees).items()):
             described.append({"path": path, **_written(column, os.path.join(temporary, str(number)))})
         numbers = np.arange(len(episodes)) if episodes.numbers is None else episodes.numbers
-        np.save(os.path.join(temporary, "episodes.npy"), np.stack([episodes.lengths, numbers]))
-        with open(os.path.join(temporary, "table.json"), "w", encoding="utf-8") as file:
-            json.dump({"format": _FORMAT, "columns": described, "fingerprint": episodes.fingerprint}, file)
+        sealed.write_array(os.path.join(temporary, "episodes.npy"), np.stack([episodes.lengths, numbers]))
+        content = {"format": FORMAT, "columns": described, "fingerprint": episodes.fingerprint}
+        sealed.write_json(os.path.join(temporary, "table.json"), content)
         if replace:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(folder, f"{temporary}-old")
@@ -192,51 +193,61 @@ def parts_of(episodes: Episodes) -> RecordParts | None:
 def _written(column: Column, path: str) -> dict[str, Any]:
     match column:
         case Numbers(values):
-            np.save(f"{path}.npy", values)
+            sealed.write_array(f"{path}.npy", values)
             return {"kind": "numbers"}
         case Texts(codes, values):
-            np.save(f"{path}.npy", codes)
+            sealed.write_array(f"{path}.npy", codes)
             sizes = np.array([len(value) for value in values], dtype=np.int64)
-            np.save(f"{path}-sizes.npy", sizes)
-            np.save(f"{path}-bytes.npy", np.frombuffer(b"".join(values), np.uint8))
+            sealed.write_array(f"{path}-sizes.npy", sizes)
+            sealed.write_array(f"{path}-bytes.npy", np.frombuffer(b"".join(values), np.uint8))
             return {"kind": "texts"}
         case Images(_, places):
-            np.save(f"{path}.npy", places)
+            sealed.write_array(f"{path}.npy", places)
             return {"kind": "images"}
         case Constant(entry, count, present):
-            np.save(f"{path}.npy", np.frombuffer(entry, np.uint8) if isinstance(entry, bytes) else entry)
+            sealed.write_array(
+                f"{path}.npy", np.frombuffer(entry, np.uint8) if isinstance(entry, bytes) else np.asarray(entry)
+            )
             return {"kind": "constant", "count": count, "present": present, "text": isinstance(entry, bytes)}
         case Joined():
             raise ValueError("A table of several data sets is not saved: save each of them.")
 
 
-def load(folder: str, parts: RecordParts | None) -> Episodes:
-    """A table that `save` wrote, its columns mapped; `parts` are the records that its images are in."""
-    with open(os.path.join(folder, "table.json"), encoding="utf-8") as file:
-        table = json.load(file)
-    if table["format"] != _FORMAT:
-        raise ValueError(
-            f"{folder} holds a table of format {table['format']}; this version reads {_FORMAT}. Remove it."
-        )
+def load(folder: str, parts: RecordParts | None, *, verify: bool = True) -> Episodes:
+    """A table that `save` wrote, its columns mapped. A file of it that is damaged raises DamagedFile.
+
+    Args:
+      folder: where it lies.
+      parts: the records that its images are in.
+      verify: False leaves checksums out, for a table that this run has compared before.
+    """
+    table = sealed.read_json(os.path.join(folder, "table.json"))
+    if table["format"] != FORMAT:
+        raise ValueError(f"{folder} holds a table of format {table['format']}; this version reads {FORMAT}. Remove it.")
     leaves = {
-        tuple(entry["path"]): _read(entry, os.path.join(folder, str(number)), parts)
+        tuple(entry["path"]): _read(entry, os.path.join(folder, str(number)), parts, verify)
         for number, entry in enumerate(table["columns"])
     }
-    lengths, numbers = np.load(os.path.join(folder, "episodes.npy"))
+    lengths, numbers = sealed.read_array(os.path.join(folder, "episodes.npy"), mapped=False, verify=verify)
     trees = nested(leaves)
     return Episodes(trees["columns"], lengths, table["fingerprint"], numbers, trees.get("metadata", {}), folder)
 
 
-def _read(entry: dict[str, Any], path: str, parts: RecordParts | None) -> Column:
+def _load_again(folder: str, parts: RecordParts | None) -> Episodes:
+    """A table in a worker process. Its files were compared with their checksums where the table was made."""
+    return load(folder, parts, verify=False)
+
+
+def _read(entry: dict[str, Any], path: str, parts: RecordParts | None, verify: bool) -> Column:
     if entry["kind"] == "constant":
-        value = np.load(f"{path}.npy")
+        value = sealed.read_array(f"{path}.npy", mapped=False, verify=verify)
         return Constant(value.tobytes() if entry["text"] else value, entry["count"], entry["present"])
-    values = np.load(f"{path}.npy", mmap_mode="r")
+    values = sealed.read_array(f"{path}.npy", verify=verify)
     if entry["kind"] == "numbers":
         return Numbers(values)
     if entry["kind"] == "images":
         assert parts is not None
         return Images(parts, values)
-    ends = np.cumsum(np.load(f"{path}-sizes.npy")).tolist()
-    content = np.load(f"{path}-bytes.npy").tobytes()
+    ends = np.cumsum(sealed.read_array(f"{path}-sizes.npy", mapped=False, verify=verify)).tolist()
+    content = sealed.read_array(f"{path}-bytes.npy", mapped=False, verify=verify).tobytes()
     return Texts(values, object_array([content[low:high] for low, high in zip([0, *ends], ends)]))

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bushel.base import checks
+from bushel.base.errors import TooLarge
+from bushel.sources.limits import check_pixels
+from bushel.sources.media import check_image
 from bushel.sources.needs import package
 
 _JPEG = b"\xff\xd8\xff"
@@ -78,7 +81,10 @@ def _decoded(content: bytes) -> np.ndarray:
     images = package("PIL.Image", "robots", "Images")
     try:
         with images.open(io.BytesIO(content)) as image:
+            check_image(image)
             found = _png_pixels(image, content) if content.startswith(_PNG) else np.array(image.convert("RGB"))
+    except TooLarge as error:
+        raise TooLarge(f"These {len(content)} bytes are an image that is not decoded: {error}.") from None
     except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
         raise ValueError(f"These {len(content)} bytes are no complete image: {error}") from error
     return found[:, :, None] if found.ndim == 2 else found
@@ -87,9 +93,12 @@ def _decoded(content: bytes) -> np.ndarray:
 def _decoded_jpeg(content: bytes) -> np.ndarray:
     simplejpeg: Any = package("simplejpeg", "robots", "JPEG images")
     try:
-        colours = simplejpeg.decode_jpeg_header(content)[2]
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
+        check_pixels(height, width)
         if colours in _COLOURS:
             return simplejpeg.decode_jpeg(content, colorspace=_COLOURS[colours], fastdct=True, fastupsample=False)
+    except TooLarge as error:
+        raise TooLarge(f"These {len(content)} bytes are an image that is not decoded: {error}.") from None
     except ValueError as error:
         raise ValueError(f"These {len(content)} bytes are no complete JPEG image: {error}") from error
     raise ValueError(f"This JPEG image has the colours {colours}. Convert it to RGB or grey before it is stored.")

@@ -109,7 +109,7 @@ def _table(
     raw = builder.episodes("all")
     codes = [named(function) for function in filters]
     fingerprint = [raw.fingerprint(), whole_digest(restructure), *codes, ignore_errors]
-    folder = os.path.join(cache, "episodes", whole_digest(fingerprint))
+    folder = os.path.join(cache, "episodes", whole_digest([tables.FORMAT, *fingerprint]))
     if not anew and os.path.exists(folder):
         try:
             return tables.load(folder, raw.parts)

@@ -15,7 +15,8 @@ from bushel.base import checks
 from bushel.sources import varints
 from bushel.sources.example import locate_example
 from bushel.sources.stores import Options, Path
-from bushel.sources.tfds import FORMATS, read_json, shard_names
+from bushel.sources.tfds import FORMATS
+from bushel.sources.tfds_json import read_json, shard_lengths, shard_names, split_entries
 from bushel.trajectory.encoded import Encoded, RecordParts
 from bushel.trajectory.rlds_features import Features, Leaf, Values, as_objects, features_of
 from bushel.trajectory.rlds_folders import find_folder
@@ -48,16 +49,16 @@ class RLDSBuilder:
 
     def __init__(self, name: str, data_dir: Path, storage_options: Options | None = None):
         self.folder = find_folder(name, data_dir, storage_options)
-        self.info: dict[str, Any] = read_json(f"{self.folder}/dataset_info.json", storage_options)
+        info = read_json(f"{self.folder}/dataset_info.json", storage_options)
+        self.info: dict[str, Any] = info.value
         self._options = dict(storage_options or {})
-        self.name, self.version = str(self.info["name"]), str(self.info.get("version", ""))
-        self.file_format = str(self.info.get("fileFormat", "tfrecord"))
+        self.name = info["name"].text()
+        self.version = info["version"].text() if "version" in info else ""
+        self.file_format = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
         if self.file_format not in FORMATS:
             raise ValueError(f"{self.folder} holds {self.file_format} files; {' and '.join(FORMATS)} can be read.")
-        self._entries = {entry["name"]: entry for entry in self.info.get("splits", ())}
-        self._shards = {
-            split: [int(count) for count in entry.get("shardLengths", ())] for split, entry in self._entries.items()
-        }
+        self._entries = split_entries(info)
+        self._shards = {split: shard_lengths(entry) for split, entry in self._entries.items()}
         self.splits = {split: sum(counts) for split, counts in self._shards.items()}
         self.features: Features = features_of(
             read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {self.folder}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -14,8 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base.errors import DamagedFile
+from bushel.sources.codecs import unzlib
 from bushel.sources.example import Located, sliced
-from bushel.sources.tfds import tensor_shape
+from bushel.sources.tfds_json import Entry, kind_of, tensor_dtype, tensor_encoding, tensor_shape
 
 Kind = Literal["numbers", "strings", "image", "packed"]
 _STEPS = "steps"
@@ -80,16 +82,18 @@ class Features:
         return tuple(leaf for leaf in self.steps if leaf.is_frame)
 
 
-def features_of(spec: Mapping[str, Any], where: str) -> Features:
+def features_of(spec: Entry, where: str) -> Features:
     """The leaves that the content of a `features.json` describes."""
-    entries = spec.get("featuresDict", {}).get("features", {})
+    entries = dict(spec["featuresDict"]["features"].items()) if "features" in (spec.get("featuresDict") or ()) else {}
     if "type" in spec and not entries:
         raise ValueError(
             f"{where}: features.json is in an old form of TFDS, which is not read here. A newer TFDS rewrites it: "
             "builder_from_directory(folder).info.features.save_config(folder)."
         )
     steps = entries.get(_STEPS)
-    if steps is None or "featuresDict" not in steps.get("sequence", {}).get("feature", {}):
+    inner = steps.get("sequence") if steps else None
+    inner = inner.get("feature") if inner else None
+    if steps is None or inner is None or "featuresDict" not in inner:
         known = ", ".join(entries) or "none"
         raise ValueError(
             f"{where} is no RLDS data set: it has no sequence of steps among its features ({known}). "
@@ -102,15 +106,15 @@ def features_of(spec: Mapping[str, Any], where: str) -> Features:
     )
 
 
-def _leaves(
-    spec: Mapping[str, Any], keys: tuple[str, ...], name: str, lengths: tuple[int, ...], where: str
-) -> Iterator[Leaf]:
+def _leaves(spec: Entry, keys: tuple[str, ...], name: str, lengths: tuple[int, ...], where: str) -> Iterator[Leaf]:
     if "featuresDict" in spec:
-        for key, entry in spec["featuresDict"].get("features", {}).items():
+        inner = spec["featuresDict"].get("features")
+        for key, entry in inner.items() if inner else ():
             yield from _leaves(entry, (*keys, key), f"{name}/{key}", lengths, where)
     elif "sequence" in spec:
         inner = spec["sequence"]
-        yield from _leaves(inner["feature"], keys, name, (*lengths, int(inner.get("length", -1))), where)
+        length = inner["length"].integer(-1) if "length" in inner else -1
+        yield from _leaves(inner["feature"], keys, name, (*lengths, length), where)
     elif "text" in spec:
         yield Leaf(keys, name, "strings", lengths=lengths)
     elif "image" in spec:
@@ -118,25 +122,20 @@ def _leaves(
     elif "classLabel" in spec:
         yield Leaf(keys, name, "numbers", "int64", lengths=lengths)
     elif "tensor" in spec or "boundingBox" in spec:
-        yield _tensor(spec.get("tensor") or spec["boundingBox"], keys, name, lengths, where)
+        yield _tensor(spec["tensor" if "tensor" in spec else "boundingBox"], keys, name, lengths, where)
     else:
-        what = spec.get("pythonClassName", "?").rpartition(".")[2]
         raise ValueError(
-            f"{where}: {name} is a feature of the kind {what}, which is not read here. Images, texts, labels, tensors "
-            "and sequences of these are."
+            f"{where}: {name} is a feature of the kind {kind_of(spec)}, which is not read here. Images, texts, labels, "
+            "tensors and sequences of these are."
         )
 
 
-def _tensor(spec: Mapping[str, Any], keys: tuple[str, ...], name: str, lengths: tuple[int, ...], where: str) -> Leaf:
-    shape, dtype = tensor_shape(dict(spec)), spec.get("dtype", "float32")
-    optional = bool(spec.get("optional", False))
-    encoding = str(spec.get("encoding", "none")).lower()
+def _tensor(spec: Entry, keys: tuple[str, ...], name: str, lengths: tuple[int, ...], where: str) -> Leaf:
+    shape, dtype, encoding = tensor_shape(spec), tensor_dtype(spec), tensor_encoding(spec)
+    given = spec.get("optional")
+    optional = given is not None and bool(given.value)
     if dtype in ("string", "object"):
         return Leaf(keys, name, "strings", shape=shape, lengths=lengths, optional=optional)
-    try:
-        np.dtype(dtype)
-    except TypeError:
-        raise ValueError(f"{where}: {name} has the type {dtype}, which NumPy does not know.") from None
     if encoding in ("zlib", "bytes"):
         return Leaf(keys, name, "packed", dtype, shape, lengths, encoding, optional)
     if shape.count(-1) > 1:
@@ -231,7 +230,7 @@ class Values:
             shapes = self._numbers(f"{leaf.name}/shape", leaf)
         try:
             rows = [
-                np.frombuffer(zlib.decompress(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
+                np.frombuffer(unzlib(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
                 for value, shape in zip(flat, np.reshape(shapes, (len(flat), len(leaf.shape))))
             ]
         except (zlib.error, ValueError) as error:
@@ -241,7 +240,10 @@ class Values:
     def _nested(self, leaf: Leaf, rows: np.ndarray) -> np.ndarray:
         inner = leaf.lengths[1:]
         if -1 not in inner:
-            return rows.reshape(len(rows) // max(int(np.prod(inner)), 1), *inner, *rows.shape[1:])
+            per_step = math.prod(inner)
+            if per_step < 1 or len(rows) % per_step:
+                raise self.wrong(leaf, f"{len(rows)} values are stored, which do not make sequences of {inner}")
+            return rows.reshape(len(rows) // per_step, *inner, *rows.shape[1:])
         for level in reversed(range(len(inner))):
             ends = np.cumsum(self._numbers(f"{leaf.name}/ragged_row_lengths_{level}", leaf)).tolist()
             if (ends[-1] if ends else 0) != len(rows):

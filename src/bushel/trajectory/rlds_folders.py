@@ -8,7 +8,7 @@ import re
 
 from bushel.sources import stores
 from bushel.sources.stores import Options, Path
-from bushel.sources.tfds import read_json
+from bushel.sources.tfds_json import read_json
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
 _INFO = "dataset_info.json"
@@ -51,7 +51,7 @@ def find_folder(name: str, data_dir: Path, options: Options | None = None) -> st
 def _checked(folder: str, name: str, version: str, options: Options | None) -> str:
     """The folder, if it is that of the data set that was named."""
     info = read_json(f"{folder}/{_INFO}", options)
-    found = info.get("name"), info.get("version")
+    found = info["name"].text(), info["version"].text() if "version" in info else ""
     if found[0] != name or (version and found[1] != version):
         wanted = f"{name} {version}".strip()
         raise ValueError(f"{folder} holds the data set {found[0]} {found[1]}, not {wanted}. Name the folder above it.")
@@ -63,7 +63,10 @@ def _config(name: str, base: str, options: Options | None) -> str | None:
     found = [config for config in _below(base, "*/*", options) if not config.startswith(".")]
     if len(found) > 1:
         with contextlib.suppress(FileNotFoundError):
-            return read_json(f"{base}/.config/metadata.json", options)["defaultConfigName"]
+            default = read_json(f"{base}/.config/metadata.json", options)["defaultConfigName"]
+            if default.text() not in found:
+                raise default.wrong(f"is none of the configs {', '.join(found)}")
+            return default.text()
         raise ValueError(f"{base} has several configs: {', '.join(found)}. Name one, as in {name + '/' + found[0]!r}.")
     return found[0] if found else None
 

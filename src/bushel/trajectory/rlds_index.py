@@ -13,13 +13,14 @@ import hashlib
 import io
 import json
 import os
-import zipfile
-import zlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from bushel.base import sealed
+from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
 from bushel.sources import stores
 from bushel.sources.example import Located, locate_example
@@ -28,7 +29,7 @@ from bushel.sources.stores import Path
 from bushel.sources.tfrecord import cache_folder
 from bushel.trajectory.rlds_features import Features, Values
 
-_FORMAT = 1
+_FORMAT = 2
 _THREADS = 8
 
 
@@ -166,7 +167,7 @@ def _keep(path: str, index: EpisodeIndex) -> None:
     np.savez_compressed(data, lengths=index.lengths, rest_counts=index.rest_counts, rest=index.rest, **arrays)
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        stores.write_atomically(path, data.getvalue())
+        sealed.write_bytes(path, data.getvalue())
     except OSError:
         pass  # no place to keep it: the next run walks again
 
@@ -174,14 +175,17 @@ def _keep(path: str, index: EpisodeIndex) -> None:
 def _kept(path: str, count: int, features: Features) -> EpisodeIndex | None:
     """What an earlier walk has found; None where there was none, or where its file is damaged."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(io.BytesIO(sealed.read_bytes(path)), allow_pickle=False) as file:
             found = EpisodeIndex(
                 file["lengths"],
                 file["rest_counts"],
                 file["rest"],
                 {leaf.path: file[f"image {leaf.path}"] for leaf in features.images},
             )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+    except OSError:
+        return None
+    except DamagedFile as error:
+        warnings.warn(f"{error} The episodes that it belongs to are read again.", stacklevel=2)
         return None
     steps = int(found.lengths.sum())
     fits = len(found.lengths) == len(found.rest_counts) == count and len(found.rest) == found.rest_counts.sum()

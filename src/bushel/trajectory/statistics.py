@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from bushel.base import sealed
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
 from bushel.sources import stores
+from bushel.sources.checksums import check_checksums, write_checksums
 from bushel.sources.tfrecord import cache_folder
 from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
@@ -34,7 +36,9 @@ from bushel.trajectory.spec import ModuleSpec
 
 logger = logging.getLogger(__name__)
 
-_VERSION = "bushel 1"  # part of the file's name: a change of what is computed makes new files
+_VERSION = "bushel 2"  # part of the file's name: a change of what is computed makes new files
+
+_NUMBERS = {"mean", "std", "max", "min", "p99", "p01", "mask"}
 
 
 class Statistics:
@@ -190,12 +194,12 @@ def get_dataset_statistics(
         raise TypeError("proprio_keys and hash_dependencies are lists of strings, got a string.")
     paths = _paths(hash_dependencies, save_dir, compat)
     for path in paths if not force_recompute else ():
-        if (known := _known(path, proprio_keys)) is not None:
+        if (known := _known(path, proprio_keys, faithful(compat))) is not None:
             return known
     found = _computed(dataset, tuple(proprio_keys), faithful(compat), progress, workers)
     for path in paths:
         try:
-            save_statistics(path, found)
+            _keep(path, found, faithful(compat))
             break
         except OSError as error:
             logger.warning("The statistics cannot be written to %s: %s", path, error)
@@ -213,9 +217,24 @@ def _paths(dependencies: Sequence[str], save_dir: str | os.PathLike[str] | None,
     return [folder / name for folder in folders]
 
 
-def _known(path: Path, keys: Sequence[str]) -> dict[str, Any] | None:
+def _keep(path: Path, found: Mapping[str, Any], as_original: bool) -> None:
+    """Writes the file. One that the original reads too holds nothing else, and has its checksum in a file beside it."""
+    if not as_original:
+        save_statistics(path, found)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with sealed.replacing(path) as file:
+        file.write(json.dumps(_plain(found)).encode())
+    write_checksums(path)
+
+
+def _known(path: Path, keys: Sequence[str], as_original: bool) -> dict[str, Any] | None:
+    """The statistics that an earlier run has kept; None where there are none, or where their file is damaged."""
     try:
-        found = load_statistics(path)
+        found = _checked(path, needs_checksum=not as_original)
+        if as_original:
+            with contextlib.suppress(FileNotFoundError):  # the original wrote the file, and no checksums
+                check_checksums(path)
         for name in keys:
             entry(found, name, of=f"The file {path}")
     except (FileNotFoundError, NotADirectoryError):
@@ -298,22 +317,45 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
     >>> load_statistics(path)["action"]["mean"]
     [0.5]
     """
+    return _checked(path, needs_checksum=False)
+
+
+def _checked(path: str | os.PathLike[str], *, needs_checksum: bool) -> dict[str, Any]:
     with stores.open_stream(path) as file:
         data = file.read()
     try:
-        found = json.loads(data)
-        if not isinstance(found, dict) or not {"mean", "std"} <= set(found.get("action") or ()):
-            raise ValueError("it has no mean and std of the action")
+        found = sealed.parse_json(data, os.fspath(path), needs_checksum=needs_checksum)
+        wrong = _wrong(found)
+        if wrong is not None:
+            raise ValueError(wrong)
     except ValueError as error:
         raise ValueError(f"The statistics in {os.fspath(path)} cannot be read: {error}. Remove the file.") from error
     return found
 
 
+def _wrong(found: Mapping[str, Any]) -> str | None:
+    """What is missing of statistics; None where they are as `summary` makes them. A file may hold other entries too."""
+    action = found.get("action")
+    if not isinstance(action, Mapping) or not {"mean", "std"} <= set(action):
+        return "it has no mean and std of the action"
+    for name, entries in found.items():
+        if isinstance(entries, str):  # nobody writes texts: it may be a checksum whose name is damaged
+            return f"it has an entry {name!r} that is a text"
+        numbers = _NUMBERS & set(entries) if isinstance(entries, Mapping) and "mean" in entries else ()
+        for key in sorted(numbers):
+            try:
+                fits = np.asarray(entries[key]).dtype.kind in "biuf"
+            except ValueError:  # lists of different lengths
+                fits = False
+            if not fits:
+                return f"{name}/{key} is {str(entries[key])[:80]!r} where numbers should be"
+    return None
+
+
 def save_statistics(path: str | os.PathLike[str], stats: Mapping[str, Any]) -> None:
-    """Writes statistics to a JSON file, all of it or nothing; arrays become lists."""
-    data = json.dumps(_plain(stats)).encode()
+    """Writes statistics to a JSON file, all of it or nothing, with a checksum beside them; arrays become lists."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    stores.write_atomically(path, data)
+    sealed.write_json(path, _plain(stats))
 
 
 def _plain(value: Any) -> Any:

@@ -87,10 +87,10 @@ def delete_task_conditioning(
 
 
 class Rephraser:
-    """Paraphrases of instructions, from a file or a dict: sentence -> other sentences, with full stops between.
+    """Paraphrases of instructions, from a JSON file or a dict: sentence -> other sentences, with full stops between.
 
-    A `.json` file is read as JSON, any other as a pickle. A pickle can run any code when it is read: open only those
-    that you trust.
+    A pickle is read only with `allow_pickle=True`, since a pickle can run any code when it is read. No configuration
+    can say that: give `pickle_file_path` a `Rephraser` made in your own code, or convert the file to JSON once.
 
     By default an instruction itself is one of its forms, and empty pieces are left out. With `compat="crossformer"`
     instructions too are cut at full stops, and the empty piece after a last one counts.
@@ -99,8 +99,14 @@ class Rephraser:
     [b'lift it', b'raise it', b'pick it up']
     """
 
-    def __init__(self, pickle_file_path: str | os.PathLike[str] | Mapping[str, str], compat: str | None = None):
-        table = pickle_file_path if isinstance(pickle_file_path, Mapping) else _read(pickle_file_path)
+    def __init__(
+        self,
+        pickle_file_path: str | os.PathLike[str] | Mapping[str, str],
+        compat: str | None = None,
+        *,
+        allow_pickle: bool = False,
+    ):
+        table = pickle_file_path if isinstance(pickle_file_path, Mapping) else _read(pickle_file_path, allow_pickle)
         self._table = {_bytes(sentence): _bytes(others) for sentence, others in table.items()}
         self._whole = not faithful(compat)
 
@@ -115,10 +121,20 @@ class Rephraser:
         return (instruction + b"." + others if others else instruction).split(b".")
 
 
-def _read(path: str | os.PathLike[str]) -> Mapping[str, str]:
+def _read(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str, str]:
     name = os.fspath(path)
+    if not name.endswith(".json") and allow_pickle is not True:
+        raise ValueError(
+            f"{name} is read as a pickle, which can run any code, so that it is not read. If you trust it, convert it "
+            f"to JSON once: import json, pickle; json.dump(pickle.load(open({name!r}, 'rb')), "
+            f"open({name.rpartition('.')[0] + '.json'!r}, 'w')). Or pass Rephraser(path, allow_pickle=True) from "
+            "your own code as pickle_file_path."
+        )
     with stores.open_stream(path) as file:
-        table = json.load(file) if name.endswith(".json") else pickle.load(file)
+        try:
+            table = json.load(file) if name.endswith(".json") else pickle.load(file)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{name} cannot be read as JSON: {error}.") from error
     if not isinstance(table, Mapping):
         raise ValueError(f"{name} must hold a dict from sentences to paraphrases, it holds a {type(table).__name__}.")
     return table
@@ -133,11 +149,13 @@ def _bytes(text: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=16)
-def _cached(path: str, compat: str | None, version: tuple[int, int]) -> Rephraser:
-    return Rephraser(path, compat)
+def _cached(path: str, compat: str | None, allow_pickle: bool, version: tuple[int, int]) -> Rephraser:
+    return Rephraser(path, compat, allow_pickle=allow_pickle)
 
 
-def _rephraser(given: str | os.PathLike[str] | Mapping[str, str] | Rephraser, compat: str | None) -> Rephraser:
+def _rephraser(
+    given: str | os.PathLike[str] | Mapping[str, str] | Rephraser, compat: str | None, allow_pickle: bool
+) -> Rephraser:
     if isinstance(given, Rephraser):
         return given
     if isinstance(given, Mapping):
@@ -147,7 +165,7 @@ def _rephraser(given: str | os.PathLike[str] | Mapping[str, str] | Rephraser, co
     if not stores.is_url(path):
         facts = os.stat(path)
         version = (facts.st_mtime_ns, facts.st_size)
-    return _cached(path, compat, version)
+    return _cached(path, compat, allow_pickle, version)
 
 
 def rephrased(
@@ -190,18 +208,19 @@ def rephrase_instruction(
     *,
     rng: Rng = None,
     compat: str | None = None,
+    allow_pickle: bool = False,
 ) -> Tree:
     """The instruction of a trajectory, with this probability, in words that are drawn for each step.
 
     The choice is among the first step's instruction and its paraphrases. Nothing changes if a step has no instruction.
     Instructions come back as bytes, whatever kind of strings they were. What may be given as paraphrases, what they
-    are, and `compat`: see `Rephraser`.
+    are, `compat` and `allow_pickle`: see `Rephraser`.
 
     >>> traj = {"task": {"language_instruction": np.array([b"lift"] * 2, object)}}
     >>> set(rephrase_instruction(traj, {"lift": "raise"}, 1.0)["task"]["language_instruction"]) <= {b"lift", b"raise"}
     True
     """
-    rephraser = _rephraser(pickle_file_path, compat)
+    rephraser = _rephraser(pickle_file_path, compat, allow_pickle)
     task = entry(traj, "task")
     if "language_instruction" not in task:
         return dict(traj)
@@ -222,6 +241,7 @@ def delete_and_rephrase(
     *,
     rng: Rng = None,
     compat: str | None = None,
+    allow_pickle: bool = False,
 ) -> Tree:
     """`rephrase_instruction`, then `delete_task_conditioning`.
 
@@ -230,5 +250,7 @@ def delete_and_rephrase(
     array([b'lift'], dtype=object)
     """
     source = generator(rng)
-    traj = rephrase_instruction(traj, pickle_file_path, rephrase_prob, rng=source, compat=compat)
+    traj = rephrase_instruction(
+        traj, pickle_file_path, rephrase_prob, rng=source, compat=compat, allow_pickle=allow_pickle
+    )
     return delete_task_conditioning(traj, keep_image_prob, rng=source, compat=compat)

@@ -17,6 +17,7 @@ from bushel.jit.datasets.files import Remote
 from bushel.jit.datasets.formats import Damaged
 from bushel.jit.host import DiskSource
 from bushel.jit.records import Records
+from bushel.sources.limits import check_record
 from bushel.sources.media import decode_image
 
 IMAGES = Remote(
@@ -205,8 +206,13 @@ def _images(root: Path, url: str) -> tuple[Path, Collection[str], Callable[[str]
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
         raise Damaged(f"{path} is no archive: {error}. Delete it to have it downloaded again.") from error
-    members = {member.rpartition("/")[2]: member for member in archive.namelist()}
-    return path, members, lambda name: archive.read(members[name])
+    members = {member.filename.rpartition("/")[2]: member for member in archive.infolist()}
+
+    def read(name: str) -> bytes:
+        check_record(members[name].file_size)  # zipfile gives no more than that
+        return archive.read(members[name])
+
+    return path, members, read
 
 
 def _from(remote: Remote, url: str) -> Remote:

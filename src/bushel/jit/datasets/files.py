@@ -8,12 +8,13 @@ import hashlib
 import http.client
 import os
 import shutil
-import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from bushel.base import sealed
 
 TIMEOUT_S = 30
 
@@ -70,15 +71,8 @@ def download(remote: Remote, folder: Path) -> None:
 def written(path: Path) -> Iterator[IO[bytes]]:
     """A file to write that takes its place only when all went well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with open(handle, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    with sealed.replacing(path) as file:
+        yield file
 
 
 def opened(path: Path) -> IO[bytes]:

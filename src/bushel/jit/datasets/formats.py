@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import IO
@@ -12,6 +13,7 @@ from bushel.jit.datasets.files import opened
 
 IMAGES, LABELS = 0x803, 0x801
 CIFAR_SHAPE = (3, 32, 32)
+_MOST_PACKED = 1100  # values that a byte of a packed file can stand for: gzip makes at most 1,032 of one
 
 
 class Damaged(ValueError):
@@ -35,10 +37,13 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
     try:
         with opened(path) as file:
             shape = idx_shape(file, path, magic)
-            data = file.read()
+            wanted = math.prod(shape)
+            if wanted > _MOST_PACKED * path.stat().st_size:
+                raise Damaged(f"{path} has {path.stat().st_size} bytes, too few for the {wanted} values of its head.")
+            data = file.read(wanted + 1)  # one more shows that there are too many
     except (EOFError, OSError) as error:
         raise Damaged(f"{path} cannot be read to its end: {error}. Delete it to have it downloaded again.") from error
-    _whole(path, len(data), int(np.prod(shape)))
+    _whole(path, len(data), wanted)
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
@@ -47,7 +52,7 @@ def map_idx(path: Path, magic: int) -> np.ndarray:
     with open(path, "rb") as file:
         shape = idx_shape(file, path, magic)
         offset = file.tell()
-    _whole(path, path.stat().st_size - offset, int(np.prod(shape)))
+    _whole(path, path.stat().st_size - offset, math.prod(shape))
     return np.memmap(path, np.uint8, mode="r", offset=offset, shape=shape)
 
 

@@ -1,0 +1,210 @@
+"""Files that Bushel writes for itself: written whole or not at all, with a checksum that is compared on reading.
+
+What is in a file, and whether a damaged one can be made again, is decided by the module that owns the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
+
+import numpy as np
+
+from bushel.base.errors import DamagedFile
+
+Path = str | os.PathLike[str]
+
+_MAGIC = b"BUSHEL\x00\x01"
+_SEAL = struct.Struct("<8sQI")  # the last bytes of a sealed file: magic, size of the content, its crc32
+_PIECE = 1 << 20
+_CHECKSUM = "checksum"
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write. It takes the name `path` when the block ends without an error; else nothing of it is left.
+
+    The content is on disk before the name changes: after a power failure the name stands for the old file or for
+    all of the new one.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x")
+    >>> with replacing(path) as file:
+    ...     _ = file.write(b"content")
+    >>> os.listdir(os.path.dirname(path))
+    ['x']
+    """
+    target = os.path.realpath(path)  # a link stays a link
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}.writing")
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise _not_written(path, error) from error
+        raise
+
+
+def _not_written(path: Path, error: OSError) -> OSError:
+    text = (
+        f"{os.fspath(path)} could not be written ({error.strerror or error}). Nothing half-written was left there. "
+        "Make room on the disk, or name a folder that can be written"
+    )
+    return OSError(text) if error.errno is None else OSError(error.errno, text)
+
+
+class _Summing:
+    """What is written to a file, with its size and checksum."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._size = self._crc = 0
+
+    def write(self, data: Any) -> int:
+        self._crc = zlib.crc32(data, self._crc)
+        self._size += len(data)
+        return self._file.write(data)
+
+    def seal(self) -> None:
+        self._file.write(_SEAL.pack(_MAGIC, self._size, self._crc))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Writes a sealed file: `data`, then their size and checksum.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x")
+    >>> write_bytes(path, b"content")
+    >>> read_bytes(path)
+    b'content'
+    """
+    with replacing(path) as file:
+        writer = _Summing(file)
+        writer.write(data)
+        writer.seal()
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a sealed file. A file that is not as it was written raises DamagedFile."""
+    with open(path, "rb") as file:
+        data = file.read()
+    content = data[: -_SEAL.size]
+    _compare(path, data[-_SEAL.size :], len(data), zlib.crc32(content))
+    return content
+
+
+def check(path: Path) -> None:
+    """Reads a sealed file whole and raises DamagedFile unless it is as it was written."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        left, crc = max(size - _SEAL.size, 0), 0
+        while left and (piece := file.read(min(_PIECE, left))):
+            crc = zlib.crc32(piece, crc)
+            left -= len(piece)
+        _compare(path, file.read(), size, crc)
+
+
+def _compare(path: Path, seal: bytes, size: int, crc: int) -> None:
+    if len(seal) != _SEAL.size or not seal.startswith(_MAGIC):
+        raise DamagedFile(
+            f"{os.fspath(path)} is damaged: its last {_SEAL.size} bytes are not a checksum. It has {size} bytes, and "
+            "was cut short, or was not written by this version."
+        )
+    _, stated, written = _SEAL.unpack(seal)
+    if stated != size - _SEAL.size:
+        raise DamagedFile(
+            f"{os.fspath(path)} is damaged: it has {size - _SEAL.size} bytes of content where {stated} were written."
+        )
+    if written != crc:
+        raise DamagedFile(f"{os.fspath(path)} is damaged: its {stated} bytes do not fit their checksum.")
+
+
+def write_array(path: Path, values: np.ndarray) -> None:
+    """Writes a sealed `.npy` file, which `np.load` reads and maps like any other."""
+    with replacing(path) as file:
+        writer: Any = _Summing(file)
+        np.lib.format.write_array(writer, np.asanyarray(values), allow_pickle=False)
+        writer.seal()
+
+
+def read_array(path: Path, *, mapped: bool = True, verify: bool = True) -> np.ndarray:
+    """The array of a sealed `.npy` file, after its checksum was compared.
+
+    Args:
+      path: a local file.
+      mapped: maps the file instead of reading it.
+      verify: False leaves the checksum out, for a file that this run has compared before.
+
+    >>> import tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
+    >>> write_array(path, np.arange(3))
+    >>> read_array(path)
+    array([0, 1, 2])
+    """
+    if verify:
+        check(path)
+    try:
+        if mapped:
+            with contextlib.suppress(ValueError):  # an array without elements: there is nothing to map
+                return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DamagedFile(f"{os.fspath(path)} is damaged: it cannot be read as an array ({error}).") from error
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file that holds `content` and its checksum under the key "checksum"."""
+    text = json.dumps(content)
+    if _CHECKSUM in content:
+        raise ValueError(f"{os.fspath(path)}: the key {_CHECKSUM!r} is for the checksum of the file itself.")
+    separator = ", " if content else ""
+    with replacing(path) as file:
+        file.write(f'{{"{_CHECKSUM}": "{_crc(text)}"{separator}{text[1:]}'.encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The content of a file that `write_json` wrote. Any other file raises DamagedFile."""
+    with open(path, "rb") as file:
+        return parse_json(file.read(), os.fspath(path))
+
+
+def parse_json(data: bytes, name: str, *, needs_checksum: bool = True) -> dict[str, Any]:
+    """The content of such a file from its bytes; `name` is what errors call it.
+
+    Args:
+      data: the bytes of the file.
+      name: of the file, for errors.
+      needs_checksum: False takes a file without one too, as other programs write it.
+
+    >>> parse_json(b'{"a": 1}', "x.json", needs_checksum=False)
+    {'a': 1}
+    """
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(f"{name} is damaged: it cannot be read as JSON ({error}).") from error
+    if not isinstance(found, dict):
+        raise DamagedFile(f"{name} is damaged: it holds a {type(found).__name__} where an object was written.")
+    checksum = found.pop(_CHECKSUM, None)
+    if checksum is None and not needs_checksum:
+        return found
+    if checksum is None:
+        raise DamagedFile(f"{name} is damaged, or was not written by this version: it has no checksum.")
+    if checksum != _crc(json.dumps(found)):
+        raise DamagedFile(f"{name} is damaged: its content does not fit its checksum.")
+    return found
+
+
+def _crc(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
