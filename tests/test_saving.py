@@ -243,18 +243,25 @@ def test_an_unknown_format_is_named(tmp_path):
 def test_a_damaged_manifest_is_named(tmp_path, damage):
     MapDataset.range(3).save(tmp_path, format="bagz")
     manifest = tmp_path / "bushel.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | damage))
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | damage))
+    with pytest.raises(DamagedFile, match=r"bushel\.json is damaged: its content does not fit its checksum"):
+        SavedDataSource(tmp_path)
+    del content["checksum"]
+    manifest.write_text(json.dumps(content | damage))
     with pytest.raises(DamagedFile, match=r"bushel\.json"):
         SavedDataSource(tmp_path)
     manifest.write_text("{")
-    with pytest.raises(DamagedFile, match=r"bushel\.json is no JSON"):
+    with pytest.raises(DamagedFile, match=r"bushel\.json is damaged: it cannot be read as JSON"):
         SavedDataSource(tmp_path)
 
 
 def test_other_elements_than_the_layout_says_are_damage(tmp_path):
     MapDataset.range(3).save(tmp_path, format="bagz")
     manifest = tmp_path / "bushel.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"layout": {"array": "<f8"}}))
+    content = json.loads(manifest.read_text()) | {"layout": {"array": "<f8"}}
+    del content["checksum"]
+    manifest.write_text(json.dumps(content))
     with pytest.raises(DamagedFile, match=r"Element 1 of SavedDataSource\(.*: 3 elements\) is damaged"):
         SavedDataSource(tmp_path)[1]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from typing import Any, Literal, Protocol
 
-from bushel.base import checks
+from bushel.base import checks, sealed
 from bushel.base.checks import INFINITE
+from bushel.base.errors import writing
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.streams import Ahead, StreamNode
@@ -125,7 +125,8 @@ class _Shard:
 
     def write(self, element: Any, number: int) -> None:
         try:
-            self.size_bytes += self.writer.write(element)
+            with writing(self.path):
+                self.size_bytes += self.writer.write(element)
         except ValueError as error:
             raise ValueError(f"Element {number} cannot be saved with the others: {error}") from None
         self.count += 1
@@ -154,7 +155,7 @@ class _Work:
         if overwrite:
             _remove_saved(self._folder)
         elif os.path.exists(manifest):
-            with open(manifest, encoding="utf-8") as file:
+            with open(manifest, "rb") as file:
                 saved = Manifest.parse(file.read(), manifest)
             if (saved.identity, saved.format) != (self._identity, self._format):
                 raise FileExistsError(
@@ -164,8 +165,7 @@ class _Work:
             self.files, self.counts = list(saved.files), list(saved.counts)
             return False
         elif os.path.exists(progress):
-            with open(progress, encoding="utf-8") as file:
-                kept = json.load(file)
+            kept = sealed.read_json(progress)
             if (kept["identity"], kept["format"]) != (self._identity, self._format):
                 raise FileExistsError(
                     f"{self._folder} has a part of the elements of another pipeline, whose saving was interrupted. "
@@ -186,15 +186,17 @@ class _Work:
         name = f"part-{len(self.files):05d}.{self._format}"
         path, temporary = os.path.join(self._folder, name), os.path.join(self._folder, f".{name}")
         try:
-            shard = _Shard(path, self._writer(temporary, first))
+            with writing(path):
+                shard = _Shard(path, self._writer(temporary, first))
             try:
                 yield shard
             except BaseException:
                 with contextlib.suppress(Exception):  # what went wrong first is what matters
                     shard.writer.close()
                 raise
-            shard.writer.close()
-            os.replace(temporary, path)
+            with writing(path):
+                shard.writer.close()
+                os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.remove(temporary)
@@ -217,29 +219,20 @@ class _Work:
             "layout": self.layout,
             "state": state,
         }
-        _write_text(os.path.join(self._folder, _PROGRESS), json.dumps(kept))
+        sealed.write_json(os.path.join(self._folder, _PROGRESS), kept)
 
     def finish(self) -> None:
         """Writes the manifest: from now on the folder can be read."""
         layout = {"dict": {}} if self.layout is None else self.layout
         made = Manifest(self._format, tuple(self.files), tuple(self.counts), layout, self._identity)
-        _write_text(os.path.join(self._folder, MANIFEST), made.text())
+        sealed.write_json(os.path.join(self._folder, MANIFEST), made.content())
         with contextlib.suppress(FileNotFoundError):
             os.remove(os.path.join(self._folder, _PROGRESS))
-
-
-def _write_text(path: str, text: str) -> None:
-    temporary = f"{path}.new"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _remove_saved(folder: str) -> None:
     """Removes what a save has written, and nothing else that lies in the folder."""
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
-        if name in (MANIFEST, _PROGRESS, f"{MANIFEST}.new", f"{_PROGRESS}.new") or name.lstrip(".").startswith("part-"):
+        if name in (MANIFEST, _PROGRESS) or name.lstrip(".").startswith("part-"):
             path = os.path.join(folder, name)
             shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)

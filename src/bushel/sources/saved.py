@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, checks
+from bushel.base import blocks, checks, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources import elements, stores
 from bushel.sources.element_rows import from_row
@@ -32,18 +31,14 @@ class Manifest:
     identity: str = ""
     """A digest of the pipeline that gave the elements."""
 
-    def text(self) -> str:
-        """The manifest as it is written."""
-        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=1) + "\n"
+    def content(self) -> dict[str, Any]:
+        """The manifest as plain data, to be written with a checksum."""
+        return {"version": VERSION, **dataclasses.asdict(self)}
 
     @staticmethod
-    def parse(text: str | bytes, where: str) -> Manifest:
-        """A manifest that was read from `where`, checked."""
-        try:
-            given = json.loads(text)
-        except ValueError as error:
-            raise DamagedFile(f"{where} is no JSON: {error}.") from None
-        match given:
+    def parse(data: bytes, where: str) -> Manifest:
+        """A manifest that was read from `where`, checked. It may lack a checksum, as one that a person wrote."""
+        match sealed.parse_json(data, where, needs_checksum=False):
             case {
                 "version": int(version),
                 "format": str(kind),
