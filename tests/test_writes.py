@@ -31,6 +31,11 @@ class Example:
     tags: list[int]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    image: np.ndarray
+
+
 class Pair(NamedTuple):
     image: np.ndarray
     tags: list[int]
@@ -55,7 +60,7 @@ def write(x: Any) -> Any:
     elif isinstance(x, set | bytearray):
         (x.add if isinstance(x, set) else x.append)(99)
     elif dataclasses.is_dataclass(x):
-        write(vars(x))
+        write(x.image)
     return x
 
 
@@ -68,7 +73,7 @@ def plain(x: Any) -> Any:
     if isinstance(x, bytearray):
         return bytes(x)
     if dataclasses.is_dataclass(x):
-        return plain(vars(x))
+        return [plain(getattr(x, entry.name)) for entry in dataclasses.fields(x)]
     if isinstance(x, dict):
         return {key: plain(value) for key, value in x.items()}
     if isinstance(x, list | tuple | collections.deque) or (isinstance(x, np.ndarray) and x.dtype == object):
@@ -223,6 +228,7 @@ KINDS: dict[str, Callable[[Any], tuple[bushel.MapDataset[Any], Any]]] = {
     "own class, views": lambda tmp: (Source(Own(data := images(), view)), data),
     "own class, views of views": lambda tmp: (Source(Own(data := images(), lambda d, i: d["image"][i].T[::-1])), data),
     "own class, new dict": lambda tmp: (Source(Own(data := records(), lambda data, i: dict(data[i]))), data),
+    "own class, new dataclass": lambda tmp: (Source(Own(data := images(), lambda d, i: Frozen(d["image"][i]))), data),
     "own class, many": lambda tmp: (Source(Many(data := records(), lambda data, i: data[i])), data),
     "own class, many new": lambda tmp: (Source(Many(None, lambda data, i: record(i))), None),
     "own class, columns": lambda tmp: (Source(InColumns(data := images(), view)), data),

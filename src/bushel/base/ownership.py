@@ -141,8 +141,8 @@ def _own_inside(value: Any) -> Any:
         value.data = own([value.data])[0]
     elif hasattr(value, "__dict__") and dataclasses.is_dataclass(kind):
         _own_entries(vars(value))
-    elif isinstance(value, np.void) or hasattr(kind, "__deepcopy__"):  # it may look into memory of another object
-        return copied(value)
+    elif isinstance(value, np.void) or dataclasses.is_dataclass(kind) or hasattr(kind, "__deepcopy__"):
+        return copied(value)  # an entry of an array, fields in slots, a tensor: each may look into memory that is kept
     return value
 
 
