@@ -55,8 +55,7 @@ def may_share(function: Any) -> bool:
 
     What it calls of installed packages is trusted to return new objects.
 
-    >>> table = np.zeros(3)
-    >>> may_share(lambda x: table), may_share(lambda x: np.add(x, 1))
+    >>> may_share([[1], [2]].__getitem__), may_share(np.negative)
     (True, False)
     """
     try:
