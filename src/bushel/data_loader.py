@@ -22,6 +22,7 @@ from bushel.graph.ordered import BatchStream, FlatMapStream
 from bushel.graph.sampling import IndexSampler, Sampled, Sampler
 from bushel.graph.streams import Ahead, Elements, StreamNode
 from bushel.iterator import PipelineIterator
+from bushel.sources.given import as_source, check_source
 from bushel.state import envelope, files
 from bushel.state import loader as loader_state
 from bushel.state.loader import LoaderFacts
@@ -71,6 +72,9 @@ class DataLoader(Generic[T]):
                 f"{type(data_source).__name__}. Data that can only be read in order go through the Dataset API: "
                 "write or use an IterDataset, and its map, filter and batch."
             )
+        if not isinstance(data_source, str):  # its letters are records, as in Grain
+            check_source(data_source, "The data_source of a DataLoader")
+        data_source = as_source(data_source)
         if worker_count is not None:
             worker_count = checks.not_negative(worker_count, "worker_count")
         self._multiprocessing_options = MultiprocessingOptions(

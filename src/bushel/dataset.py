@@ -27,6 +27,7 @@ from bushel.graph.streams import StreamNode
 from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iterator import DatasetIterator, PipelineIterator
+from bushel.sources.given import as_source, check_source
 from bushel.sources.protocol import RandomAccessDataSource
 from bushel.state import identity
 from bushel.state.digest import digest
@@ -153,27 +154,14 @@ class _MapDatasetMeta(abc.ABCMeta):
     def source(cls, source: Any) -> MapDataset[Any]:
         """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
 
+        Records of an Arrow table and of a pandas or polars frame are their rows, as dicts. A source may keep its
+        records: they are copied before a function can write into them.
+
         >>> list(MapDataset.source(["a", "b", "c"]))
         ['a', 'b', 'c']
         """
-        if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
-            raise TypeError(
-                f"A source needs `__len__` and `__getitem__`, got {type(source).__name__}. "
-                "For data that can only be read in order, write an IterDataset."
-            )
-        if isinstance(source, str):
-            raise TypeError(
-                f"A source holds records, and {source!r} is a text. If it names files, open them with the source of "
-                "their format, such as bushel.sources.ArrayRecordDataSource; if its letters are the "
-                "records, pass list(text)."
-            )
-        if isinstance(source, Mapping) and isinstance(next(iter(source), 0), str):
-            names = ", ".join(map(repr, list(source)[:8]))
-            raise TypeError(
-                f"A source is read by positions from 0 on, and this {type(source).__name__} has the keys {names}. "
-                "Pass one of its entries; for columns of arrays, bushel.sources.ArrayDataSource."
-            )
-        return _MapPipeline(leaves.Source(source))
+        check_source(source, "A source")
+        return _MapPipeline(leaves.Source(as_source(source)))
 
     def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
         """A dataset of integers, with the arguments of the built-in `range`.

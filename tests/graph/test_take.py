@@ -411,21 +411,34 @@ def test_records_of_a_flat_map_are_private_too():
     assert same([x for x in rows_of(ds.take(range(12))) if x is not None], expected)
 
 
-def test_objects_of_a_list_are_passed_as_they_are():
-    records = [{"x": np.zeros(2)} for _ in range(3)]
+def test_records_of_a_list_are_copies_and_objects_of_other_classes_are_passed_as_they_are():
+    class Tokenizer:
+        pass
+
+    records = [{"x": np.zeros(2), "by": Tokenizer()} for _ in range(3)]
     ds = bushel.MapDataset.source(records)
-    assert ds[1] is records[1]
-    assert next(iter(ds)) is records[0]
+    assert ds[1] is not records[1]
+    assert ds[1]["x"] is not records[1]["x"]
+    assert ds[1]["by"] is records[1]["by"]
 
 
-def test_the_privacy_check_can_fail():
-    class Careless(ArrayDataSource):
-        """Hands out its own memory."""
+class Careless(ArrayDataSource):
+    """Hands out its own memory."""
 
-        def __getitems__(self, indices):
-            low = int(indices[0])
-            return Columns(on_leaves(lambda leaf: leaf[low : low + len(indices)], self._tree), len(indices))
+    def __getitems__(self, indices):
+        low = int(indices[0])
+        return Columns(on_leaves(lambda leaf: leaf[low : low + len(indices)], self._tree), len(indices))
 
+
+def test_columns_that_a_source_keeps_are_copied():
+    arrays = sources_in_memory()["arrays"]
+    before = snapshot(arrays)
+    list(bushel.MapDataset.source(Careless(arrays)).map(change_in_place))
+    assert same(snapshot(arrays), before)
+
+
+def test_the_privacy_check_can_fail(monkeypatch):
+    monkeypatch.setattr("bushel.graph.leaves.own_columns", lambda block: block)
     arrays = sources_in_memory()["arrays"]
     before = snapshot(arrays)
     list(bushel.MapDataset.source(Careless(arrays)).map(change_in_place))

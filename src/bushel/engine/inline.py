@@ -32,15 +32,19 @@ class Inline:
         self._plan: Plan | None = None
         self._start = self._end = 0
 
-    def take(self, position: int, count: int) -> Block:
-        """`count` elements from `position` on. Raises RowFailed, with the row counted from `position`."""
+    def take(self, position: int, count: int, *, look: bool = False) -> Block:
+        """`count` elements from `position` on. Raises RowFailed, with the row counted from `position`.
+
+        Args:
+          look: whether the caller only reads the elements and drops them; see `Plan.look`.
+        """
         if self._plan is None or position < self._start or position + count > self._end:
             end = min(self._node.length, position + max(count, self._size))
             plan = self._node.plan(np.arange(position, end))
             self._plan, self._start, self._end = plan, position, end  # at once, whatever interrupts
             self._size = min(self._most, 2 * self._size)
         low = position - self._start
-        return self._plan.take(low, low + count)
+        return self._plan.look(low, low + count) if look else self._plan.take(low, low + count)
 
 
 class ElementsCursor(Cursor):
@@ -55,10 +59,13 @@ class ElementsCursor(Cursor):
         self._last: tuple[int, Block] = (0, [])
         self.watch = FilterWatch(node.parent.call(), options)
 
-    def pull(self, count: int) -> Block:
+    def look(self, count: int) -> Block:
+        return self.pull(count, look=True)
+
+    def pull(self, count: int, look: bool = False) -> Block:
         while self._position < self._length:
             first = self._position
-            block = self._taken(first, min(count, self._length - first))
+            block = self._taken(first, min(count, self._length - first), look)
             self._position = first + len(block)
             self._last = (first, block)
             kept = block if self._node.allow_nones else blocks.dense(block)
@@ -68,12 +75,12 @@ class ElementsCursor(Cursor):
                 return kept
         return []
 
-    def _taken(self, first: int, count: int) -> Block:
+    def _taken(self, first: int, count: int, look: bool) -> Block:
         try:
-            return self._inline.take(first, count)
+            return self._inline.take(first, count, look=look)
         except RowFailed as failed:
             if self._skips is not None and count > 1:
-                return [row for at in range(first, first + count) for row in blocks.rows_of(self._taken(at, 1))]
+                return [row for at in range(first, first + count) for row in blocks.rows_of(self._taken(at, 1, look))]
             add_note(failed.error, f"bushel: this was element {first + failed.row} of the output.")
             if self._skips is None:
                 raise
@@ -119,7 +126,10 @@ class UntilSlow(Switched):
         self._in_threads = in_threads
         self._pulls = self._slow = 0
 
-    def pull(self, count: int) -> Block:
+    def look(self, count: int) -> Block:
+        return self.pull(count, look=True)
+
+    def pull(self, count: int, look: bool = False) -> Block:
         if self._slow == _IN_A_ROW and self._here is not None:  # now and not before: the last rows may be asked about
             position, self._here = self._here.get_next_index(), None
             self._inner = self._in_threads()
@@ -129,7 +139,8 @@ class UntilSlow(Switched):
         first = self._here.get_next_index()
         begun = time.perf_counter()
         # One by one as long as nothing is known: a batch of slow elements would be a long wait.
-        block = self._here.pull(count if self._pulls > _IN_A_ROW else 1)
+        count = count if self._pulls > _IN_A_ROW else 1
+        block = self._here.look(count) if look else self._here.pull(count)
         seconds, computed = time.perf_counter() - begun, self._here.get_next_index() - first
         self._slow = self._slow + 1 if self._pulls and seconds > SLOW_S * computed and computed else 0
         self._pulls += 1

@@ -138,6 +138,12 @@ class _TimedCursor(Same):
             stage.made(block)
         return block
 
+    def look(self, count: int) -> Block:
+        with tally.timed(self._number) as stage:
+            block = self.parent.look(count)
+            stage.made(block)
+        return block
+
 
 class _Outlet(Same):
     """What the consumer asks: its waiting is counted."""

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks, memory
-from bushel.base.blocks import Block
+from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, add_note, in_words, located
 from bushel.base.memory import Allocator
+from bushel.base.ownership import copied_block, own, own_block
 from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import is_ours, make_batch
@@ -265,7 +266,7 @@ class _Run:
                 block = dense
         after: list[int] = []
         numbered = program.node is not None  # whether positions are those of the elements
-        for step in program.steps:
+        for number, step in enumerate(program.steps):
             if isinstance(step, BatchStream):
                 with tally.timed(tally.number_of(step)) as stage:
                     with self._in_place(program.batches_in_place(step)):
@@ -286,12 +287,22 @@ class _Run:
                     stage.made(block)
                 if kept is not None:
                     marks = marks[kept]
+                if step.shares and (isinstance(block, Columns) or not self._is_copied_before(number + 1)):
+                    block = own_block(block)
             if step.drops:
                 stays.append(count if kept is None else kept)
         if program.as_columns and len(block):
             with self._in_place():
                 block = blocks.as_columns(block) or block
         return Result(block, marks, after, skipped=sorted(self.skipped), stays=stays)
+
+    def _is_copied_before(self, number: int) -> bool:
+        """Whether rows are copied before step `number` or the consumer gets them: into a batch, or to be sent."""
+        steps = self.program.steps
+        if number < len(steps):
+            step = steps[number]
+            return isinstance(step, BatchStream) and is_ours(step.batch_fn)
+        return self.program.as_columns or self.place is not None
 
     def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
         """What is made meanwhile is a result, if it is `allowed`: it goes where results go."""
@@ -301,12 +312,13 @@ class _Run:
         node, low = self.program.node, self.low
         if node is None:
             assert self.given is not None
-            return blocks.part_of(self.given, 0, self.high - low)
+            # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
+            return copied_block(blocks.part_of(self.given, 0, self.high - low))
         if self.announce is None:
             try:
                 plan = node.plan(np.arange(low, self.high))
                 with self._in_place(self.program.takes_in_place):
-                    return plan.take(0, self.high - low)
+                    return (plan.look if self._is_copied_before(0) else plan.take)(0, self.high - low)
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
         rows: list[Any] = []
@@ -366,7 +378,7 @@ class _Run:
             except Exception as error:
                 raise _FailedAt(int(marks[start, 0]) - 1, located(error, f"bushel: {step.call()} failed.")) from error
             ends.append(end - 1)
-        return batches, marks[ends]
+        return own(batches) if step.shares else batches, marks[ends]
 
 
 def _where(step: Elementwise, program: Program, marks: np.ndarray, numbered: bool) -> Callable[[int], str]:

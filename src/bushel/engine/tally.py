@@ -195,6 +195,12 @@ class _WatchedPlan(Plan):
             stage.made(block)
         return block
 
+    def look(self, low: int, high: int) -> Block:
+        with timed(self.number) as stage:
+            block = self.plan.look(low, high)
+            stage.made(block)
+        return block
+
 
 def _present(block: Block) -> int:
     if isinstance(block, Columns):

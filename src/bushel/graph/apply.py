@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,9 @@ import numpy as np
 
 from bushel.base import blocks, checks, transforms, trees
 from bushel.base.blocks import Block, Columns
+from bushel.base.effects import may_share, may_write
 from bushel.base.errors import RowFailed, located
+from bushel.base.ownership import copied, own, own_columns
 from bushel.base.rng import RngPool
 from bushel.graph.node import Epochs, InTwoSteps, MadeOf, MapNode, Node, Plan, Reckoned, each, merged, one_each, told
 from bushel.index import words
@@ -86,6 +89,7 @@ def each_with(
 ) -> list[Any]:
     """`function(row, second)` of every row that is there."""
     pairs = [None if row is None else (row, second) for row, second in zip(rows, seconds, strict=True)]
+    del rows
     return each(lambda pair: function(*pair), pairs, where)
 
 
@@ -103,6 +107,21 @@ class _PerElement(MapNode):
     @functools.cached_property
     def length(self) -> int:  # type: ignore[override]
         return self.parent.length
+
+    @functools.cached_property
+    def writes(self) -> bool:
+        """Whether the function could change the element that it is given."""
+        return may_write(self.function)
+
+    @functools.cached_property
+    def shares(self) -> bool:
+        """Whether the function could return an object that it keeps."""
+        return may_share(self.function)
+
+    @functools.cached_property
+    @abc.abstractmethod
+    def function(self) -> Callable[..., Any]:
+        """The user's function."""
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return one_each(indices)
@@ -133,6 +152,30 @@ class _PerElement(MapNode):
         return told(placed(operation, self.transform), indices.tolist(), origins)
 
 
+Read = Callable[[int, int], Block]
+"""`take` or `look` of a plan."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Applied(Plan):
+    """Elements that a function of single elements makes."""
+
+    node: _PerElement
+    indices: np.ndarray
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        made = self.apply(self.parent.take, low, high)
+        return own(made) if self.node.shares else made
+
+    def look(self, low: int, high: int) -> Block:
+        return self.apply(self.parent.take if self.node.writes else self.parent.look, low, high)
+
+    @abc.abstractmethod
+    def apply(self, read: Read, low: int, high: int) -> list[Any]:
+        """The function of rows [low, high), which `read` reads."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Map(_PerElement):
     """`transform` of each element, or of whole columns where it is marked as vectorized."""
@@ -143,7 +186,7 @@ class Map(_PerElement):
         parent, function = self.parent.plan(indices), self.function
         if self.vectorized and isinstance(parent, Reckoned) and isinstance(function, InTwoSteps):
             parent, function = Reckoned(function.ahead(parent.values)), function.after
-        return _Mapped(self, function, indices, parent)
+        return _Mapped(self, indices, parent, function, self.vectorized)
 
     @functools.cached_property
     def function(self) -> Callable[[Any], Any]:
@@ -154,21 +197,29 @@ class Map(_PerElement):
 
 
 @dataclasses.dataclass(slots=True)
-class _Mapped(Plan):
-    node: Map
+class _Mapped(_Applied):
     function: Callable[[Any], Any]
-    indices: np.ndarray
-    parent: Plan
+    vectorized: bool
 
     def take(self, low: int, high: int) -> Block:
-        block = self.parent.take(low, high)
-        if not self.node.vectorized:
-            return each(self.function, blocks.rows_of(block), self.node.where("map", self.indices, low))
+        return self._columns(low, high) if self.vectorized else _Applied.take(self, low, high)
+
+    def look(self, low: int, high: int) -> Block:
+        return self._columns(low, high) if self.vectorized else _Applied.look(self, low, high)
+
+    def apply(self, read: Read, low: int, high: int) -> list[Any]:
+        return each(self.function, blocks.rows_of(read(low, high)), self.node.where("map", self.indices, low))
+
+    def _columns(self, low: int, high: int) -> Block:
+        block = self.parent.look(low, high)  # rows are stacked, which copies them
         try:
-            return mapped_columns(self.function, block, self.node)
+            made = mapped_columns(self.function, block, self.node)
         except Exception as error:
             where = self.node.where_among("map", self.indices[low:high])
             raise RowFailed(0, located(error, where)) from error
+        if not self.node.shares:
+            return made
+        return own_columns(made) if isinstance(made, Columns) else own(made)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,17 +242,12 @@ class MapWithIndex(_PerElement):
 
 
 @dataclasses.dataclass(slots=True)
-class _MappedWithIndex(Plan):
-    node: MapWithIndex
-    indices: np.ndarray
-    parent: Plan
-
-    def take(self, low: int, high: int) -> Block:
+class _MappedWithIndex(_Applied):
+    def apply(self, read: Read, low: int, high: int) -> list[Any]:
         function = self.node.function
-        rows = blocks.rows_of(self.parent.take(low, high))
         indices = self.indices[low:high].tolist()
         where = self.node.where("map_with_index", self.indices, low)
-        return each_with(lambda row, index: function(index, row), rows, indices, where)
+        return each_with(lambda row, index: function(index, row), blocks.rows_of(read(low, high)), indices, where)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,7 +257,7 @@ class RandomMap(_PerElement):
     seed: int
 
     def plan(self, indices: np.ndarray) -> Plan:
-        return _RandomlyMapped(self, indices, self.parent.plan(indices))
+        return _RandomlyMapped(self, indices, self.parent.plan(indices), self.pool)
 
     @functools.cached_property
     def function(self) -> Callable[[Any, np.random.Generator], Any]:
@@ -230,21 +276,18 @@ class RandomMap(_PerElement):
 
 
 @dataclasses.dataclass(slots=True)
-class _RandomlyMapped(Plan):
-    node: RandomMap
-    indices: np.ndarray
-    parent: Plan
+class _RandomlyMapped(_Applied):
+    pool: RngPool
 
-    def take(self, low: int, high: int) -> Block:
-        function = self.node.function
-        rows = blocks.rows_of(self.parent.take(low, high))
+    def apply(self, read: Read, low: int, high: int) -> list[Any]:
+        function, rows = self.node.function, [blocks.rows_of(read(low, high))]
         indices = self.indices[low:high].tolist()
         where = self.node.where("random_map", self.indices, low)
-        generators = self.node.pool.borrow()
+        generators = self.pool.borrow()
         try:
-            return each_with(lambda row, index: function(row, generators.at(index)), rows, indices, where)
+            return each_with(lambda row, index: function(row, generators.at(index)), rows.pop(), indices, where)
         finally:
-            self.node.pool.give_back(generators)
+            self.pool.give_back(generators)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -294,7 +337,13 @@ class _Filtered(Plan):
     parent: Plan
 
     def take(self, low: int, high: int) -> Block:
-        block = self.parent.take(low, high)
+        return self._filter(self.parent.take(low, high), low, high)
+
+    def look(self, low: int, high: int) -> Block:
+        read = self.parent.take if self.node.writes else self.parent.look
+        return self._filter(read(low, high), low, high)
+
+    def _filter(self, block: Block, low: int, high: int) -> Block:
         if not self.node.vectorized:
             return self.node.marked(block, self.node.where("filter", self.indices, low))
         try:
@@ -369,8 +418,9 @@ class _FlatMapped(Plan):
             at = self.parent_rows.index(fresh + failed.row, low)
             raise RowFailed(at - low, failed.error) from failed.error
         self.last = (end - 1, found[end - 1])
+        # Copies: the parts of one element may share memory, and `last` holds some of them.
         return [
-            None if (parts := found[row]) is None or split >= len(parts) else _private(parts[split])
+            None if (parts := found[row]) is None or split >= len(parts) else copied(parts[split])
             for row, split in zip(self.parent_rows[low:high], self.splits[low:high], strict=True)
         ]
 
@@ -384,11 +434,6 @@ class _FlatMapped(Plan):
             return told(placed("flat_map", node.transform), element, node.parent.origins(element))
 
         return each(functools.partial(split_of, node.transform), blocks.rows_of(self.parent.take(first, end)), where)
-
-
-def _private(part: Any) -> Any:
-    """A part with arrays of its own: parts of one element may share memory, and each may be changed in place."""
-    return trees.map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, part)
 
 
 def split_of(transform: transforms.FlatMap, element: Any) -> Sequence[Any]:

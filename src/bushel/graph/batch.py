@@ -11,7 +11,9 @@ import numpy as np
 
 from bushel.base import blocks, memory, trees
 from bushel.base.blocks import Block, Columns
+from bushel.base.effects import may_share
 from bushel.base.errors import RowFailed, located
+from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
 from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, told
@@ -58,6 +60,11 @@ def _as_stacked(leaf: np.ndarray) -> np.ndarray:
     return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
+def may_keep(batch_fn: BatchFn | None) -> bool:
+    """Whether a batch could be an object that the user's function keeps."""
+    return not is_ours(batch_fn) and may_share(batch_fn)
+
+
 def is_ours(batch_fn: BatchFn | None) -> bool:
     """Whether batches are made by the library alone."""
     inner: Any = batch_fn.func if isinstance(batch_fn, functools.partial) else batch_fn
@@ -81,6 +88,11 @@ class Batch(MapNode):
     def length(self) -> int:  # type: ignore[override]
         whole, rest = divmod(self.parent.length, self.batch_size)
         return whole if self.drop_remainder or not rest else whole + 1
+
+    @functools.cached_property
+    def shares(self) -> bool:
+        """Whether a batch could be an object that the user's function keeps."""
+        return may_keep(self.batch_fn)
 
     @property
     def fan_in(self) -> int:
@@ -131,11 +143,12 @@ class _Batched(Plan):
 
     def take(self, low: int, high: int) -> Block:
         start = self.edges[low]
+        read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.take  # stacking copies all rows
         try:
             if self.node.parent.in_place is InPlace.AS_COLUMNS:
-                block = self.parent.take(start, self.edges[high])
+                block = read(start, self.edges[high])
             else:
-                block = memory.apart(self.parent.take, start, self.edges[high])
+                block = memory.apart(read, start, self.edges[high])
         except RowFailed as failed:
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error
@@ -148,7 +161,9 @@ class _Batched(Plan):
                 index = int(self.indices[row])
                 where = told(self.node.call(), index, self.node.origins(index))
                 raise RowFailed(row - low, located(error, where)) from error
-        return batches
+            del part
+        del block
+        return own(batches) if self.node.shares else batches
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:

@@ -158,7 +158,7 @@ class _Bucketed(Plan):
     def take(self, low: int, high: int) -> Block:
         start = self.edges[low]
         try:
-            rows = blocks.rows_of(memory.apart(self.parent.take, start, self.edges[high]))
+            rows = blocks.rows_of(memory.apart(self.parent.look, start, self.edges[high]))
         except RowFailed as failed:
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error

@@ -11,6 +11,7 @@ import numpy as np
 
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
+from bushel.base.ownership import own
 from bushel.graph.closing import CLOSED, InUse
 from bushel.graph.node import MapNode, Node, Origin, Plan, told
 from bushel.graph.streams import Cursor, Opener, State, StreamNode
@@ -67,7 +68,7 @@ class _CustomReads(Plan):
         dataset, rows = self.custom.dataset, []
         for index in self.indices[low:high]:
             try:
-                rows.append(dataset[index])
+                rows += own([dataset[index]])
             except Exception as error:
                 raise RowFailed(len(rows), located(error, told(self.custom.call(), index, ()))) from error
         return rows
@@ -129,7 +130,7 @@ class IteratorCursor(Cursor):
                 raise ValueError(CLOSED)
             for _ in range(count):
                 try:
-                    rows.append(next(self._iterator))
+                    rows += own([next(self._iterator)])  # it may keep what it gives
                 except StopIteration:
                     break
                 self._since += 1

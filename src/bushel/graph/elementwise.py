@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -14,8 +15,10 @@ import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
+from bushel.base.effects import may_share, may_write
 from bushel.base.errors import RowFailed, in_words, located
 from bushel.base.options import DatasetOptions
+from bushel.base.ownership import copied_block, own_block
 from bushel.base.rng import RngPool
 from bushel.graph.apply import call_of, each_with, mapped_columns, placed, spec_after, verdicts_of
 from bushel.graph.node import Origin, each
@@ -38,6 +41,16 @@ class Elementwise(OneParent):
 
     drops: ClassVar[bool] = False
     """Whether elements may be dropped."""
+
+    @functools.cached_property
+    def writes(self) -> bool:
+        """Whether the user's function could change the element that it is given."""
+        return may_write(getattr(self, "function", None))
+
+    @functools.cached_property
+    def shares(self) -> bool:
+        """Whether the user's function could return an object that it keeps."""
+        return not self.drops and may_share(self.transform)
 
     @abc.abstractmethod
     def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
@@ -179,22 +192,28 @@ class ElementwiseCursor(Through):
         self.watch = FilterWatch(node.call(), options) if node.drops else None
         self.where_failed = self.where(node)
 
-    def pull(self, count: int) -> Block:
-        while len(block := self.parent.pull(count)):
+    def look(self, count: int) -> Block:
+        return self.pull(count, look=True)
+
+    def pull(self, count: int, look: bool = False) -> Block:
+        read = self.parent.look if look and not self.node.writes else self.parent.pull
+        while size := len(block := read(count)):
             made, self.kept = self._run(block)
-            self.count += len(block)
+            del block  # what the function has passed on is held by `made` alone
+            self.count += size
             if self.watch is not None:
-                self.watch.count(len(block), len(made), self.kept)
+                self.watch.count(size, len(made), self.kept)
             if len(made):
-                return made
+                return own_block(made) if self.node.shares and not (look and type(made) is list) else made
         return []
 
     def _run(self, block: Block) -> tuple[Block, np.ndarray | None]:
-        try:
+        if self.skips is None:
             return self.node.run(block, self.count, self.where_failed)
-        except RowFailed:
-            if self.skips is None:
-                raise
+        if getattr(self.node, "vectorized", False):
+            # After a failure its elements are tried one by one: they must be as they were before.
+            with contextlib.suppress(RowFailed):
+                return self.node.run(copied_block(block), self.count, self.where_failed)
         made: list[Any] = []
         stays = np.zeros(len(block), dtype=bool)
         for row, element in enumerate(blocks.rows_of(block)):

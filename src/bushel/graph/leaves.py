@@ -12,13 +12,14 @@ import numpy as np
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
+from bushel.base.ownership import copied, own, own_columns
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
 from bushel.graph.node import Epochs, InPlace, MapNode, Origin, Plan
 from bushel.index import words
 from bushel.sources.fixed import FixedRecords
 from bushel.sources.memory import received, sent
-from bushel.sources.protocol import many_reads
+from bushel.sources.protocol import gives_new_records, many_reads
 from bushel.sources.ragged import RaggedDataSource
 
 
@@ -52,6 +53,11 @@ class Source(MapNode):
     @functools.cached_property
     def length(self) -> int:  # type: ignore[override]
         return len(self.source)
+
+    @functools.cached_property
+    def gives_new(self) -> bool:
+        """Whether the source makes a new object for each read."""
+        return gives_new_records(self.source)
 
     def plan(self, indices: np.ndarray) -> Plan:
         positions = words.narrowed(indices % self.length)
@@ -94,10 +100,21 @@ class _SingleReads(Plan):
     positions: list[int]
 
     def take(self, low: int, high: int) -> Block:
+        return self._read(low, high, private=not self.node.gives_new)
+
+    def look(self, low: int, high: int) -> Block:
+        return self._read(low, high, private=False)
+
+    def _read(self, low: int, high: int, private: bool) -> Block:
         source, positions = self.node.source, self.positions[low:high]
         left = iter(positions)
         try:
-            return [source[position] for position in left]
+            if not private:
+                return [source[position] for position in left]
+            if type(source) is list:  # it holds its records, so there is no need to count who does
+                return [copied(source[position]) for position in left]
+            # One by one: a source may use one buffer for all records.
+            return [own([source[position]])[0] for position in left]
         except RowFailed:
             raise
         except Exception as error:
@@ -118,9 +135,17 @@ class _ManyReads(Plan):
         return list(source.entries(self.positions[low:high], names))
 
     def take(self, low: int, high: int) -> Block:
+        return self._read(low, high, private=not self.node.gives_new)
+
+    def look(self, low: int, high: int) -> Block:
+        return self._read(low, high, private=False)
+
+    def _read(self, low: int, high: int, private: bool) -> Block:
         positions = self.positions[low:high]
         try:
             block = self.read(positions)
+            if not isinstance(block, Columns):
+                block = list(block)
         except RowFailed:
             raise
         except Exception as error:
@@ -131,7 +156,9 @@ class _ManyReads(Plan):
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)
-        return block if isinstance(block, Columns) else list(block)
+        if isinstance(block, Columns):
+            return block if self.node.gives_new else own_columns(block)
+        return own(block) if private else block
 
     def _failed(self, positions: list[int], error: Exception) -> RowFailed:
         """The failure of the record that cannot be read alone either; of them all where each can."""

@@ -251,8 +251,14 @@ class _RebatchCursor(Cursor):
         return self.parent.mark(), (self.before, self.batch, self.size, self.row, self.behind, self.ended)
 
     def rewind(self, mark: Any) -> None:
-        parent, (self.before, self.batch, self.size, self.row, self.behind, self.ended) = mark
-        self.parent.rewind(parent)
+        parent, (before, batch, size, row, behind, ended) = mark
+        if row < size:  # a function may have written into the part that it was given: the batch is read anew
+            self.parent.set_state(before)
+            batch, size, behind, ended = None, 0, True, False
+        else:
+            self.parent.rewind(parent)
+        self.before, self.batch, self.size = before, batch, size
+        self.row, self.behind, self.ended = row, behind, ended
 
     def state_of(self, mark: Any) -> State:
         _, (before, _, _, row, *_) = mark

@@ -11,6 +11,7 @@ import numpy as np
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
+from bushel.base.ownership import own
 from bushel.base.records import Record, RecordMetadata
 from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn
@@ -151,7 +152,7 @@ class _OperationCursor(Through):
         made: list[Any] = []
         for _ in range(count):
             try:
-                made.append(next(self.output))
+                made += own([next(self.output)])
             except StopIteration:
                 break
             except RowFailed:

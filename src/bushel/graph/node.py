@@ -27,8 +27,16 @@ class Plan(abc.ABC):
     def take(self, low: int, high: int) -> Block:
         """Reads rows [low, high) of the plan. May be called from several threads.
 
-        Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
+        The rows are the caller's own: a user's function may write into them. Raises RowFailed, with the row counted
+        from `low`, where a record cannot be read or a user's function fails.
         """
+
+    def look(self, low: int, high: int) -> Block:
+        """Like `take`, for a caller that only reads the rows and then drops them, such as one that stacks a batch.
+
+        Rows of a list may belong to somebody else, such as a source. Columns are the caller's own, as with `take`.
+        """
+        return self.take(low, high)
 
     def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
         """For each name the entries of that name of rows [low, high); for None the rows themselves.
@@ -279,7 +287,9 @@ def each(
     function: Callable[[Any], Any], rows: list[Any], where: Callable[[int], str], *, also_none: bool = False
 ) -> list[Any]:
     """`function` of every row that is there; a failure becomes a RowFailed that says `where(row)`."""
+    count = len(rows)
     left: Iterator[Any] = iter(rows)
+    del rows  # once they are used up, nobody holds them here: `ownership.own` may have to count who does
     try:
         if also_none:
             return [function(row) for row in left]
@@ -288,7 +298,7 @@ def each(
         raise
     except Exception as error:
         # How far the iterator got tells the row, at no cost per row.
-        row = len(rows) - operator.length_hint(left) - 1
+        row = count - operator.length_hint(left) - 1
         raise RowFailed(row, located(error, where(row))) from error
 
 

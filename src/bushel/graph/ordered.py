@@ -13,8 +13,9 @@ from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, located
+from bushel.base.ownership import own
 from bushel.graph.apply import call_of
-from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch
+from bushel.graph.batch import BatchFn, batch_call, batched_spec, is_ours, make_batch, may_keep
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import Node, each
 from bushel.graph.streams import (
@@ -40,6 +41,11 @@ class BatchStream(OneParent):
     batch_size: int
     drop_remainder: bool = False
     batch_fn: BatchFn | None = None
+
+    @functools.cached_property
+    def shares(self) -> bool:
+        """Whether a batch could be an object that the user's function keeps."""
+        return may_keep(self.batch_fn)
 
     def open(self, opener: Opener) -> Cursor:
         return BatchCursor(opener.open(self.parent), self, opener.skips)
@@ -80,13 +86,15 @@ class BatchCursor(Through):
                 if self.skips is None:
                     raise RowFailed(len(batches), error) from error
                 self.skips.add("a batch", in_words(error))
-        return batches
+            del elements
+        return own(batches) if self.node.shares else batches
 
     def _gather(self) -> Block | None:
         missing = self.node.batch_size
         parts: list[Block] = []
+        read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.pull  # stacking copies all rows
         while missing and not self.ended:
-            block = self.parent.pull(missing)
+            block = read(missing)
             if len(block):
                 parts.append(block)
                 missing -= len(block)
@@ -140,6 +148,10 @@ class _Parts(Elementwise):
 
     operation = "flat_map"
 
+    @property
+    def shares(self) -> bool:  # type: ignore[override]
+        return True  # the parts of one element may share memory
+
     def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
         return each(lambda row: list(self.function(row)), blocks.rows_of(block), where, also_none=True), None
 
@@ -191,8 +203,13 @@ class _FlatMapCursor(Through):
         return self.parent.mark(), (self.before, self.parts, self.position, self.restored, self.ended)
 
     def rewind(self, mark: Any) -> None:
-        parent, (self.before, self.parts, self.position, self.restored, self.ended) = mark
-        self.parent.rewind(parent)
+        parent, (before, parts, position, restored, ended) = mark
+        if position < len(parts):  # a function may have written into parts that it was given: they are made anew
+            self.parent.set_state(before)
+            parts, restored = (), True
+        else:
+            self.parent.rewind(parent)
+        self.before, self.parts, self.position, self.restored, self.ended = before, parts, position, restored, ended
 
     def state_of(self, mark: Any) -> State:
         _, (before, _, position, *_) = mark

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -369,6 +370,9 @@ class _SelectedLater(Plan):
     def take(self, low: int, high: int) -> Block:
         return self.node.routed(self.indices[low:high]).take(0, high - low)
 
+    def look(self, low: int, high: int) -> Block:
+        return self.node.routed(self.indices[low:high]).look(0, high - low)
+
 
 @dataclasses.dataclass(slots=True)
 class _Selected(Plan):
@@ -380,12 +384,18 @@ class _Selected(Plan):
     """For each row its parent and its place in the plan of that, once rows are taken one by one."""
 
     def take(self, low: int, high: int) -> Block:
+        return self._read(lambda plan: plan.take, low, high)
+
+    def look(self, low: int, high: int) -> Block:
+        return self._read(lambda plan: plan.look, low, high)
+
+    def _read(self, how: Callable[[Plan], Callable[[int, int], Block]], low: int, high: int) -> Block:
         if high - low == 1:
             if self.singles is None:
                 self.singles = self._singles()
             which, places = self.singles
             place = places[low]
-            return self.plans[which[low]].take(place, place + 1)
+            return how(self.plans[which[low]])(place, place + 1)
         found: list[tuple[np.ndarray, Block]] = []
         edges = np.array((low, high))
         for number, rows in self.rows.items():
@@ -394,7 +404,7 @@ class _Selected(Plan):
                 continue
             here = rows[first:last] - low
             try:
-                found.append((here, self.plans[number].take(first, last)))
+                found.append((here, how(self.plans[number])(first, last)))
             except RowFailed as failed:
                 raise RowFailed(int(here[failed.row]), failed.error) from failed.error
         if len(found) == 1:
@@ -467,8 +477,14 @@ class _Zipped(Plan):
     plans: list[Plan]
 
     def take(self, low: int, high: int) -> Block:
-        found = [plan.take(low, high) for plan in self.plans]
+        return self._zip([plan.take(low, high) for plan in self.plans], high - low)
+
+    def look(self, low: int, high: int) -> Block:
+        return self._zip([plan.look(low, high) for plan in self.plans], high - low)
+
+    @staticmethod
+    def _zip(found: list[Block], count: int) -> Block:
         columns = [block for block in found if isinstance(block, Columns) and block.present is None]
         if len(columns) == len(found):
-            return Columns(tuple(block.tree for block in columns), high - low)
+            return Columns(tuple(block.tree for block in columns), count)
         return list(zip(*map(blocks.rows_of, found), strict=True))

@@ -23,6 +23,7 @@ import numpy as np
 
 from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
+from bushel.base.ownership import copied
 
 State = dict[str, Any]
 CHUNK_BYTES = 4 << 20
@@ -84,11 +85,6 @@ class Store(abc.ABC):
     @abc.abstractmethod
     def record(self, key: str, start: State) -> Recording:
         """Begins to keep a stream whose state is `start`."""
-
-
-def copied(element: Any) -> Any:
-    """An element with arrays of its own."""
-    return trees.map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, element)
 
 
 class Memory(Store):

@@ -40,8 +40,16 @@ class Cursor(abc.ABC):
     def pull(self, count: int) -> Block:
         """Up to `count` elements; none at all only at the end.
 
-        Raises the user's own error where an element fails, or RowFailed around it.
+        The elements are the caller's own: a user's function may write into them. Raises the user's own error where an
+        element fails, or RowFailed around it.
         """
+
+    def look(self, count: int) -> Block:
+        """Like `pull`, for a caller that only reads the elements and then drops them, such as one that stacks a batch.
+
+        Rows of a list may belong to somebody else, such as a source. Columns are the caller's own, as with `pull`.
+        """
+        return self.pull(count)
 
     @abc.abstractmethod
     def get_state(self) -> State: ...

@@ -100,8 +100,14 @@ class _WindowCursor(Cursor):
         return self.parent.mark(), (self.before, self.window, self.number, self.row, self.behind, self.ended)
 
     def rewind(self, mark: Any) -> None:
-        parent, (self.before, self.window, self.number, self.row, self.behind, self.ended) = mark
-        self.parent.rewind(parent)
+        parent, (before, window, number, row, behind, ended) = mark
+        if row < len(window):  # a function may have written into elements that it was given: they are read anew
+            self.parent.set_state(before)
+            window, behind, ended = [], True, False
+        else:
+            self.parent.rewind(parent)
+        self.before, self.window, self.number = before, window, number
+        self.row, self.behind, self.ended = row, behind, ended
 
     def state_of(self, mark: Any) -> State:
         _, (before, _, number, row, *_) = mark

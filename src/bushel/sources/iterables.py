@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 from bushel.base.errors import StateMismatch
+from bushel.base.ownership import own
 from bushel.sources.protocol import SequentialReader
 
 
@@ -59,6 +60,17 @@ def _check_resumes(stream: Any) -> None:
         left += filter(None, [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())])
 
 
+def _private(iterator: Iterator[Any], count: int) -> list[Any]:
+    """Up to `count` elements, copied where the iterable keeps them; one by one, as it may use one buffer for all."""
+    rows: list[Any] = []
+    while len(rows) < count:
+        element = list(itertools.islice(iterator, 1))
+        if not element:
+            break
+        rows += own(element)
+    return rows
+
+
 class IterableReader(SequentialReader):
     """A position in an iterable: how many elements came before. Going there reads them again."""
 
@@ -75,7 +87,7 @@ class IterableReader(SequentialReader):
             )
 
     def read(self, count: int) -> list[Any]:
-        rows = list(itertools.islice(self._iterator, count))
+        rows = _private(self._iterator, count)
         self._count += len(rows)
         return rows
 
@@ -105,7 +117,7 @@ class StatefulReader(SequentialReader):
         self._iterator = iter(self._iterable)
 
     def read(self, count: int) -> list[Any]:
-        rows = list(itertools.islice(self._iterator, count))
+        rows = _private(self._iterator, count)
         if rows:
             self._set = None
         return rows

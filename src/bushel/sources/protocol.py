@@ -33,7 +33,10 @@ class RandomAccessDataSource(Protocol[T_co]):
         ...
 
     def __getitem__(self, index: int, /) -> T_co:
-        """Returns the record at `index`, which lies in [0, len). Must be thread-safe and deterministic."""
+        """Returns the record at `index`, which lies in [0, len). Must be thread-safe and deterministic.
+
+        A source may return objects that it keeps: they are copied before a function can write into them.
+        """
         ...
 
 
@@ -47,6 +50,18 @@ def many_reads(source: Any) -> Callable[[Any], Any] | None:
     if isinstance(form, dict) and form.get("type") not in (None, "python", "custom"):
         return None
     return getattr(source, "__getitems__", None) or getattr(source, "_getitems", None)
+
+
+def gives_new_records(source: Any) -> bool:
+    """Whether a source is known to make a new object for each read, which nobody else holds.
+
+    So do the sources of this library, and Hugging Face datasets unless a function of the user's makes their records.
+    """
+    package = type(source).__module__.partition(".")[0]
+    if package == "datasets":
+        form = getattr(source, "format", None)
+        return isinstance(form, dict) and form.get("type") in (None, "python")
+    return package == "bushel"
 
 
 def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Any]:

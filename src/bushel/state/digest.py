@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.state.following import globals_of, is_own
+from bushel.base.following import globals_of, is_own
 
 _SAMPLES = 64  # so many elements of a long sequence, or blocks of a large array, stand for all
 _SAMPLE_BYTES = 1024
