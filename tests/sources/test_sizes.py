@@ -208,10 +208,11 @@ def test_sizes_of_a_chunk_add_up_to_what_it_holds(sizes, length):
     encoded = b"".join(map(varints.encoded, sizes))
     chunk = b"\0" + varints.encoded(len(encoded)) + encoded + bytes(length)
     if sum(sizes) == length:
-        assert riegeli.unpacked(memoryview(chunk), length)[1].tolist() == np.cumsum(sizes, dtype=int).tolist()
+        ends = riegeli.unpacked(memoryview(chunk), length, len(sizes))[1]
+        assert ends.tolist() == np.cumsum(sizes, dtype=int).tolist()
     else:
         with pytest.raises(ValueError, match="do not add up"):
-            riegeli.unpacked(memoryview(chunk), length)
+            riegeli.unpacked(memoryview(chunk), length, len(sizes))
 
 
 # Stores of arrays, and libraries.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources.limits import Limits, get_limits, set_limits
 from bushel.sources.memory import ArrayDataSource, RangeDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
 from bushel.sources.ragged import RaggedDataSource
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from bushel.sources.fixed import FixedRecords
     from bushel.sources.folders import FileDataSource
     from bushel.sources.lance import LanceDataSource
+    from bushel.sources.limits import Limits, get_limits, set_limits
     from bushel.sources.lines import LineDataSource
     from bushel.sources.media import decode_audio, decode_image
     from bushel.sources.opening import open
@@ -46,6 +46,7 @@ _FORMATS = {
     "fixed": ("FixedRecords",),
     "folders": ("FileDataSource",),
     "lance": ("LanceDataSource",),
+    "limits": ("Limits", "get_limits", "set_limits"),
     "lines": ("LineDataSource",),
     "media": ("decode_audio", "decode_image"),
     "opening": ("open",),
