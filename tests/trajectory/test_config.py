@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
 from bushel.trajectory.config import DatasetConfig, MixtureConfig
+from bushel.trajectory.loader import get_dataloader, get_dataset
 from bushel.trajectory.mixing import make_interleaved_dataset
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.reading import make_dataset_from_rlds
@@ -118,7 +120,7 @@ def test_what_is_written_comes_back(tmp_path_factory, fields):
     assert MixtureConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
     file = tmp_path_factory.getbasetemp() / "mixture.json"
     config.save(file)
-    assert MixtureConfig.of(str(file)) == config == MixtureConfig.of(config)
+    assert MixtureConfig.from_file(file, modules=["robots", "builtins", "math"]) == config == MixtureConfig.of(config)
     for name in fields:  # and nothing was lost before it was written
         if name != "datasets":
             assert json.dumps(getattr(config, name)) == json.dumps(fields[name])
@@ -137,7 +139,7 @@ def test_functions_are_saved_by_name(tmp_path):
         ]
     )
     config.save(tmp_path / "mixture.json")
-    (found,) = MixtureConfig.from_file(tmp_path / "mixture.json").datasets
+    (found,) = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["robots"]).datasets
     assert found.standardize_fn == ModuleSpec(module="robots", name="narrow", args=(), kwargs={"width": 2})
     assert ModuleSpec.instantiate(found.filter_functions[0]).func is robots.long_enough
     assert ModuleSpec.instantiate(found.frame_filter).func is robots.even_frames
@@ -187,6 +189,42 @@ def test_every_layout_means_the_same(tmp_path):
     assert MixtureConfig.from_mix([("arm", 3.0), ("gripper", 1.0)], table, data_dir="cache/data", **kwargs) == expected
     (tmp_path / "mixture.yml").write_text(yaml.safe_dump(expected.to_dict()))
     assert MixtureConfig.from_file(tmp_path / "mixture.yml") == expected
+
+
+RUNS = {"module": "os", "name": "system", "args": ["touch /tmp/ran"], "kwargs": {}}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "os:system",
+        RUNS,
+        "bushel.trajectory.spec:importlib.import_module",
+        "bushel.trajectory.obs_transforms:np.load",
+        "bushel.trajectory.obs_transforms:np",
+        "bushel.trajectory.task_augmentation:Rephraser",
+        "bushel:_importlib.import_module",
+        "robots_of_others:narrow",
+    ],
+)
+@pytest.mark.parametrize("ending", ["json", "yaml"])
+def test_a_file_cannot_name_functions_that_nobody_trusts(tmp_path, function, ending):
+    content = {"datasets": [{"name": "arm", "standardize_fn": function}], "traj_transform_kwargs": {"x": [function]}}
+    file = tmp_path / f"mixture.{ending}"
+    file.write_text(json.dumps(content) if ending == "json" else yaml.safe_dump(content))
+    named = function if isinstance(function, str) else "os:system"
+    for read in (MixtureConfig.from_file, MixtureConfig.of, get_dataset, get_dataloader):
+        with pytest.raises(ValueError, match=f"names the function {re.escape(named)}, which would be imported"):
+            read(file)
+    with pytest.raises(ValueError, match="names the function"):
+        MixtureConfig.from_file(file, modules=["robots"])  # no other package of a longer name
+
+
+def test_a_file_may_name_our_own_transforms(tmp_path):
+    function = "bushel.trajectory.traj_transforms:add_pad_mask_dict"
+    file = tmp_path / "mixture.json"
+    file.write_text(json.dumps({"datasets": [{"name": "arm", "data_dir": "here", "standardize_fn": function}]}))
+    assert MixtureConfig.from_file(file).datasets[0].standardize_fn == function
 
 
 BOTH = {name: robots.robot(name, "cache") for name in ("arm", "gripper")}

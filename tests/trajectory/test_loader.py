@@ -18,6 +18,7 @@ from bushel.base.blocks import rows_of
 from bushel.base.errors import StateMismatch, TooManySkipped
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.sharding import ShardByJaxProcess, ShardOptions
+from bushel.trajectory.config import MixtureConfig
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.loader import build_dataset_from_config, get_dataloader, get_dataset
 from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
@@ -99,7 +100,8 @@ def test_one_data_set_gives_trajectories_and_several_give_frames(config, cache):
 
 def test_files_and_dicts_do_as_well(config, expected, tmp_path):
     config.save(tmp_path / "mixture.json")
-    for given_as in (str(tmp_path / "mixture.json"), config.to_dict()):
+    read = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["robots"])
+    for given_as in (read, config.to_dict()):
         with iter(get_dataloader(given_as)) as batches:
             assert_same_batches(some(batches, 2), expected[:2])
 

@@ -22,6 +22,7 @@ from bushel.trajectory.functions import Function
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.plain import as_mapping, plain, refuse_unknown, written
 from bushel.trajectory.restructure import Keys
+from bushel.trajectory.trust import check_references
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,8 +210,14 @@ class MixtureConfig:
         return _from_fields(cls, given, ("datasets",))
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """A config in a file: JSON, or YAML where the name ends so. It holds what `from_dict` takes."""
+    def from_file(cls, path: str | os.PathLike[str], *, modules: Sequence[str] = ()) -> Self:
+        """A config in a file: JSON, or YAML where the name ends so. It holds what `from_dict` takes.
+
+        Args:
+          path: of the file.
+          modules: packages whose functions the file may name, as "module:name". Without it the file may name the
+            transforms of `bushel.trajectory` alone, so that a file from elsewhere cannot run code.
+        """
         file = Path(path)
         text = file.read_text(encoding="utf-8")
         if file.suffix in (".yaml", ".yml"):
@@ -226,6 +233,7 @@ class MixtureConfig:
             raise ValueError(f"{os.fspath(path)} cannot be read as {file.suffix[1:].upper()}: {error}") from error
         if not isinstance(found, dict):
             raise ValueError(f"{os.fspath(path)} must hold the fields of a config by name, but holds {found!r}.")
+        check_references(found, os.fspath(path), modules)
         return cls.from_dict(found)
 
     @classmethod
