@@ -160,13 +160,17 @@ def _signed_by_azure():
 
 
 class Web:
-    """A web server for some bytes, with ranges, that can be told to fail.
+    """A web server for some bytes, or for a dict of files by their paths, with ranges, that can be told to fail.
 
     `behave` is called with the number of the request (HEAD requests not counted) and returns "ok", "error" (500),
-    "half" (announces all, sends half), "hang" (answers nothing) or "missing" (404). HEAD requests are answered with the
-    status `head`. Unless `told`, nothing says when the content changes. `addresses` are those that were asked for,
-    `most_at_once` tells how many requests it had in hand.
+    "half" (announces all, sends half), "hang" (answers nothing), "missing" (404) or "denied" (403, and its text repeats
+    the whole request, as S3 does with signatures). HEAD requests are answered with the status `head`. Unless `told`,
+    nothing says when the content changes. `tag` is the ETag, `modified` the time. `addresses` are those that were asked
+    for, `most_at_once` tells how many requests it had in hand.
     """
+
+    tag: str | None = '"one"'
+    modified: str | None = "Wed, 01 Jan 2025 00:00:00 GMT"
 
     def __init__(self, content, behave=lambda number: "ok", latency_s=0.0, head=200, told=True):
         self.content, self.behave, self.latency_s, self.head = content, behave, latency_s, head
@@ -186,11 +190,18 @@ class Web:
 
             def do_HEAD(self):
                 web.addresses.add(self.path)
-                self._headers(web.head, len(web.content))
+                content = web.file(self.path)
+                if web.head == 403:
+                    self._denied()
+                elif content is None:
+                    self._headers(404, 0)
+                else:
+                    self._headers(web.head, len(content))
 
             def do_GET(self):
                 web.addresses.add(self.path)
-                low, high = 0, len(web.content)
+                content = web.file(self.path)
+                low, high = 0, len(content or b"")
                 asked = self.headers.get("Range")
                 if asked:
                     first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -209,22 +220,36 @@ class Web:
                     web._over.wait(20)
                     self.close_connection = True
                     return
-                if manner in ("error", "missing"):
+                if manner == "denied":
+                    self._denied()
+                    return
+                if manner in ("error", "missing") or content is None:
                     self._headers(500 if manner == "error" else 404, 0)
                     return
-                body = web.content[low:high]
-                self._headers(206 if asked else 200, len(body), f"bytes {low}-{high - 1}/{len(web.content)}")
+                body = content[low:high]
+                if asked and not body:
+                    self._headers(416, 0, f"bytes */{len(content)}")
+                    return
+                self._headers(206 if asked else 200, len(body), f"bytes {low}-{low + len(body) - 1}/{len(content)}")
                 if manner == "half":
                     body = body[: len(body) // 2]
                     self.close_connection = True
                 self.wfile.write(body)
 
+            def _denied(self):
+                asked = "".join(f"<{name}>{value}</{name}>" for name, value in self.headers.items())
+                body = f"<Error><Code>AccessDenied</Code><Resource>{self.path}</Resource>{asked}</Error>".encode()
+                self._headers(403, len(body))
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
             def _headers(self, status, length, content_range=None):
                 self.send_response(status)
                 self.send_header("Content-Length", str(length))
-                if told:
-                    self.send_header("ETag", '"one"')
-                    self.send_header("Last-Modified", "Wed, 01 Jan 2025 00:00:00 GMT")
+                if told and web.tag is not None:
+                    self.send_header("ETag", web.tag)
+                if told and web.modified is not None:
+                    self.send_header("Last-Modified", web.modified)
                 self.send_header("Accept-Ranges", "bytes")
                 if content_range:
                     self.send_header("Content-Range", content_range)
@@ -237,8 +262,14 @@ class Web:
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
+    def file(self, address):
+        """The content behind an address, or None."""
+        if not isinstance(self.content, dict):
+            return self.content
+        return self.content.get(urllib.parse.unquote(address.partition("?")[0]))
+
     def __enter__(self):
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *_):

@@ -10,30 +10,46 @@ import time
 import traceback
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-from bushel.base import alias
+from bushel.base import alias, redact
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="bushel", description="Tools for data sets.")
+    words = _Parser.words = sys.argv[1:] if arguments is None else list(arguments)
+    parser = _Parser(prog="bushel", description="Tools for data sets.")
     parser.add_argument("--version", action="version", version=f"bushel {sys.modules['bushel'].__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_convert(commands)
     _add_run(commands)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     try:
         return options.run(options)
     except KeyboardInterrupt:
         print("bushel: interrupted.", file=sys.stderr)
         return 130
     except (OSError, ValueError, TypeError, ImportError) as error:
-        print(f"bushel: {error}", file=sys.stderr)
+        print(f"bushel: {redact.clean(str(error), _secrets(words))}", file=sys.stderr)
         return 1
 
 
-def _add_convert(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors repeat arguments without the secrets in them."""
+
+    words: Sequence[str] = ()
+
+    def error(self, message: str) -> NoReturn:
+        values = [part for word in _Parser.words if "://" not in word for part in word.split("=")[1:]]
+        super().error(redact.clean(message, [*redact.secrets_of(options=values), *_secrets(_Parser.words)]))
+
+
+def _secrets(words: Sequence[str]) -> list[str]:
+    """What the URLs on a command line hold that no message may repeat."""
+    return [secret for word in words for secret in redact.secrets_of(word)]
+
+
+def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "convert",
         help="record files of one format into another",
@@ -81,7 +97,7 @@ def _setting(text: str) -> tuple[str, Any]:
     """NAME=VALUE; a value that is JSON (a number, true) counts as that, any other as text."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--option takes NAME=VALUE, for example --option region=us-east-1, got {text!r}.")
+        raise ValueError("--option takes NAME=VALUE, for example --option region=us-east-1, got a text without =.")
     try:
         return name, json.loads(value)
     except ValueError:
@@ -112,7 +128,7 @@ class Progress:
             print(file=sys.stderr)
 
 
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "run",
         help="a program that was written for Grain, on Bushel",
@@ -139,6 +155,7 @@ def _run(options: argparse.Namespace) -> int:
     except Exception as error:
         # As Python would show it, from the program's first frame on.
         trace = error.__traceback__
-        traceback.print_exception(type(error), error, trace.tb_next if trace else None)
+        lines = traceback.format_exception(type(error), error, trace.tb_next if trace else None)
+        print(redact.clean("".join(lines), _secrets(options.arguments)), end="", file=sys.stderr)
         return 1
     return 0

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bushel.base import redact
 from bushel.dataset import _IterPipeline
 from bushel.graph.interleave import Interleave
 from bushel.graph.records import Records
@@ -138,5 +139,5 @@ def _node(
     from bushel.sources import stores
 
     paths = stores.find(path, options)
-    files = tuple(Records(source(entry), f"{name}({os.path.basename(entry)})") for entry in paths)
+    files = tuple(Records(source(entry), f"{name}({redact.base_name(entry)})") for entry in paths)
     return files[0] if len(files) == 1 else Interleave(files, _AT_A_TIME)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
+
 
 class Map(abc.ABC):
     """One element in, one element out.
@@ -161,10 +163,10 @@ def short_name(transform: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """The repr of an object that has one of its own, else the name of its class; never an address."""
+    """The repr of an object that has one of its own, else the name of its class; no address in memory, no secret."""
     if type(value).__repr__ is object.__repr__:
         return type(value).__name__
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+    return redact.clean(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
 
 
 def place(transform: Any) -> str:

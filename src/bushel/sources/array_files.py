@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources import limits, stores
 from bushel.sources.stores import Options, Path
@@ -70,11 +71,11 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     array([2, 3])
     """
     text = stores.local(path)
-    kind = text.rpartition(".")[2]
+    shown, kind = redact.shown(text), redact.without_query(text).rpartition(".")[2]
     if kind not in _READERS:
-        raise ValueError(f"{text}: an array file ends in .npy, .npz or .safetensors.")
+        raise ValueError(f"{shown}: an array file ends in .npy, .npz or .safetensors.")
     if kind == "npy" and names is not None:
-        raise ValueError(f"{text}: an .npy file has one array without a name, so names={names!r} has no meaning.")
+        raise ValueError(f"{shown}: an .npy file has one array without a name, so names={names!r} has no meaning.")
     file = stores.open_file(text, storage_options)
     content = io.BytesIO(file.read(0, file.size)) if stores.is_url(text) else None
     try:
@@ -88,15 +89,15 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     except ImportError:
         raise
     except TooLarge as error:
-        raise TooLarge(f"{text} is not read: {error}.") from None
+        raise TooLarge(f"{shown} is not read: {error}.") from None
     except _Unreadable as error:
-        raise ValueError(f"{text} {error}") from None
+        raise ValueError(f"{shown} {error}") from None
     except Exception as error:  # whatever the readers of headers, archives and compressed data stumble over
         if str(error).startswith(("Object arrays cannot be loaded", "Array can't be memory-mapped: Python objects")):
             raise ValueError(
-                f"{text} has an array of Python objects, which is not read. Choose others by their names."
+                f"{shown} has an array of Python objects, which is not read. Choose others by their names."
             ) from None
-        raise DamagedFile(f"{text} is no complete .{kind} file: {error}") from error
+        raise DamagedFile(f"{shown} is no complete .{kind} file: {error}") from error
 
 
 def _npy(path: str, content: io.BytesIO | None) -> Arrays:

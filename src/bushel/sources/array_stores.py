@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import abc
-import os
+import functools
 import re
 import struct
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
-from bushel.base import checks, trees
+from bushel.base import checks, redact, trees
 from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile
 from bushel.base.specs import ShapeDtypeStruct
@@ -20,20 +20,23 @@ from bushel.sources import stores
 from bushel.sources.needs import package
 from bushel.sources.stores import Options, Path
 
+T = TypeVar("T")
+
 
 class _ArrayStore(abc.ABC):
     """Named arrays of one length in a store. Opened where it is used: a pickle holds the path."""
 
     def __init__(self, path: Path, names: Sequence[str] | None, storage_options: Options | None):
         self._path = stores.local(path)
-        self._options = dict(storage_options or {})
+        self._name = redact.shown(self._path)
+        self._options = redact.Options(storage_options or {})
         self._names = None if names is None else list(names)
         self._forget()
         arrays = self._opened()
         lengths = {name: array.shape[0] if array.shape else None for name, array in arrays.items()}
         if not arrays or None in lengths.values() or len(set(lengths.values())) != 1:
             raise ValueError(
-                f"{self._path}: all arrays need the same first axis, one entry per record; their lengths are "
+                f"{self._name}: all arrays need the same first axis, one entry per record; their lengths are "
                 f"{lengths}. Choose some by their names."
             )
         self._length = int(next(iter(arrays.values())).shape[0])
@@ -57,7 +60,7 @@ class _ArrayStore(abc.ABC):
                 for name in self._names or ():
                     if name not in found:
                         known = ", ".join(map(repr, self._open(None)))
-                        raise ValueError(f"{self._path} has no array {name!r}; it has {known}.")
+                        raise ValueError(f"{self._name} has no array {name!r}; it has {known}.")
                 self._arrays = found
             return self._arrays
 
@@ -76,12 +79,15 @@ class _ArrayStore(abc.ABC):
         found: dict[str, np.ndarray] = {}
         for name, array in self._opened().items():
             try:
-                found[name] = self._read(array, positions)
+                found[name] = self._guarded(functools.partial(self._read, array, positions))
             except ImportError:
                 raise
             except Exception as error:  # the libraries raise whatever their decoders do
-                raise DamagedFile(f"{self._path}: the array {name!r} cannot be read: {error}") from error
+                raise DamagedFile(f"{self._name}: the array {name!r} cannot be read: {error}") from error
         return Columns(found, len(positions))
+
+    def _guarded(self, call: Callable[[], T]) -> T:
+        return redact.guarded(call, self._path, self._options)
 
     def element_spec(self) -> Any:
         """Shape and dtype of each array of a record."""
@@ -95,7 +101,7 @@ class _ArrayStore(abc.ABC):
         self._forget()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({os.path.basename(self._path)}: {self._length} records)"
+        return f"{type(self).__name__}({redact.base_name(self._path)}: {self._length} records)"
 
 
 class HDF5DataSource(_ArrayStore):
@@ -131,7 +137,7 @@ class HDF5DataSource(_ArrayStore):
                 for name, array in found.items():
                     _check_chunks(array, name)
         except Exception as error:  # whatever damaged metadata lead to
-            raise DamagedFile(f"{self._path} is no complete HDF5 file: {error}") from error
+            raise DamagedFile(f"{self._name} is no complete HDF5 file: {error}") from error
         return found
 
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
@@ -190,18 +196,18 @@ class ZarrDataSource(_ArrayStore):
 
     def _open(self, names: list[str] | None) -> dict[str, Any]:
         zarr = package("zarr", "zarr", "Zarr stores")
-        watched = _watched_store(self._stored(), _Watch(self._path))
+        watched = _watched_store(self._stored(), _Watch(self._name))
         try:
-            store = zarr.open(watched, mode="r")
-            found = _members(store) if isinstance(store, zarr.Group) else {"array": store}
+            store = self._guarded(lambda: zarr.open(watched, mode="r"))
+            found = self._guarded(lambda: _members(store)) if isinstance(store, zarr.Group) else {"array": store}
             watched.watch.check(list(found.values()))
         except FileNotFoundError:
             how = " A zipped store is not read: unzip it." if self._path.endswith(".zip") else ""
-            raise FileNotFoundError(f"{self._path} is no Zarr store: there is no metadata of one.{how}") from None
+            raise FileNotFoundError(f"{self._name} is no Zarr store: there is no metadata of one.{how}") from None
         except (ImportError, PermissionError, DamagedFile):
             raise
         except Exception as error:  # whatever damaged metadata lead to
-            raise DamagedFile(f"{self._path} is no complete Zarr store: {error}") from error
+            raise DamagedFile(f"{self._name} is no complete Zarr store: {error}") from error
         return found if names is None else {name: found[name] for name in names if name in found}
 
     def _stored(self) -> Any:
@@ -223,7 +229,7 @@ class ZarrDataSource(_ArrayStore):
             )
             for array in arrays.values()
         ]
-        return [os.path.basename(self._path), list(arrays), stores.fingerprint(metadata, self._options)]
+        return [redact.object_name(self._path), list(arrays), stores.fingerprint(metadata, self._options)]
 
 
 def _members(group: Any, prefix: str = "") -> dict[str, Any]:
@@ -240,8 +246,8 @@ _BLOSC = struct.Struct("<12xI")  # the header of a chunk that Blosc has compress
 class _Watch:
     """Looks at what a Zarr store gives: at metadata that do not lead to an array, and at chunks that were cut short."""
 
-    def __init__(self, path: str):
-        self._path = path
+    def __init__(self, name: str):
+        self._name = name
         self._arrays: set[str] = set()
         self._blosc: tuple[str, ...] = ()
 
@@ -249,7 +255,7 @@ class _Watch:
         """Refuses metadata of an array that is not among those found: Zarr leaves out what it cannot read."""
         lost = self._arrays - {array.path for array in found}
         if lost:
-            raise DamagedFile(f"{self._path}: the metadata of the array {min(lost)!r} are damaged.")
+            raise DamagedFile(f"{self._name}: the metadata of the array {min(lost)!r} are damaged.")
         packed = [array.path for array in found if array.shards is None and _is_packed_by_blosc(array)]
         self._blosc = tuple(f"{path}/" if path else "" for path in packed)
 
@@ -262,7 +268,7 @@ class _Watch:
         elif whole and not name.startswith(".z") and self._blosc and key.startswith(self._blosc):
             size = _BLOSC.unpack(data[:16].to_bytes())[0] if len(data) >= 16 else 16
             if len(data) != size:  # Blosc does not look, and would give what lies in memory behind the chunk
-                raise DamagedFile(f"{self._path}: the chunk {key} has {len(data)} bytes, and {size} by its header.")
+                raise DamagedFile(f"{self._name}: the chunk {key} has {len(data)} bytes, and {size} by its header.")
 
 
 def _is_packed_by_blosc(array: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources import codecs, stores
 from bushel.sources.mapping import Mapping
@@ -49,11 +50,14 @@ class BagzDataSource(RecordSource):
         super().__init__(all_shards(paths, storage_options), storage_options)
 
     def _reader(self, file: File) -> RecordReader:
-        compressed = file.name.endswith(".bagz") if self._compressed is None else self._compressed
+        compressed = (
+            redact.without_query(file.address).endswith(".bagz") if self._compressed is None else self._compressed
+        )
         if not self._separate:
             return _BagFile(file, file, compressed)
-        folder, name = os.path.split(file.name)
-        limits = os.path.join(folder, f"limits.{name}")
+        path, query, rest = file.address.partition("?") if file.address.startswith("http") else (file.address, "", "")
+        folder, name = os.path.split(path)
+        limits = os.path.join(folder, f"limits.{name}{query}{rest}")
         return _BagFile(file, stores.open_file(limits, self._options), compressed)
 
 
@@ -81,7 +85,8 @@ def _stated(path: str, pattern: str, options: Options | None) -> int:
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
     if len(counts) != 1:
         raise ValueError(
-            f"{path}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Name the number."
+            f"{redact.shown(path)}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Name the "
+            "number."
         )
     return counts[0]
 

@@ -50,7 +50,7 @@ class CachedFile(File):
     together = False
 
     def __init__(self, file: File, folder: str, limit_bytes: int | None):
-        self.name, self.size = file.name, file.size
+        self.name, self.address, self.size = file.name, file.address, file.size
         self._file, self._folder, self._limit = file, folder, limit_bytes
         digest = hashlib.blake2b(json.dumps([file.name, *file.version()]).encode(), digest_size=16).hexdigest()
         self._path = os.path.join(folder, f"{digest}.copy")
@@ -64,6 +64,9 @@ class CachedFile(File):
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
         self._from_copy(lambda copy: copy.read_into(start, buffers))
+
+    def check_unchanged(self) -> None:
+        pass  # a copy belongs to one version
 
     def version(self) -> list[Any]:
         return self._file.version()
@@ -142,6 +145,7 @@ class CachedFile(File):
             try:
                 for start in range(0, self.size, _PIECE_BYTES):
                     self._write(part, self._file.read(start, min(_PIECE_BYTES, self.size - start)))
+                self._file.check_unchanged()  # or the copy might be half of one object and half of another
                 os.fsync(part.fileno())  # or after a power failure the name might stand for zeros of the right size
                 os.utime(part.name, ns=(time.time_ns(), _TIME_NS))
                 with self._alone():

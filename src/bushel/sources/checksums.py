@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from bushel.base import sealed
+from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.stores import File, Options, Path
@@ -33,7 +33,9 @@ def write_checksums(paths: Path | Iterable[Path]) -> list[str]:
     written = []
     for path in _files(paths, None):
         if stores.is_url(path):
-            raise ValueError(f"{path}: checksums are written beside local files. Upload them along with the data.")
+            raise ValueError(
+                f"{redact.shown(path)}: checksums are written beside local files. Upload them along with the data."
+            )
         found = {"size": os.path.getsize(path), "piece": _PIECE, "crc32": _sums(stores.open_file(path))}
         sealed.write_json(path + _ENDING, found)
         written.append(path + _ENDING)
@@ -47,19 +49,21 @@ def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
         known = _known(beside)
         file = stores.open_file(path, storage_options)
         if file.size != known["size"]:
-            raise DamagedFile(f"{path} has {file.size} bytes; it had {known['size']} when its checksums were written.")
+            raise DamagedFile(
+                f"{file.name} has {file.size} bytes; it had {known['size']} when its checksums were written."
+            )
         for number, (was, now) in enumerate(zip(known["crc32"], _sums(file), strict=True)):
             if was != now:
                 low = number * _PIECE
                 high = min(low + _PIECE, file.size)
-                raise DamagedFile(f"{path} is damaged: bytes {low} to {high} do not fit their checksum.")
+                raise DamagedFile(f"{file.name} is damaged: bytes {low} to {high} do not fit their checksum.")
 
 
 def _files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
     """Files that may have checksums beside them; those of a pattern that are checksums are left out."""
     found = [path for path in stores.find(paths, options) if not path.endswith(_ENDING)]
     if not found:
-        raise ValueError(f"{paths}: these are checksums. Name the files that they belong to.")
+        raise ValueError(f"{redact.clean(str(paths))}: these are checksums. Name the files that they belong to.")
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile, writing
 from bushel.sources import bagz, clean_workers, records, stores, writers
 from bushel.sources.array_record import ArrayRecordDataSource
@@ -126,7 +126,7 @@ class _InOrder(Records):
             place += len(block)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class _Reading:
     """How files are opened."""
 
@@ -159,7 +159,7 @@ class _Reading:
         return LineDataSource(path, storage_options=options)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class _Piece:
     """Records [low, high) of a file, and which version of it they were counted in."""
 
@@ -171,12 +171,12 @@ class _Piece:
     def check(self, reading: _Reading) -> None:
         if (now := reading.version(self.path)) != self.version:
             raise DamagedFile(
-                f"{self.path} was {self.version} (name, size, time) when its records were counted, and is {now} now. "
-                "Convert it again, when nobody writes to it."
+                f"{redact.shown(self.path)} was {self.version} (name, size, time) when its records were counted, and "
+                f"is {now} now. Convert it again, when nobody writes to it."
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class _Part:
     """What one process does: pieces of the sources into one file."""
 
@@ -230,7 +230,9 @@ def convert(
     reading = _Reading(_source_kind([path for path, _, _ in found], source_format), storage_options, round_floats)
     text = stores.local(target)
     if stores.is_url(text):
-        raise ValueError(f"{text} cannot be written: convert makes local files. Make one, then copy it to the store.")
+        raise ValueError(
+            f"{redact.shown(text)} cannot be written: convert makes local files. Make one, then copy it to the store."
+        )
     kind = _kind(text)
     if kind not in _WRITERS or text.endswith(".gz"):
         raise ValueError(f"{text} cannot be written: its name should end in {_endings(_WRITERS)}.")
@@ -267,7 +269,7 @@ def convert(
 
 def _kind(path: str) -> str | None:
     """The format that a name stands for. Of compressed files, TFRecord alone is known."""
-    ending = _ENDING.search(path)
+    ending = _ENDING.search(redact.without_query(path))
     kind = _SAME.get(ending.group(1), ending.group(1)) if ending else None
     return None if ending and ending.group(2) and kind != "tfrecord" else kind
 
@@ -282,8 +284,8 @@ def _source_kind(paths: list[str], given: str | None) -> str:
         kind = _kind(path)
         if kind not in FORMATS:
             raise ValueError(
-                f"{path} cannot be read: its name should end in {_endings(FORMATS)}. If it is such a file, say so with "
-                "source_format (--from)."
+                f"{redact.shown(path)} cannot be read: its name should end in {_endings(FORMATS)}. If it is such a "
+                "file, say so with source_format (--from)."
             )
         kinds.add(kind)
     if len(kinds) != 1:
@@ -356,7 +358,9 @@ def _written(part: _Part) -> Iterator[int]:
                 yield len(block)
             piece.check(part.reading)
             if left:
-                raise DamagedFile(f"{piece.path} was changed while it was read: it has {left} records less.")
+                raise DamagedFile(
+                    f"{redact.shown(piece.path)} was changed while it was read: it has {left} records less."
+                )
         with writing(part.path):
             writer.close()
     except BaseException:

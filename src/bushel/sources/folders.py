@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, redact
 from bushel.sources import stores
 from bushel.sources.records import together
 from bushel.sources.stores import Options
@@ -16,6 +15,8 @@ from bushel.sources.stores import Options
 
 class FileDataSource:
     """One record per file: its path and its content as bytes. The folder often is the label.
+
+    The path of a record has no query and no password: a record must not change when its URL is signed again.
 
     >>> import os, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -27,7 +28,7 @@ class FileDataSource:
     """
 
     def __init__(self, paths: Any, *, storage_options: Options | None = None):
-        self._options = dict(storage_options or {})
+        self._options = redact.Options(storage_options or {})
         self._paths = stores.find(paths, self._options)
 
     @property
@@ -48,11 +49,11 @@ class FileDataSource:
 
     def _read(self, path: str) -> dict[str, Any]:
         file = stores.open_file(path, self._options)
-        return {"path": path, "content": file.read(0, file.size)}
+        return {"path": redact.without_query(path), "content": file.read(0, file.size)}
 
     def fingerprint(self) -> Any:
-        return [os.path.basename(path) for path in self._paths]
+        return [redact.object_name(path) for path in self._paths]
 
     def __repr__(self) -> str:
         more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"FileDataSource({os.path.basename(self._paths[0])}{more})"
+        return f"FileDataSource({redact.base_name(self._paths[0])}{more})"

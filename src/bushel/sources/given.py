@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.sources.needs import package
 
 
@@ -29,8 +30,8 @@ def check_source(source: Any, what: str) -> None:
         )
     if isinstance(source, str):
         raise TypeError(
-            f"{what} holds records, and {source!r} is a text. If it names files, open them with the source of "
-            "their format, such as bushel.sources.ArrayRecordDataSource; if its letters are the "
+            f"{what} holds records, and {redact.clean(repr(source))} is a text. If it names files, open them with the "
+            "source of their format, such as bushel.sources.ArrayRecordDataSource; if its letters are the "
             "records, pass list(text)."
         )
     if isinstance(source, Mapping) and isinstance(next(iter(source), 0), str):

@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import Any
 
+from bushel.base import redact
 from bushel.sources import stores
 from bushel.sources.saved import MANIFEST, SavedDataSource, join
 
@@ -42,12 +43,12 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     >>> folder.cleanup()
     """
     text = os.fspath(path)
-    lowered = text.rstrip("/").lower()
+    lowered = redact.without_query(text).rstrip("/").lower()
     for endings, name in _BY_ENDING.items():
         if lowered.endswith(endings):
             return getattr(importlib.import_module("bushel.sources"), name)(text, **_given(storage_options))
     if lowered.endswith(_ARRAYS):
-        arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text)
+        arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text, **_given(storage_options))
         return importlib.import_module("bushel.sources.memory").ArrayDataSource(arrays)
     if _exists(join(text, MANIFEST), storage_options):
         return SavedDataSource(text, storage_options=storage_options)
@@ -55,8 +56,8 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
         return importlib.import_module("bushel.sources.tfds").TFDSDataSource(text, **_given(storage_options))
     known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
     raise ValueError(
-        f"It is not known how to open {text}: it ends in none of {known}, and is no folder that ds.save or TFDS wrote. "
-        "Open it with the source of its format, from bushel.sources."
+        f"It is not known how to open {redact.shown(text)}: it ends in none of {known}, and is no folder that "
+        "ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
     )
 
 

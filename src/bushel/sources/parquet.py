@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
 from bushel.sources.arrow_rows import values
@@ -105,12 +106,12 @@ class ParquetDataSource(TableSource):
 
     def _lengths(self, number: int) -> list[int]:
         file = opened(self._same(number), {})
-        check_columns(file, self._paths[number], self._columns)
+        check_columns(file, redact.shown(self._paths[number]), self._columns)
         return lengths(file)
 
     def _table(self, number: int, part: int) -> Any:
         with self._files.pool(number).lend() as file:
-            return group(file, self._paths[number], part, self._columns)
+            return group(file, redact.shown(self._paths[number]), part, self._columns)
 
 
 class _OpenFiles:
@@ -147,6 +148,9 @@ class ParquetStream:
         columns = None if self.columns is None else list(self.columns)
         return [stores.fingerprint([self.path], self.storage_options), columns]
 
+    def __repr__(self) -> str:
+        return f"ParquetStream({redact.base_name(self.path)})"
+
 
 class ParquetReader(SequentialReader):
     """A position in a Parquet file: row group and row in it, as in Grain's state."""
@@ -154,7 +158,7 @@ class ParquetReader(SequentialReader):
     def __init__(self, stream: ParquetStream):
         self._stream = stream
         self._file = opened(stores.open_file(stream.path, stream.storage_options), stream.settings)
-        check_columns(self._file, stream.path, stream.columns)
+        check_columns(self._file, redact.shown(stream.path), stream.columns)
         self._lengths = lengths(self._file)
         self._group = self._row = 0
         self._read: int | None = None  # the group that `_columns` holds
@@ -168,7 +172,7 @@ class ParquetReader(SequentialReader):
         if not self._lengths:
             return []
         if self._read != self._group:
-            table = group(self._file, self._stream.path, self._group, self._stream.columns)
+            table = group(self._file, redact.shown(self._stream.path), self._group, self._stream.columns)
             self._columns = {name: values(column) for name, column in zip(table.schema.names, table.columns)}
             self._read = self._group
         names = tuple(self._columns)
@@ -191,8 +195,8 @@ class ParquetReader(SequentialReader):
         known = len(self._lengths)
         if not 0 <= number < max(known, 1) or not 0 <= row <= (self._lengths[number] if known else 0):
             raise StateMismatch(
-                f"Row {row} of row group {number} is not in {self._stream.path}, which has {known} row groups of "
-                f"{', '.join(map(str, self._lengths[:8]))} rows."
+                f"Row {row} of row group {number} is not in {redact.shown(self._stream.path)}, which has {known} row "
+                f"groups of {', '.join(map(str, self._lengths[:8]))} rows."
             )
         self._group, self._row = number, row
 

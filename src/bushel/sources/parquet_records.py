@@ -25,8 +25,9 @@ class ParquetRecords:
     """
 
     def __init__(self, path: str, options: Options | None, round_floats: bool):
-        self._path, self._round = path, round_floats
-        self._file = opened(stores.open_file(path, options), {})
+        file = stores.open_file(path, options)
+        self._path, self._round = file.name, round_floats
+        self._file = opened(file, {})
         schema = self._file.schema_arrow
         self._ends = np.cumsum(lengths(self._file), dtype=int)
         self._dtypes = {field.name: self._dtype(field) for field in schema}

@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from bushel.base import redact
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -67,7 +69,8 @@ def gives_new_records(source: Any) -> bool:
 def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Any]:
     """Name, size and modification time of files: a fingerprint that survives a move to another folder.
 
-    A path that does not name a local file (a URL, a pattern) counts by its text.
+    A path that does not name a local file (a URL, a pattern) counts by its text, without user and password and without
+    what signs it: a URL that is signed again counts as the same.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
@@ -77,7 +80,7 @@ def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
         try:
             stat = os.stat(text)
         except OSError:
-            facts.append(text)
+            facts.append(redact.identity(text))
         else:
             facts.append([os.path.basename(text), stat.st_size, stat.st_mtime_ns])
     return facts

@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.stores import File, Options
@@ -62,7 +62,7 @@ class RecordSource(abc.ABC):
     """
 
     def __init__(self, paths: Any, storage_options: Options | None = None):
-        self._options = dict(storage_options or {})
+        self._options = redact.Options(storage_options or {})
         self._shards = shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
@@ -98,7 +98,7 @@ class RecordSource(abc.ABC):
         known = getattr(self, "_totals", None)
         if known is not None and reader.count != known[number]:
             raise DamagedFile(
-                f"{self._paths[number]} had {known[number]} records when the source was made and has {reader.count} "
+                f"{file.name} had {known[number]} records when the source was made and has {reader.count} "
                 "now. Make the source again."
             )
         version = file.version()
@@ -232,7 +232,7 @@ class RecordSource(abc.ABC):
 
     def __repr__(self) -> str:
         more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"{type(self).__name__}({os.path.basename(self._paths[0])}{more}: {self._length} records)"
+        return f"{type(self).__name__}({redact.base_name(self._paths[0])}{more}: {self._length} records)"
 
 
 def together(read: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
@@ -255,7 +255,7 @@ def shards(paths: Any, options: Options | None) -> list[Shard]:
     if isinstance(paths, (str, bytes, os.PathLike)) or _instruction(paths):
         paths = [paths]
     elif not isinstance(paths, Iterable):
-        raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")
+        raise stores.no_paths(paths)
     found: list[Shard] = []
     for path in paths:
         if _instruction(path):
@@ -278,5 +278,5 @@ def part_of(shard: Shard, count: int) -> tuple[int, int]:
     path, start, stop = shard
     stop = count if stop is None else stop
     if not 0 <= start <= stop <= count:
-        raise ValueError(f"{path} has {count} records; there is no part [{start}:{stop}] of it.")
+        raise ValueError(f"{redact.shown(path)} has {count} records; there is no part [{start}:{stop}] of it.")
     return start, stop

@@ -1,4 +1,4 @@
-"""Files behind URLs: S3, GCS, Azure and HTTP through obstore, every other store through fsspec.
+"""Files behind URLs: S3, GCS, Azure and HTTP through obstore; every other store through `drivers.py`.
 
 Many ranges are asked for at once, near ones merged into one request. obstore repeats failed requests with
 growing pauses; what it does not repeat, a body that ends early, is repeated here.
@@ -14,18 +14,18 @@ import os
 import queue
 import re
 import threading
-import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from bushel.base import checks
-from bushel.base.errors import DamagedFile
-from bushel.sources import cache
+from bushel.base import checks, redact
+from bushel.sources import cache, drivers
+from bushel.sources.drivers import DriverFile, first_line
 from bushel.sources.needs import package
-from bushel.sources.stores import File, Options, is_url, local
+from bushel.sources.ranges import merged, scatter
+from bushel.sources.stores import File, Options, changed, is_url, local
 
 T = TypeVar("T")
 
@@ -35,16 +35,12 @@ _WHOLE = re.compile(r"\?|//|%2f", re.IGNORECASE)
 """What a web address has that the name of an object cannot say."""
 _HEADLESS = re.compile(r"status code: (403|405|501)")
 """How web servers answer that tell nothing about a file without sending it; signed addresses are for GET alone."""
-_OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
 _LONGEST_S = 1_000_000
 _RETRIES = 8
 _LONGEST_PAUSE_S = 10
-_MERGE_BYTES = 64 * 1024
-"""Ranges nearer than this are one request: a gap costs less than a round trip."""
-_AT_A_TIME = 10
-"""Requests that one call of obstore has in flight."""
-_CALLS = 8
-"""Calls at a time, for reads of more ranges than one call has in flight."""
+_REQUESTS = 128
+"""Requests in flight, for all reads together. Each waits in a thread, as obstore has no way to ask for many ranges and
+tell which version of an object they came from."""
 
 
 def open_url(url: str, options: Options | None) -> File:
@@ -65,7 +61,7 @@ def _checked(options: Options | None) -> dict[str, Any]:
     if timeout is not None and not 0 < timeout < _LONGEST_S:
         raise ValueError(f"timeout_s must be a number of seconds between 0 and {_LONGEST_S:,}, got {timeout}.")
     if folder is not None and (not isinstance(folder, (str, os.PathLike)) or is_url(folder)):
-        raise ValueError(f"cache_dir must be a local folder, got {folder!r}.")
+        raise ValueError(f"cache_dir must be a local folder, got {redact.clean(repr(folder))}.")
     if limit is not None:
         checks.positive(limit, "cache_bytes")
         if folder is None:
@@ -75,7 +71,7 @@ def _checked(options: Options | None) -> dict[str, Any]:
 
 def _opened(url: str, settings: dict[str, Any]) -> File:
     scheme = url.partition("://")[0]
-    return _Object(url, settings) if scheme in _OBJECT_STORES else _FsspecFile(url, settings)
+    return _Object(url, settings) if scheme in _OBJECT_STORES else DriverFile(url, settings)
 
 
 def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
@@ -83,16 +79,16 @@ def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     settings = _checked(options)
     scheme = prefix.partition("://")[0]
     if scheme not in _OBJECT_STORES:
-        return [url for url in _found(prefix, settings, deep=deep) if url.startswith(prefix)]
+        return [url for url in drivers.listed(prefix, settings, deep=deep) if url.startswith(prefix)]
     if scheme in _WEB:
-        raise ValueError(f"{prefix}*: a web server cannot list its files. Name each of them.")
+        raise ValueError(f"{redact.shown(prefix)}*: a web server cannot list its files. Name each of them.")
     root, key = _split(prefix)
     folder = key.rpartition("/")[0] or None  # stores list whole folders
     store = _store(root, _frozen(settings))
     if deep:
-        entries = _attempts(lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix)
+        entries = _attempts(lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings)
     else:
-        entries = _attempts(lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix)
+        entries = _attempts(lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix, settings)
     return [f"{root}/{entry['path']}" for entry in entries]
 
 
@@ -113,10 +109,23 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _frozen(settings: dict[str, Any]) -> str:
+    """Options as text, so that one store serves all files with the same ones."""
+    kept = {key: value for key, value in settings.items() if not str(key).startswith("cache_")}
+    odd = [f"{key!r} ({type(value).__name__})" for key, value in kept.items() if not _plain(value)]
+    if odd:
+        raise TypeError(
+            f"Options of a store are plain values (str, int, float, bool, and lists and dicts of them); "
+            f"these are not: {redact.clean(', '.join(odd))}."
+        )
+    return json.dumps(kept)
+
+
+def _plain(value: Any) -> bool:
     try:
-        return json.dumps({key: value for key, value in settings.items() if not key.startswith("cache_")})
-    except TypeError:
-        raise TypeError(f"Options of a store are plain values (str, int, float, bool), got {settings!r}.") from None
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 _process: int | None = None
@@ -136,8 +145,9 @@ def _refuse_after_fork(name: str) -> None:
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise RuntimeError(
-            f"{name}: this process was forked from one that had read from an object store, whose connections do not "
-            "survive that. Use `mp_prefetch`, whose workers start clean, or the start method 'spawn'."
+            f"{redact.shown(name)}: this process was forked from one that had read from an object store, whose "
+            "connections do not survive that. Use `mp_prefetch`, whose workers start clean, or the start method "
+            "'spawn'."
         )
 
 
@@ -158,45 +168,54 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
     connect = min(timeout, datetime.timedelta(seconds=10))
     # Whoever names an endpoint with http:// means it; without one, all addresses are https.
     client = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
-    if root.startswith(_WEB):
-        if settings:
-            raise ValueError(f"{root}: a web server takes no options of its own, got {', '.join(settings)}.")
-        return obstore.HTTPStore.from_url(root, client_options=client, retry_config=retry)
+    web = root.startswith(_WEB)
+    if web and settings:
+        raise ValueError(f"{redact.shown(root)}: a web server takes no options of its own, got {', '.join(settings)}.")
+    make = obstore.HTTPStore.from_url if web else obstore.from_url
     try:
-        return obstore.from_url(root, client_options=client, retry_config=retry, **settings)
+        return redact.guarded(lambda: make(root, client_options=client, retry_config=retry, **settings), root, settings)
     except Exception as error:
-        raise ValueError(f"{root} cannot be opened with these options: {_first_line(error)}") from None
+        why = first_line(error)
+        raise ValueError(f"{redact.shown(root)} cannot be opened with these options: {why}") from None
 
 
 @functools.cache
 def _threads() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(_CALLS, "bushel-ranges")
+    return concurrent.futures.ThreadPoolExecutor(_REQUESTS, "bushel-ranges")
 
 
 _TRIES = 3
 
 
-def _attempts(request: Callable[[], T], name: str) -> T:
+def _attempts(request: Callable[[], T], url: str, settings: dict[str, Any]) -> T:
     """What a request gives. A body that broke off is asked for again, a few times."""
     for attempt in range(_TRIES):
         answer, failure = _interruptible(request)
-        try:
-            if failure is None:
-                return answer
-            raise failure
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{name} does not exist.") from None
-        except Exception as error:
-            if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-                raise PermissionError(f"{name} may not be read: {_first_line(error)}") from None
-            if "empty path segment" in str(error):
-                raise ValueError(
-                    f"{name}: {_first_line(error)}. Objects with an empty part (//) in their names cannot be read or "
-                    "listed: rename them, or name a folder without any."
-                ) from None
-            if attempt + 1 == _TRIES or "decoding response body" not in str(error):
-                raise OSError(f"{name} could not be read: {_first_line(error)}") from error
+        if failure is None:
+            return answer
+        if attempt + 1 == _TRIES or "decoding response body" not in str(failure):
+            raise _explained(failure, redact.shown(url), redact.secrets_of(url, settings))
     raise AssertionError("unreachable")
+
+
+def _explained(failure: BaseException, name: str, secrets: list[str]) -> BaseException:
+    """The error to raise for one of obstore, without the secrets that its text may hold."""
+    if not isinstance(failure, Exception):
+        return failure
+    if isinstance(failure, FileNotFoundError):
+        return FileNotFoundError(f"{name} does not exist.")
+    cause = redact.scrub(failure, secrets)
+    why = first_line(cause)
+    if type(failure).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
+        return PermissionError(f"{name} may not be read: {why}")
+    if "empty path segment" in why:
+        return ValueError(
+            f"{name}: {why}. Objects with an empty part (//) in their names cannot be read or listed: rename them, or "
+            "name a folder without any."
+        )
+    error = OSError(f"{name} could not be read: {why}")
+    error.__cause__ = cause
+    return error
 
 
 class _Requests:
@@ -257,26 +276,23 @@ def _answer(request: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 class _Object(File):
-    """An object of a store that obstore knows."""
+    """An object of a store that obstore knows. An answer about another version of it than the first is an error."""
 
     together = True
 
     def __init__(self, url: str, settings: dict[str, Any]):
-        self.name = url
+        self.name, self.address = redact.shown(url), url
+        self._settings = settings
         root, self._key = _split(url)
         if not self._key.strip("/") and not url.startswith(_WEB):
-            raise IsADirectoryError(f"{url} is a bucket, not a file. Name the files in it, for example {root}/*.")
+            example = f"{redact.shown(root)}/*"
+            raise IsADirectoryError(
+                f"{self.name} is a bucket, not a file. Name the files in it, for example {example}."
+            )
         self._store = _store(root, _frozen(settings))
-        meta = _attempts(self._head, url)
-        self.size = meta["size"]
-        modified = meta.get("last_modified")  # obstore's word for none is 1970
-        self._tag = meta.get("e_tag") or (modified.isoformat() if modified and modified.timestamp() else None)
+        meta = _attempts(self._head, url, settings)
+        self.size, self._tags = meta["size"], _tags(meta)
 
     def _head(self) -> Any:
         try:
@@ -292,203 +308,65 @@ class _Object(File):
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
         return [bytes(part) for part in self._parts(starts, lengths)]
 
-    def _parts(self, starts: Sequence[int], lengths: Sequence[int]) -> list[Any]:
+    def _parts(self, starts: Sequence[int], lengths: Sequence[int]) -> list[memoryview]:
         if not len(starts):
             return []
-        asked = [(start, length) for start, length in zip(starts, lengths) if length]
-        for start, length in asked:
-            if start + length > self.size:
+        for start, length in zip(starts, lengths):
+            if length and start + length > self.size:
                 raise self.short(start, length, max(0, self.size - start))
-        parts = iter(self._fetched(asked))
-        found = [next(parts) if length else b"" for length in lengths]
-        for start, length, part in zip(starts, lengths, found):
-            if len(part) != length:
-                raise self.short(start, length, len(part))
-        return found
-
-    def _fetched(self, asked: list[tuple[int, int]]) -> list[Any]:
-        """Ranges with something in them. Those of one call are merged by obstore, which asks for ten at a time."""
-        if not asked:
-            return []
         _refuse_after_fork(self.name)
-        starts, lengths = [start for start, _ in asked], [length for _, length in asked]
-        lows, _, which = _merged(np.asarray(starts), np.asarray(lengths))
-        if len(lows) <= _AT_A_TIME:
-            return self._get(starts, lengths)
-        found: list[Any] = [None] * len(asked)
-        numbers = np.asarray(which) // _AT_A_TIME
-        rows = [np.flatnonzero(numbers == number).tolist() for number in range(int(numbers.max()) + 1)]
-        parts = _threads().map(
-            lambda chosen: self._get([starts[n] for n in chosen], [lengths[n] for n in chosen]), rows
-        )
-        for chosen, got in zip(rows, parts):
-            for number, part in zip(chosen, got):
-                found[number] = part
-        return found
-
-    def _get(self, starts: list[int], lengths: list[int]) -> list[Any]:
-        return _attempts(
-            lambda: self._store.get_ranges(self._key, starts=starts, lengths=lengths, coalesce=_MERGE_BYTES), self.name
-        )
-
-    def read_into(self, start: int, buffers: Sequence[Any]) -> None:
-        _scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
-
-    def version(self) -> list[Any]:
-        name = self._key or urllib.parse.unquote(urllib.parse.urlsplit(self.name).path)  # a query may change
-        return [name.rpartition("/")[2], self.size, self._tag]
-
-
-def _fsspec(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
-    """The fsspec driver of a URL, and what it calls the file."""
-    core = package("fsspec.core", "fsspec", f"URLs such as {url}")
-    scheme = url.partition("://")[0]
-
-    def connected() -> tuple[Any, str]:
-        try:
-            return core.url_to_fs(url, **_drivers(settings))
-        except (ValueError, ImportError) as error:
-            raise ValueError(f"{url}: no store is known for {scheme}:// ({error}).") from None
-
-    system, path = _repeated(connected, url, settings)
-    system.invalidate_cache()  # drivers remember listings, and would not see what was written since
-    return system, path
-
-
-def _drivers(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that are meant for the fsspec driver."""
-    return {key: value for key, value in settings.items() if key not in _OURS}
-
-
-def _repeated(call: Callable[[], T], name: str, settings: dict[str, Any]) -> T:
-    """What a driver gives. It is asked again, with pauses that grow, as long as its store fails."""
-    pause_s, retries = 0.1, settings.get("retries", _RETRIES)
-    for attempt in range(retries + 1):
-        try:
-            return call()
-        except FileNotFoundError:
-            raise FileNotFoundError(f"{name} does not exist.") from None
-        except PermissionError as error:
-            raise PermissionError(f"{name} may not be read: {_first_line(error)}") from error
-        except (IsADirectoryError, NotADirectoryError) as error:
-            raise type(error)(f"{name} is no file: {_first_line(error)}") from error
-        except OSError as error:
-            if attempt == retries:
-                raise OSError(f"{name} could not be read: {_first_line(error)}") from error
-        except (ValueError, ImportError):
-            raise
-        except Exception as error:  # a driver's own, or a mistake in it: it would fail again
-            raise OSError(f"{name} could not be read: {type(error).__name__}: {_first_line(error)}") from error
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    raise AssertionError("unreachable")
-
-
-def _found(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
-    """The URLs of files in the folder of a prefix."""
-    folder = prefix[: prefix.rfind("/") + 1]
-    system, path = _fsspec(folder, settings)
-    if deep and _has_find(system):
-        names = _repeated(lambda: system.find(path), folder, settings)
-    else:
-        names = _walked(system, path, folder, settings, deep=deep)
-    inside = f"{path.rstrip('/')}/" if path else ""
-    return [folder + name.removeprefix(inside) for name in names if name.startswith(inside)]
-
-
-def _has_find(system: Any) -> bool:
-    """Whether a driver finds files in its own way. fsspec's leaves out, without a word, what it fails to list."""
-    spec, asyn = (package(f"fsspec.{name}", "fsspec", "Files in stores") for name in ("spec", "asyn"))
-    general = (None, spec.AbstractFileSystem.find, asyn.AsyncFileSystem._find)
-    return any(getattr(type(system), name, None) not in general for name in ("find", "_find"))
-
-
-def _walked(system: Any, path: str, url: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
-    folders, found = [path], []
-    while folders:
-        folder = folders.pop()
-        try:
-            entries = _repeated(functools.partial(system.ls, folder, detail=True), f"{url}: {folder}", settings)
-        except FileNotFoundError:  # there is none, or not any more
-            continue
-        for entry in entries:
-            name = entry["name"].rstrip("/")
-            if entry["type"] != "directory":
-                found.append(name)
-            elif deep and name != folder:
-                folders.append(name)
-    return found
-
-
-_TAGS = ("ETag", "etag", "mtime", "created", "updated", "LastModified", "last_modified", "modified", "modify")
-
-
-class _FsspecFile(File):
-    """A file of any store that has an fsspec driver."""
-
-    together = True
-
-    def __init__(self, url: str, settings: dict[str, Any]):
-        self.name = url
-        self._settings = settings
-        self._system, self._path = _fsspec(url, settings)
-        info = _repeated(lambda: self._system.info(self._path), url, settings)
-        if info.get("type") == "directory":
-            raise IsADirectoryError(f"{url} is a folder, not a file. Name the files in it, for example {url}/*.")
-        if info.get("size") is None:
-            raise DamagedFile(f"{url}: its store does not tell how large it is.")
-        self.size = int(info["size"])
-        self._tag = next((str(info[key]) for key in _TAGS if info.get(key) is not None), None)
-
-    def read(self, start: int, length: int) -> bytes:
-        return self.read_many([start], [length])[0]
-
-    def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        if not len(starts):
-            return []
-        lows, highs, which = _merged(np.asarray(starts), np.asarray(lengths))
-        parts = _repeated(
-            lambda: self._system.cat_ranges([self._path] * len(lows), lows, highs, on_error="raise"),
-            self.name,
-            self._settings,
-        )
-        for low, high, part in zip(lows, highs, parts):
-            if len(part) != high - low:
-                raise self.short(low, high - low, len(part))
-        if len(parts) == len(starts):
-            return [parts[number] for number in which]
+        lows, highs, which = merged(np.asarray(starts), np.asarray(lengths))
+        several = _threads().map if len(lows) > 1 else map
+        parts = list(several(self._get, lows, highs))
         places = [start - lows[number] for start, number in zip(starts, which)]
         return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
+    def _get(self, low: int, high: int) -> memoryview:
+        """The bytes of one range, of the version that was opened."""
+        if low == high:
+            return memoryview(b"")
+
+        def answer() -> tuple[Any, Any]:
+            result = self._store.get(self._key, options={"range": (low, high)})
+            return result.meta, result.bytes()
+
+        try:
+            meta, data = _attempts(answer, self.address, self._settings)
+        except (FileNotFoundError, PermissionError):
+            raise
+        except OSError as error:  # perhaps because another object lies there, which has no such range
+            now, failure = _interruptible(self._head)
+            if failure is None:
+                self._compare(now, error)
+            raise
+        self._compare(meta)
+        if len(data) != high - low:
+            raise self.short(low, high - low, len(data))
+        return memoryview(data)
+
+    def _compare(self, meta: Any, cause: Exception | None = None) -> None:
+        """Refuses an object that was replaced: with another ETag, or, where there is none, another size or time."""
+        size, tags = meta["size"], _tags(meta)
+        differ = next((tags[kind] != tag for kind, tag in self._tags.items() if kind in tags), False)
+        if differ or size != self.size:
+            was, now = self.version(), [self.version()[0], size, next(iter(tags.values()), None)]
+            raise changed(self.name, was, now) from cause
+
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
-        _scatter(self.read(start, sum(map(len, buffers))), buffers)
+        scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
+
+    def check_unchanged(self) -> None:
+        pass  # every answer is compared
 
     def version(self) -> list[Any]:
-        return [self._path.rpartition("/")[2], self.size, self._tag]
+        return [redact.object_name(self.address), self.size, next(iter(self._tags.values()), None)]
 
 
-def _merged(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int], list[int]]:
-    """Ranges that hold the given ones, near ones merged: begins, ends, and which of them each of the given is in."""
-    order = np.argsort(starts, kind="stable")
-    begins = starts[order]
-    ends = np.maximum.accumulate(begins + lengths[order])
-    apart = np.flatnonzero(begins[1:] > ends[:-1] + _MERGE_BYTES) + 1
-    which = np.empty(len(order), np.int64)
-    which[order] = apart.searchsorted(np.arange(len(order)), "right")
-    return begins[np.append(0, apart)].tolist(), ends[np.append(apart, len(order)) - 1].tolist(), which.tolist()
-
-
-def _scatter(data: Any, buffers: Sequence[Any]) -> None:
-    view = memoryview(data)
-    for buffer, part in zip(buffers, _pieces(view, buffers)):
-        memoryview(buffer).cast("B")[:] = part
-
-
-def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
-    low = 0
-    for buffer in buffers:
-        yield view[low : low + len(buffer)]
-        low += len(buffer)
+def _tags(meta: Any) -> dict[str, str]:
+    """What a store says of an object that changes with its content, the best first."""
+    modified = meta.get("last_modified")  # obstore's word for none is 1970
+    tags = {"etag": meta.get("e_tag"), "time": modified.isoformat() if modified and modified.timestamp() else None}
+    return {kind: tag for kind, tag in tags.items() if tag}
 
 
 def zarr_store(url: str, options: Options | None) -> Any:
@@ -497,5 +375,8 @@ def zarr_store(url: str, options: Options | None) -> Any:
     settings = _checked(options)
     if url.partition("://")[0] in _OBJECT_STORES:
         return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
-    _fsspec(url, settings)  # for the words where there is no driver
-    return storage.FsspecStore.from_url(url, storage_options=_drivers(settings), read_only=True)
+    drivers.connect(url, settings)  # for the words where there is no driver
+    options = drivers.for_driver(settings)
+    return redact.guarded(
+        lambda: storage.FsspecStore.from_url(url, storage_options=options, read_only=True), url, settings
+    )

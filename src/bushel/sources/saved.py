@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, checks, sealed
+from bushel.base import blocks, checks, redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources import elements, stores
 from bushel.sources.element_rows import from_row
@@ -115,14 +115,13 @@ class SavedDataSource:
 
     def __init__(self, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None):
         self._folder = os.fspath(folder).rstrip("/")
-        manifest = join(self._folder, MANIFEST)
-        file = stores.open_file(manifest, storage_options)
-        self._manifest = Manifest.parse(file.read(0, file.size), manifest)
+        file = stores.open_file(join(self._folder, MANIFEST), storage_options)
+        self._manifest = Manifest.parse(file.read(0, file.size), file.name)
         paths = [join(self._folder, name) for name, count in zip(self._manifest.files, self._manifest.counts) if count]
         self._records: Any = SOURCES[self._manifest.format](paths, storage_options) if paths else []
         if len(self._records) != sum(self._manifest.counts):
             raise DamagedFile(
-                f"The files of {self._folder} have {len(self._records)} records, and {MANIFEST} says "
+                f"The files of {redact.shown(self._folder)} have {len(self._records)} records, and {MANIFEST} says "
                 f"{sum(self._manifest.counts)}."
             )
 
@@ -158,7 +157,7 @@ class SavedDataSource:
         return [] if isinstance(self._records, list) else self._records.fingerprint()
 
     def __repr__(self) -> str:
-        return f"SavedDataSource({os.path.basename(self._folder)}: {len(self)} elements)"
+        return f"SavedDataSource({redact.base_name(self._folder)}: {len(self)} elements)"
 
 
 def join(folder: str, name: str) -> str:

@@ -20,12 +20,15 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+from bushel.base import redact
 from bushel.base.errors import DamagedFile
 
 Path = str | os.PathLike[str]
 Options = Mapping[str, Any]
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
+_FILE_OF_USER = re.compile(r"file://[^/]*(?:@|%40)", re.IGNORECASE)
 _WILD = re.compile(r"[*?\[]")
 _OPEN_AT_ONCE = 256
 _BUFFERS_AT_ONCE = 512  # the system takes at least 1024
@@ -37,6 +40,9 @@ class File(abc.ABC):
     """One file or object: its size, and reads at any place from any thread."""
 
     name: str
+    """What messages call it: without the secrets of an address."""
+    address: str
+    """What it was opened by, to open others beside it. It may hold secrets: no message shows it."""
     size: int
     together: ClassVar[bool]
     """Whether a read costs a round trip, so that many ranges should be asked for together."""
@@ -57,6 +63,10 @@ class File(abc.ABC):
     def version(self) -> list[Any]:
         """What changes when the content does: name, size and time, or the store's own tag."""
 
+    @abc.abstractmethod
+    def check_unchanged(self) -> None:
+        """Raises DamagedFile if the file was replaced since it was opened, where reads do not notice it themselves."""
+
     def short(self, start: int, wanted: int, got: int) -> DamagedFile:
         """The error for a read that came back short."""
         return DamagedFile(
@@ -68,7 +78,8 @@ class File(abc.ABC):
 def changed(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
     """The error for a file that is not what it was when its source was made."""
     return DamagedFile(
-        f"{name} was {was} (name, size, time) when the source was made, and is {now} now. Make the source again."
+        f"{redact.shown(name)} was {was} (name, size, time or ETag) when the source was made, and is {now} now. Make "
+        "the source again."
     )
 
 
@@ -81,8 +92,16 @@ def is_url(path: Path) -> bool:
 def local(path: Path) -> str:
     """A path as text, without `file://` and with the home folder for `~`; URLs as they are."""
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"A path is a str or an os.PathLike, got {path!r} of type {type(path).__name__}.")
+        raise TypeError(
+            f"A path is a str or an os.PathLike, got {redact.clean(repr(path))} of type {type(path).__name__}."
+        )
     text = os.fspath(path)
+    if isinstance(text, str) and _LOST_SLASH.match(text) and not os.path.exists(text):
+        raise ValueError(
+            f"{redact.shown(text)} has one slash after its scheme: a pathlib.Path takes // for /. Pass URLs as texts."
+        )
+    if _FILE_OF_USER.match(text):
+        raise ValueError(f"{redact.shown(text)} names a user of another machine. Pass the path of a local file.")
     plain = os.path.expanduser(text.removeprefix("file://"))
     if not text.startswith("file://") or os.path.exists(plain):  # many write a path behind file:// as it is
         return plain
@@ -103,7 +122,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
     if isinstance(paths, (str, bytes, os.PathLike)):
         paths = [paths]  # bytes are refused below
     elif not isinstance(paths, Iterable):
-        raise TypeError(f"Paths are a path or a list of paths, got {paths!r} of type {type(paths).__name__}.")
+        raise no_paths(paths)
     found: list[str] = []
     for path in paths:
         text = _lowered(local(path))
@@ -112,11 +131,17 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
             continue
         matches = sorted(_matches(text, options))
         if not matches:
-            raise FileNotFoundError(f"No file matches {text!r}.")
+            raise FileNotFoundError(f"No file matches {redact.shown(text)!r}.")
         found += matches
     if not found:
         raise ValueError("No paths were given: a source needs at least one file.")
     return found
+
+
+def no_paths(given: Any) -> TypeError:
+    """The error for what is neither a path nor a list of them."""
+    what = redact.clean(repr(given))
+    return TypeError(f"Paths are a path or a list of paths, got {what} of type {type(given).__name__}.")
 
 
 def _matches(pattern: str, options: Options | None) -> list[str]:
@@ -233,7 +258,7 @@ class LocalFile(File):
     _lock = threading.Lock()
 
     def __init__(self, path: str, name: str | None = None):
-        self.name, self._path = name or path, path
+        self.name, self.address, self._path = name or path, path, path
         kind = os.stat(path).st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.")
@@ -333,6 +358,9 @@ class LocalFile(File):
                     raise self.short(start, sum(map(len, buffers)), got)
                 got += count
             low = high
+
+    def check_unchanged(self) -> None:
+        pass  # the descriptor is that of the file which was opened
 
     def version(self) -> list[Any]:
         return [os.path.basename(self.name), self.size, self._time]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import abc
 import collections
-import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from bushel.base import blocks, checks
+from bushel.base import blocks, checks, redact
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
@@ -49,7 +48,7 @@ class TableSource(abc.ABC):
     """What a part of a file is called."""
 
     def __init__(self, paths: Any, columns: Sequence[str] | None, cache_bytes: int, storage_options: Options | None):
-        self._options = dict(storage_options or {})
+        self._options = redact.Options(storage_options or {})
         self._columns = None if columns is None else list(columns)
         self._cache_bytes = checks.positive(cache_bytes, "cache_bytes")
         self._paths = stores.find(paths, self._options)
@@ -86,12 +85,12 @@ class TableSource(abc.ABC):
 
     def _decoded(self, place: int) -> ArrowRows:
         number, part = self._parts[place]
-        rows = ArrowRows(self._table(number, part), self._paths[number])
+        rows = ArrowRows(self._table(number, part), redact.shown(self._paths[number]))
         expected = int(self._ends[place]) - self._begin(place)
         if rows.length != expected:
             raise DamagedFile(
-                f"{self._paths[number]}: {self.part} {part} had {expected} rows when the source was made and has "
-                f"{rows.length} now."
+                f"{redact.shown(self._paths[number])}: {self.part} {part} had {expected} rows when the source was made "
+                f"and has {rows.length} now."
             )
         return rows
 
@@ -130,7 +129,7 @@ class TableSource(abc.ABC):
 
     def __repr__(self) -> str:
         more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"{type(self).__name__}({os.path.basename(self._paths[0])}{more}: {self._length} records)"
+        return f"{type(self).__name__}({redact.base_name(self._paths[0])}{more}: {self._length} records)"
 
 
 class _Kept:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources import stores
 from bushel.sources.array_record import ArrayRecordDataSource
@@ -51,14 +52,15 @@ class TFDSDataSource:
 
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
         text = stores.local(folder).rstrip("/")
+        shown = redact.shown(text)
         info = read_json(f"{text}/dataset_info.json", storage_options)
         name, splits = info["name"].text(), split_entries(info)
         if split not in splits:
             known = ", ".join(map(repr, splits))
-            raise ValueError(f"{text} has no split {split!r}; it has {known}. Slice a dataset with ds[:100].")
+            raise ValueError(f"{shown} has no split {split!r}; it has {known}. Slice a dataset with ds[:100].")
         kind = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
         if kind not in FORMATS:
-            raise ValueError(f"{text} holds {kind} files; {' and '.join(FORMATS)} files can be read.")
+            raise ValueError(f"{shown} holds {kind} files; {' and '.join(FORMATS)} files can be read.")
         paths = [f"{text}/{file}" for file in shard_names(name, splits[split], kind)]
         if not paths:
             raise splits[split].wrong("names no files: its shardLengths are missing or empty")
@@ -67,10 +69,10 @@ class TFDSDataSource:
         stated = sum(shard_lengths(splits[split]))
         if stated != len(self._records):
             raise ValueError(
-                f"{text}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
+                f"{shown}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
             )
-        self._described = f"{text}/features.json"
-        self._feature = feature(read_json(self._described, storage_options), self._name) if decode else None
+        self._described = f"{shown}/features.json"
+        self._feature = feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
 
     def __len__(self) -> int:
         return len(self._records)

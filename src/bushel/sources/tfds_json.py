@@ -104,12 +104,12 @@ def read_json(path: str, options: Options | None) -> Entry:
     """The content of a JSON file, wherever it lies: an object."""
     file = stores.open_file(path, options)
     if file.size > _LARGEST_FILE:
-        raise DamagedFile(f"{path} has {file.size} bytes, more than any description of a data set.")
+        raise DamagedFile(f"{file.name} has {file.size} bytes, more than any description of a data set.")
     try:
         content = json.loads(file.read(0, file.size))
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path} cannot be read as JSON: {error}. Was it copied in full?") from error
-    entry = Entry(content, path)
+        raise DamagedFile(f"{file.name} cannot be read as JSON: {error}. Was it copied in full?") from error
+    entry = Entry(content, file.name)
     for _ in entry.items():  # it is an object
         break
     return entry

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch, TooLarge
 from bushel.sources import limits, stores
 from bushel.sources.protocol import SequentialReader
@@ -39,6 +40,9 @@ class TFRecordStream:
 
     def fingerprint(self) -> Any:
         return stores.fingerprint([self.path], self.storage_options)
+
+    def __repr__(self) -> str:
+        return f"TFRecordStream({redact.base_name(self.path)})"
 
 
 class _Bytes(abc.ABC):

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.sources import stores
 from bushel.sources.protocol import SequentialReader
@@ -58,6 +59,9 @@ class WebDatasetStream:
 
     def fingerprint(self) -> Any:
         return stores.fingerprint([self.path], self.storage_options)
+
+    def __repr__(self) -> str:
+        return f"WebDatasetStream({redact.base_name(self.path)})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +216,7 @@ class WebDatasetReader(SequentialReader):
     def set_state(self, state: dict[str, Any]) -> None:
         place = state["tar_offset"]
         if place != _GIVEN_UP and (not 0 <= place <= self._file.size or place % _BLOCK):
-            name, size = os.path.basename(self._file.name), self._file.size
+            name, size = redact.base_name(self._file.name), self._file.size
             raise StateMismatch(f"No member begins at byte {place} of {name}, a tar file of {size} bytes.")
         self._place = place
 

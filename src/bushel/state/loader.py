@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.base.errors import StateMismatch
 from bushel.base.sharding import ShardOptions
 
@@ -35,8 +36,8 @@ def source_text(source: Any) -> str:
 
 
 def no_address(text: str) -> str:
-    """A repr as it is in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+    """A repr as it is in every process, without the secrets of URLs in it."""
+    return redact.clean(re.sub(r" at 0x[0-9a-fA-F]+", "", text))
 
 
 def parsed(text: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from bushel.base import checks, sealed
+from bushel.base import checks, redact, sealed
 from bushel.sources.needs import package
 from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.backends import BACKENDS
@@ -73,9 +73,11 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         _make_plain(self)
+        object.__setattr__(self, "storage_options", redact.Options(self.storage_options))
         for field in ("name", "data_dir"):
             if not isinstance(getattr(self, field), str) or not getattr(self, field):
-                raise TypeError(f"{field} of a DatasetConfig must be a text, got {getattr(self, field)!r}.")
+                value = redact.clean(repr(getattr(self, field)))
+                raise TypeError(f"{field} of a DatasetConfig must be a text, got {value}.")
         if self.kind != "rlds":
             raise ValueError(
                 f"Data set {self.name!r}: kind must be 'rlds', the format that is known; got {self.kind!r}."
@@ -89,6 +91,9 @@ class DatasetConfig:
         _check_kwargs(self.override_traj_transform_kwargs, f"{what}: override_traj_transform_kwargs", traj_arguments())
         scale = NormalizationType(self.action_proprio_normalization_type)
         object.__setattr__(self, "action_proprio_normalization_type", scale)
+
+    def __repr__(self) -> str:
+        return _shown(self)
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
@@ -262,12 +267,15 @@ class MixtureConfig:
 
     # Where it goes.
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as JSON has them: the fields that differ from their defaults."""
         return {"datasets": [one.to_dict() for one in self.datasets], **_fields_to_dict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a JSON file that `from_file` reads."""
+        """Writes it to a JSON file that `from_file` reads. It holds everything, secret storage options too."""
         if Path(path).suffix != ".json":
             raise ValueError(f"A config is saved to a .json file; got {os.fspath(path)!r}.")
         text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
@@ -326,6 +334,12 @@ def _with_backend(given: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(given)
     backend = backend_of(found.get("data_backend"), found.pop("use_grain", None))
     return found if backend is None else {**found, "data_backend": backend}
+
+
+def _shown(config: Any) -> str:
+    """A config as text: its fields, without the secrets of URLs and storage options."""
+    fields = ", ".join(f"{field.name}={getattr(config, field.name)!r}" for field in dataclasses.fields(config))
+    return f"{type(config).__name__}({redact.clean(fields)})"
 
 
 def _names(kind: type[Any]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, redact
 from bushel.base.options import MultiprocessingOptions
 from bushel.dataset import MapDataset
 from bushel.sources import stores
@@ -169,7 +169,9 @@ def _wanted(
 
 def _cache(cache_dir: str | os.PathLike[str] | None) -> str:
     if cache_dir is not None and stores.is_url(cache_dir):
-        raise ValueError(f"cache_dir is a local folder, since tables are mapped from it; got {os.fspath(cache_dir)!r}.")
+        raise ValueError(
+            f"cache_dir is a local folder, since tables are mapped from it; got {redact.shown(cache_dir)!r}."
+        )
     return stores.local(cache_dir) if cache_dir else cache_folder()
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from bushel.base import checks
+from bushel.base import checks, redact
 from bushel.sources import varints
 from bushel.sources.example import locate_example
 from bushel.sources.stores import Options, Path
@@ -51,17 +51,19 @@ class RLDSBuilder:
         self.folder = find_folder(name, data_dir, storage_options)
         info = read_json(f"{self.folder}/dataset_info.json", storage_options)
         self.info: dict[str, Any] = info.value
-        self._options = dict(storage_options or {})
+        self._options = redact.Options(storage_options or {})
         self.name = info["name"].text()
         self.version = info["version"].text() if "version" in info else ""
         self.file_format = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
         if self.file_format not in FORMATS:
-            raise ValueError(f"{self.folder} holds {self.file_format} files; {' and '.join(FORMATS)} can be read.")
+            raise ValueError(
+                f"{redact.shown(self.folder)} holds {self.file_format} files; {' and '.join(FORMATS)} can be read."
+            )
         self._entries = split_entries(info)
         self._shards = {split: shard_lengths(entry) for split, entry in self._entries.items()}
         self.splits = {split: sum(counts) for split, counts in self._shards.items()}
         self.features: Features = features_of(
-            read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {self.folder}"
+            read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {redact.shown(self.folder)}"
         )
 
     def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> RLDSEpisodes:
@@ -88,8 +90,8 @@ class RLDSBuilder:
         for number, (file, count) in enumerate(counts.items()):
             if len(source.file(number)) != count:
                 raise ValueError(
-                    f"{self.folder}/{file} should have {count} episodes, as dataset_info.json says; it has "
-                    f"{len(source.file(number))}. Was it copied in full?"
+                    f"{redact.shown(self.folder)}/{file} should have {count} episodes, as dataset_info.json says; it "
+                    f"has {len(source.file(number))}. Was it copied in full?"
                 )
         firsts = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist()))
         records = np.concatenate([np.arange(firsts[file] + low, firsts[file] + high) for file, low, high in pieces])

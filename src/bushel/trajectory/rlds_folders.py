@@ -6,6 +6,7 @@ import contextlib
 import glob
 import re
 
+from bushel.base import redact
 from bushel.sources import stores
 from bushel.sources.stores import Options, Path
 from bushel.sources.tfds_json import read_json
@@ -54,7 +55,9 @@ def _checked(folder: str, name: str, version: str, options: Options | None) -> s
     found = info["name"].text(), info["version"].text() if "version" in info else ""
     if found[0] != name or (version and found[1] != version):
         wanted = f"{name} {version}".strip()
-        raise ValueError(f"{folder} holds the data set {found[0]} {found[1]}, not {wanted}. Name the folder above it.")
+        raise ValueError(
+            f"{redact.shown(folder)} holds the data set {found[0]} {found[1]}, not {wanted}. Name the folder above it."
+        )
     return folder
 
 
@@ -67,7 +70,9 @@ def _config(name: str, base: str, options: Options | None) -> str | None:
             if default.text() not in found:
                 raise default.wrong(f"is none of the configs {', '.join(found)}")
             return default.text()
-        raise ValueError(f"{base} has several configs: {', '.join(found)}. Name one, as in {name + '/' + found[0]!r}.")
+        raise ValueError(
+            f"{redact.shown(base)} has several configs: {', '.join(found)}. Name one, as in {name + '/' + found[0]!r}."
+        )
     return found[0] if found else None
 
 
@@ -95,4 +100,4 @@ def _below(base: str, depth: str, options: Options | None) -> list[str]:
 
 def _nothing(name: str, looked: str, there: list[str]) -> FileNotFoundError:
     what = f"; there are {', '.join(there)}" if there else ""
-    return FileNotFoundError(f"There is no prepared data set {name!r}: {looked} holds no {_INFO}{what}.")
+    return FileNotFoundError(f"There is no prepared data set {name!r}: {redact.shown(looked)} holds no {_INFO}{what}.")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from bushel.base import sealed
+from bushel.base import redact, sealed
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
@@ -324,12 +324,12 @@ def _checked(path: str | os.PathLike[str], *, needs_checksum: bool) -> dict[str,
     with stores.open_stream(path) as file:
         data = file.read()
     try:
-        found = sealed.parse_json(data, os.fspath(path), needs_checksum=needs_checksum)
+        found = sealed.parse_json(data, redact.shown(path), needs_checksum=needs_checksum)
         wrong = _wrong(found)
         if wrong is not None:
             raise ValueError(wrong)
     except ValueError as error:
-        raise ValueError(f"The statistics in {os.fspath(path)} cannot be read: {error}. Remove the file.") from error
+        raise ValueError(f"The statistics in {redact.shown(path)} cannot be read: {error}. Remove the file.") from error
     return found
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.sources import stores
 from bushel.trajectory.arrays import Rng, generator
 from bushel.trajectory.compat import faithful
@@ -122,8 +123,8 @@ class Rephraser:
 
 
 def _read(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str, str]:
-    name = os.fspath(path)
-    if not name.endswith(".json") and allow_pickle is not True:
+    name, is_json = redact.shown(path), redact.without_query(os.fspath(path)).endswith(".json")
+    if not is_json and allow_pickle is not True:
         raise ValueError(
             f"{name} is read as a pickle, which can run any code, so that it is not read. If you trust it, convert it "
             f"to JSON once: import json, pickle; json.dump(pickle.load(open({name!r}, 'rb')), "
@@ -132,7 +133,7 @@ def _read(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str, str]
         )
     with stores.open_stream(path) as file:
         try:
-            table = json.load(file) if name.endswith(".json") else pickle.load(file)
+            table = json.load(file) if is_json else pickle.load(file)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{name} cannot be read as JSON: {error}.") from error
     if not isinstance(table, Mapping):

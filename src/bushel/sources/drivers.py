@@ -1,0 +1,188 @@
+"""Files of any store that has an fsspec driver. A store that fails is asked again, with pauses that grow."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from bushel.base import redact
+from bushel.base.errors import DamagedFile
+from bushel.sources.needs import package
+from bushel.sources.ranges import merged, scatter
+from bushel.sources.stores import File, changed
+
+T = TypeVar("T")
+
+_OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
+_RETRIES = 8
+_LONGEST_PAUSE_S = 10
+_CHECK_S = 60
+"""How long a file is read before its store is asked again whether it is the same: drivers do not say with an answer
+which version it came from."""
+
+
+def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
+    """The fsspec driver of a URL, and what it calls the file."""
+    core = package("fsspec.core", "fsspec", f"URLs such as {redact.shown(url)}")
+    scheme = url.partition("://")[0]
+
+    def connected() -> tuple[Any, str]:
+        try:
+            return redact.guarded(lambda: core.url_to_fs(url, **for_driver(settings)), url, settings)
+        except (ValueError, ImportError) as error:
+            raise ValueError(f"{redact.shown(url)}: no store is known for {scheme}:// ({error}).") from None
+
+    system, path = _repeated(connected, url, settings)
+    system.invalidate_cache()  # drivers remember listings, and would not see what was written since
+    return system, path
+
+
+def for_driver(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that are meant for the fsspec driver."""
+    return {key: value for key, value in settings.items() if key not in _OURS}
+
+
+def _repeated(call: Callable[[], T], url: str, settings: dict[str, Any]) -> T:
+    """What a driver gives. It is asked again, with pauses that grow, as long as its store fails."""
+    pause_s, retries = 0.1, settings.get("retries", _RETRIES)
+    for attempt in range(retries + 1):
+        try:
+            return call()
+        except Exception as error:
+            failure = error
+        again = isinstance(failure, OSError) and not isinstance(failure, _FINAL)
+        if not again or attempt == retries:  # outside of `except`: the driver's error is not chained with its secrets
+            raise _of_driver(failure, redact.shown(url), redact.secrets_of(url, settings))
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    raise AssertionError("unreachable")
+
+
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def _of_driver(failure: Exception, name: str, secrets: list[str]) -> BaseException:
+    """The error to raise for one of a driver, without the secrets that its text may hold."""
+    if isinstance(failure, FileNotFoundError):
+        return FileNotFoundError(f"{name} does not exist.")
+    cause = redact.scrub(failure, secrets)
+    if isinstance(failure, (ValueError, ImportError)):
+        return cause
+    why = first_line(cause)
+    if isinstance(failure, PermissionError):
+        error = PermissionError(f"{name} may not be read: {why}")
+    elif isinstance(failure, (IsADirectoryError, NotADirectoryError)):
+        error = type(failure)(f"{name} is no file: {why}")
+    elif isinstance(failure, OSError):
+        error = OSError(f"{name} could not be read: {why}")
+    else:  # a driver's own, or a mistake in it
+        error = OSError(f"{name} could not be read: {type(failure).__name__}: {why}")
+    error.__cause__ = cause
+    return error
+
+
+def listed(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
+    """The URLs of files in the folder of a prefix."""
+    folder = prefix[: prefix.rfind("/") + 1]
+    system, path = connect(folder, settings)
+    if deep and _has_find(system):
+        names = _repeated(lambda: system.find(path), folder, settings)
+    else:
+        names = _walked(system, path, folder, settings, deep=deep)
+    inside = f"{path.rstrip('/')}/" if path else ""
+    return [folder + name.removeprefix(inside) for name in names if name.startswith(inside)]
+
+
+def _has_find(system: Any) -> bool:
+    """Whether a driver finds files in its own way. fsspec's leaves out, without a word, what it fails to list."""
+    spec, asyn = (package(f"fsspec.{name}", "fsspec", "Files in stores") for name in ("spec", "asyn"))
+    general = (None, spec.AbstractFileSystem.find, asyn.AsyncFileSystem._find)
+    return any(getattr(type(system), name, None) not in general for name in ("find", "_find"))
+
+
+def _walked(system: Any, path: str, url: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
+    folders, found = [path], []
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = _repeated(functools.partial(system.ls, folder, detail=True), f"{url}: {folder}", settings)
+        except FileNotFoundError:  # there is none, or not any more
+            continue
+        for entry in entries:
+            name = entry["name"].rstrip("/")
+            if entry["type"] != "directory":
+                found.append(name)
+            elif deep and name != folder:
+                folders.append(name)
+    return found
+
+
+_TAGS = ("ETag", "etag", "mtime", "created", "updated", "LastModified", "last_modified", "modified", "modify")
+
+
+class DriverFile(File):
+    """A file of any store that has an fsspec driver."""
+
+    together = True
+
+    def __init__(self, url: str, settings: dict[str, Any]):
+        self.name, self.address = redact.shown(url), url
+        self._settings = settings
+        self._system, self._path = connect(url, settings)
+        self.size, self._tag = self._facts()
+        self._checked_s = time.monotonic()
+
+    def _facts(self) -> tuple[int, str | None]:
+        """Size and tag, as the store tells them now."""
+        info = _repeated(lambda: self._system.info(self._path), self.address, self._settings)
+        if info.get("type") == "directory":
+            raise IsADirectoryError(f"{self.name} is a folder, not a file. Name the files in it, as in {self.name}/*.")
+        if info.get("size") is None:
+            raise DamagedFile(f"{self.name}: its store does not tell how large it is.")
+        return int(info["size"]), next((str(info[key]) for key in _TAGS if info.get(key) is not None), None)
+
+    def read(self, start: int, length: int) -> bytes:
+        return self.read_many([start], [length])[0]
+
+    def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
+        if not len(starts):
+            return []
+        lows, highs, which = merged(np.asarray(starts), np.asarray(lengths))
+        parts = _repeated(
+            lambda: self._system.cat_ranges([self._path] * len(lows), lows, highs, on_error="raise"),
+            self.address,
+            self._settings,
+        )
+        whole = all(len(part) == high - low for low, high, part in zip(lows, highs, parts))
+        if not whole or time.monotonic() - self._checked_s > _CHECK_S:
+            self.check_unchanged()
+        for low, high, part in zip(lows, highs, parts):
+            if len(part) != high - low:
+                raise self.short(low, high - low, len(part))
+        if len(parts) == len(starts):
+            return [parts[number] for number in which]
+        places = [start - lows[number] for start, number in zip(starts, which)]
+        return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
+
+    def check_unchanged(self) -> None:
+        self._system.invalidate_cache()  # drivers remember what they have listed
+        size, tag = self._facts()
+        if (size, tag) != (self.size, self._tag):
+            raise changed(self.name, self.version(), [self.version()[0], size, tag])
+        self._checked_s = time.monotonic()
+
+    def read_into(self, start: int, buffers: Sequence[Any]) -> None:
+        scatter(self.read(start, sum(map(len, buffers))), buffers)
+
+    def version(self) -> list[Any]:
+        return [redact.object_name(self.address), self.size, self._tag]
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of an error's text; others follow it with what is known of the connection."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,36 @@
+"""Many ranges of a remote file: near ones merged into one request, and the answers put where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+_MERGE_BYTES = 64 * 1024
+"""Ranges nearer than this are one request: a gap costs less than a round trip."""
+
+
+def merged(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int], list[int]]:
+    """Ranges that hold the given ones, near ones merged: begins, ends, and which of them each of the given is in."""
+    order = np.argsort(starts, kind="stable")
+    begins = starts[order]
+    ends = np.maximum.accumulate(begins + lengths[order])
+    apart = np.flatnonzero(begins[1:] > ends[:-1] + _MERGE_BYTES) + 1
+    which = np.empty(len(order), np.int64)
+    which[order] = apart.searchsorted(np.arange(len(order)), "right")
+    return begins[np.append(0, apart)].tolist(), ends[np.append(apart, len(order)) - 1].tolist(), which.tolist()
+
+
+def scatter(data: Any, buffers: Sequence[Any]) -> None:
+    """Copies bytes into writable buffers, one after the other."""
+    view = memoryview(data)
+    for buffer, part in zip(buffers, _pieces(view, buffers)):
+        memoryview(buffer).cast("B")[:] = part
+
+
+def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
+    low = 0
+    for buffer in buffers:
+        yield view[low : low + len(buffer)]
+        low += len(buffer)
