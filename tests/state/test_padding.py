@@ -17,7 +17,7 @@ NESTED = np.dtype([("flag", "?"), ("point", ALIGNED, (2,)), ("wide", np.longdoub
 
 def filled(dtype, count, byte):
     """An array of one value throughout, whose memory held `byte` everywhere before."""
-    array = np.frombuffer(bytearray([byte]) * (dtype.itemsize * count), dtype=dtype).copy()
+    array = np.frombuffer(bytearray([byte]) * (dtype.itemsize * count), dtype=dtype)
     for field in dtype.names or [...]:
         fill(array, field)
     set_padding(array, byte)
@@ -62,7 +62,7 @@ DTYPES = [ALIGNED, NESTED, np.dtype(np.longdouble), np.dtype(np.clongdouble)]
 @pytest.mark.parametrize("count", [3, 5000])
 def test_padding_does_not_count(dtype, count):
     one, two = filled(dtype, count, 0x00), filled(dtype, count, 0xAB)
-    assert one.tobytes() != two.tobytes() or np.finfo(np.longdouble).nmant != 63
+    assert one.view(np.uint8).tobytes() != two.view(np.uint8).tobytes() or np.finfo(np.longdouble).nmant != 63
     assert digest(one) == digest(two)
     assert whole_digest(one) == whole_digest(two)
     assert difference(MapDataset.source(one), MapDataset.source(two)) == []
@@ -78,8 +78,7 @@ def test_padding_of_a_column_does_not_count():
 @pytest.mark.parametrize("dtype", DTYPES, ids=["aligned", "nested", "longdouble", "clongdouble"])
 def test_every_value_counts(dtype):
     array = filled(dtype, 3, 0)
-    parts = {"": array} if dtype.names is None else {name: array[name] for name in dtype.names}
-    for name, part in parts.items():
+    for name in dtype.names or [""]:
         other = array.copy()
         changed = other[name] if name else other
         if changed.dtype.names:

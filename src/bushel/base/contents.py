@@ -21,7 +21,7 @@ def without_padding(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
     if kind.char == "G":
         return [
             (f" {side}{rest}", part)
-            for side, half in (("real", array.real), ("imaginary", array.imag))
+            for side, half in (("real", np.real(array)), ("imaginary", np.imag(array)))
             for rest, part in without_padding(half)
         ]
     if kind.char == "g" and kind.itemsize > 8:
