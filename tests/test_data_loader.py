@@ -461,6 +461,38 @@ def test_other_data_are_refused():
         it([1, 2, 4]).set_state(it([1, 2, 3]).get_state())
 
 
+class Version:
+    """A source whose repr says which data it holds."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+    def __repr__(self):
+        return f"Version({self.version})"
+
+
+@pytest.mark.parametrize("lib", [bushel, grain], ids=["Bushel's state", "Grain's state"])
+def test_data_with_another_repr_are_refused_as_in_grain(lib):
+    def it(module, version):
+        sampler = module.samplers.IndexSampler(4, module.sharding.NoSharding(), num_epochs=1)
+        return iter(module.DataLoader(data_source=Version(version), sampler=sampler))
+
+    saved = it(lib, 1)
+    next(saved)
+    state = saved.get_state()
+    for module in (bushel, grain):
+        with pytest.raises(ValueError, match=r"Version\(1\)(.|\n)*Version\(2\)"):
+            it(module, 2).set_state(state)
+        assert list(moved_iterator(it(module, 1), state)) == [1, 2, 3]
+    it(bushel, 2).set_state(state, check=False)
+
+
 @pytest.mark.parametrize("what", ["sampler", "data_source"])
 def test_a_state_of_grain_with_another_sampler_or_source_is_refused(what):
     recipe = changed()

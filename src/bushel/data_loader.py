@@ -87,7 +87,7 @@ class DataLoader(Generic[T]):
             raise TypeError(f"shard_options must be ShardOptions, got {shard!r}.")
         operations = list(operations)
         self._facts = LoaderFacts(
-            sampler=loader_state.no_address(repr(sampler)),
+            sampler=loader_state.text_of(sampler),
             data_source=loader_state.source_text(data_source),
             shard=shard,
             one_to_one=all(isinstance(operation, (tf.Map, *_WITH_GENERATOR)) for operation in operations),

@@ -8,8 +8,11 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from bushel.base.errors import StateMismatch
 from bushel.base.ownership import own
+from bushel.base.transforms import without_addresses
 from bushel.sources.protocol import SequentialReader
 
 
@@ -40,9 +43,19 @@ class IterableStream:
     def _made(self) -> Iterable[Any]:
         return self.iterable() if callable(self.iterable) else self.iterable
 
-    def fingerprint(self) -> Any:
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the iterable's class."""
         named = self.iterable if callable(self.iterable) else type(self.iterable)
         return getattr(named, "__qualname__", type(named).__qualname__)
+
+    def fingerprint(self) -> Any:
+        """The name; with it the values of a sequence, or the repr of an object that has one of its own."""
+        if isinstance(self.iterable, (list, tuple, dict, str, bytes, range, np.ndarray)):
+            return [self.name, self.iterable]
+        if callable(self.iterable) or type(self.iterable).__repr__ is object.__repr__:
+            return self.name
+        return [self.name, without_addresses(repr(self.iterable))]
 
 
 def _check_resumes(stream: Any) -> None:

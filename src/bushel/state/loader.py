@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from bushel.base.errors import StateMismatch
 from bushel.base.sharding import ShardOptions
+from bushel.base.transforms import without_addresses
 
 VERSION = 2
 _NEXT = "next_index"
@@ -31,12 +31,13 @@ class LoaderFacts:
 
 def source_text(source: Any) -> str:
     """A source as a state names it: by its repr, without addresses; what is in memory by its type."""
-    return str(type(source)) if isinstance(source, (list, tuple, np.ndarray)) else no_address(repr(source))
+    return str(type(source)) if isinstance(source, (list, tuple, np.ndarray)) else text_of(source)
 
 
-def no_address(text: str) -> str:
-    """A repr as it is in every process."""
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+def text_of(value: Any) -> str:
+    """The repr of a source or sampler without addresses. A repr without an address stays, for Grain to compare."""
+    text = repr(value)
+    return without_addresses(text) if " at 0x" in text else text
 
 
 def parsed(text: Any) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
 
 def _compare(name: str, state: Mapping[str, Any], here: str) -> None:
     saved = state.get(name)
-    if not isinstance(saved, str) or no_address(saved) != here:
+    if not isinstance(saved, str) or without_addresses(saved) != without_addresses(here):
         raise StateMismatch(
             f"This state was written with another {name}:\n- {saved}\n+ {here}\n"
             "Pass check=False to set_state to restore it anyway."
