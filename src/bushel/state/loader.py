@@ -16,6 +16,12 @@ from bushel.base.transforms import without_addresses
 VERSION = 2
 _NEXT = "next_index"
 _SEEN = "last_seen_indices"
+_WORKERS = "worker_count"
+_REFUSAL_IN_GRAIN = (
+    "(This state was written by Bushel. It says where {} began and how many elements it has given since, "
+    "which Grain cannot restore.)"
+)
+"""Grain prints this entry when it refuses the state, because it is no number of workers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +33,12 @@ class LoaderFacts:
     shard: ShardOptions
     one_to_one: bool
     """Whether every record becomes one element."""
+    own_operation: str | None = None
+    """An operation of the user's own, from an iterator of records to another; None where there is none.
+
+    It may keep records for later, as packing does. Grain's state says how many records it has read, and not which of
+    them it keeps, so such a state cannot be restored exactly, neither here nor in Grain.
+    """
 
 
 def source_text(source: Any) -> str:
@@ -61,6 +73,8 @@ def _excerpt(text: Any) -> str:
 
 def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any]:
     """The position of a stream as Grain's DataLoader without workers would write it."""
+    if facts.own_operation is not None:
+        return {**position, _WORKERS: _REFUSAL_IN_GRAIN.format(facts.own_operation)}
     if set(position) != {_NEXT}:
         return position  # with a FlatMap, Grain too writes the stream's own
     shard = facts.shard
@@ -68,7 +82,7 @@ def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, An
         "version": VERSION,
         _SEEN: {"0": shard.shard_index + (position[_NEXT] - 1) * shard.shard_count},
         "last_worker_index": -1,
-        "worker_count": 0,
+        _WORKERS: 0,
         "sampler": facts.sampler,
         "data_source": facts.data_source,
     }
@@ -77,17 +91,20 @@ def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, An
 def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) -> dict[str, Any]:
     """The position of a stream in a state of either library.
 
-    Raises StateMismatch for one that is damaged, of another version, or describes no position in one sequence.
+    Raises StateMismatch for one that is damaged, of another version, or describes no position in one sequence. With
+    `check`, the state is taken for Grain's, and it must be of the same sampler and source.
     """
     if "version" not in state and _SEEN not in state:
-        return dict(state)
+        if check:
+            _check_own_operation(facts)
+        return {key: value for key, value in state.items() if key != _WORKERS}
     version = state.get("version")
     if type(version) is not int or version != VERSION:
         raise StateMismatch(f"This state of a DataLoader has version {version!r}; version {VERSION} is the one known.")
     if check:
         _compare("sampler", state, facts.sampler)
         _compare("data_source", state, facts.data_source)
-    workers, seen = state.get("worker_count"), state.get(_SEEN)
+    workers, seen = state.get(_WORKERS), state.get(_SEEN)
     if type(workers) is not int or workers < 0 or not isinstance(seen, Mapping):
         raise StateMismatch(f"This state of a DataLoader is damaged: worker_count is {workers!r}, {_SEEN} is {seen!r}.")
     if workers and not facts.one_to_one:
@@ -106,7 +123,19 @@ def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) ->
     total = sum(done)
     if done != [(total - lane + lanes - 1) // lanes for lane in range(lanes)]:
         raise StateMismatch(f"This state of a DataLoader is damaged: its workers had read {done} records, not in turn.")
+    if check and total:  # before the first record, no operation can have kept one
+        _check_own_operation(facts)
     return {_NEXT: total}
+
+
+def _check_own_operation(facts: LoaderFacts) -> None:
+    if facts.own_operation is not None:
+        raise StateMismatch(
+            f"This state was written by Grain. It says how many records {facts.own_operation} has read, but not which "
+            "of them the operation still keeps, so the elements that come next are not known. Finish this run in "
+            "Grain, or begin an epoch anew. If the operation keeps no record between two elements, pass check=False "
+            "to set_state: the operation then begins anew at this position, as it does in Grain."
+        )
 
 
 def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
