@@ -11,7 +11,7 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, add_note, in_words
 from bushel.base.options import DatasetOptions
-from bushel.engine.delivery import Switched
+from bushel.engine.delivery import Switched, out_of_range
 from bushel.graph.elementwise import FilterWatch
 from bushel.graph.node import MapNode, Origin, Plan
 from bushel.graph.streams import Cursor, Elements, Skips, State, field
@@ -103,7 +103,7 @@ class ElementsCursor(Cursor):
 
     def set_next_index(self, index: int) -> None:
         if not 0 <= index <= self._length:
-            raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
+            raise out_of_range(index, self._length)
         self._position = index
 
 

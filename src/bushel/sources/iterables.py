@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from typing import Any
 
 import numpy as np
@@ -96,7 +97,8 @@ class IterableReader(SequentialReader):
         self._count = sum(1 for _ in itertools.islice(self._iterator, count))
         if self._count < count:
             raise StateMismatch(
-                f"This state stands after {count} elements; {type(self._iterable).__name__} ended after {self._count}."
+                f"This state stands after {count} elements; {type(self._iterable).__name__} ended after {self._count}.",
+                "elements_read",
             )
 
     def read(self, count: int) -> list[Any]:
@@ -108,8 +110,13 @@ class IterableReader(SequentialReader):
         return {"elements_read": self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._iterable = self._again()  # what a function has made may be readable once only
-        self._go(state["elements_read"])
+        count = state["elements_read"]
+        iterable = self._again()  # what a function has made may be readable once only
+        most = len(iterable) if isinstance(iterable, Sized) else sys.maxsize
+        if not 0 <= count <= most:
+            raise StateMismatch(f"This state stands after {count} elements; there are {most} at most.", "elements_read")
+        self._iterable = iterable
+        self._go(count)
 
     def close(self) -> None:
         getattr(self._iterator, "close", lambda: None)()
