@@ -159,11 +159,15 @@ class DataLoaderIterator(Iterator[T]):
     def _restore(self, state: dict[str, Any], *, check: bool) -> None:
         facts = self._data_loader._facts
         if envelope.KEY not in state:
-            self._iterator.set_state(loader_state.position_of(state, facts, check=check), check=check)
+            position = loader_state.position_of(state, facts, check=check)
+            with loader_state.reading_position(state):
+                self._iterator.set_state(position, check=check)
             return
         # What Bushel wrote is compared by its identity, which tells more than the names of sampler and source.
         inner = envelope.unseal(state, self._iterator.identity, check=check)
-        self._iterator.set_state(loader_state.position_of(inner, facts, check=False), check=False)
+        position = loader_state.position_of(inner, facts, check=False)
+        with loader_state.reading_position(state):
+            self._iterator.set_state(position, check=False)
 
     def start_prefetch(self) -> None:
         """Starts working ahead, where the loader does so, before the first element is asked for."""

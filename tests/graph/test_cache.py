@@ -406,9 +406,17 @@ def test_a_state_past_the_end_is_refused():
     ds = cached(Counting())
     list(ds)
     it = iter(ds)
-    it.set_state({"parent": {"next_index": 10}, "position": 11, "cache_filled": False}, check=False)
     with pytest.raises(bushel.StateMismatch, match="after element 11 of a stream that has 10"):
-        next(it)
+        it.set_state({"parent": {"next_index": 10}, "position": 11, "cache_filled": False}, check=False)
+    assert numbers(it) == list(range(10))
+
+
+def test_a_state_with_a_wrong_position_fills_no_cache():
+    ds = cached(Counting())
+    it = iter(ds)
+    it.set_state({"parent": {"next_index": 5}, "position": 0, "cache_filled": False}, check=False)
+    assert numbers(it) == [5, 6, 7, 8, 9]
+    assert numbers(ds) == list(range(10))
 
 
 def test_a_cache_is_filled_anew_when_data_that_a_function_reads_have_changed(tmp_path):

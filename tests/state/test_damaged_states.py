@@ -1,7 +1,7 @@
-"""Damaged states: each is refused in `set_state`, with the place of the damage, or it is a position that can be read from.
+"""Damaged states: each is refused in `set_state`, with the place of the damage, or it is a position.
 
-States of many pipelines are damaged in one place at a time, by values that JSON may hold. A refused state changes nothing:
-the iterator goes on as if it had never seen it. A position far away takes no memory and no time.
+States of many pipelines are damaged in one place at a time, by values that JSON may hold. A refused state changes
+nothing: the iterator goes on as if it had never seen it. A position far away takes no memory and no time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import signal
 import numpy as np
 import pytest
 import recipes
-from golden_data import GOLDEN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from loaders import Words, pairs
@@ -265,7 +264,12 @@ def check_damaged(make, steps, path, damaged, *, as_bytes, check, uninterrupted)
                 it.set_state(written(damaged) if as_bytes else damaged, check=check)
             except StateMismatch as error:
                 message = str(error)
-                assert message.endswith((".", "?", ")", "anyway.")), message
+                assert message.endswith("."), message
+                if path and "bushel" not in path and path[0] != "version":
+                    shown = "".join(f"[{key!r}]" for key in error.path)
+                    assert shown and shown in message, message
+                    common = min(len(path), len(error.path)) - 1
+                    assert error.path[:common] == path[:common], (error.path, path)
                 assert it.get_state() == before, "a refused state has moved the iterator"
                 assert texts(itertools.islice(it, 4)) == uninterrupted[steps : steps + 4], "after a refused state"
                 return error
@@ -295,7 +299,7 @@ def check_all(make, seed, count=None):
     done = 0
     if count is not None:
         states = [states[0], chosen.choice(states), states[-1]]
-    for steps, state in states:
+    for _, state in states:
         found = list(damages(state))
         if count is not None:
             found = chosen.sample(found, min(count, len(found)))
@@ -323,7 +327,7 @@ def is_json(state):
 
 @pytest.mark.parametrize("name", ITERATORS)
 def test_a_damaged_state_is_refused_or_is_a_position(name):
-    assert check_all(ITERATORS[name], seed=name, count=12) > 30
+    assert check_all(ITERATORS[name], seed=name, count=4) > 12
 
 
 @pytest.mark.slow

@@ -218,7 +218,8 @@ class _InterleaveCursor(Cursor):
         if not len(numbers) == len(states) == len(ended) == length or turn >= max(1, length):
             raise StateMismatch(
                 f"This state is of an interleave of {len(numbers)} streams at a time; this one has {length}. "
-                "Was it saved with another cycle_length, or by Grain with worker processes?"
+                "Was it saved with another cycle_length, or by Grain with worker processes?",
+                "next_index_in_cycle" if len(numbers) == len(states) == len(ended) == length else _STATES,
             )
         if following > self._node.count or any(not 0 <= number < self._node.count for number in numbers):
             raise StateMismatch(
@@ -226,7 +227,9 @@ class _InterleaveCursor(Cursor):
                 "iterators_in_use_indices",
             )
         if state.get("future_states"):
-            raise StateMismatch("This state was written by an elastic iterator of Grain's; it cannot be restored here.")
+            raise StateMismatch(
+                "This state was written by an elastic iterator of Grain's; it cannot be restored here.", "future_states"
+            )
         for slot, number, saved, gone in zip(self._slots, numbers, states, ended, strict=True):
             with inside(_STATES, self._slots.index(slot)):
                 self._set_slot(slot, number, saved, bool(gone))

@@ -100,13 +100,18 @@ def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) ->
         return {key: value for key, value in state.items() if key != _WORKERS}
     version = state.get("version")
     if type(version) is not int or version != VERSION:
-        raise StateMismatch(f"This state of a DataLoader has version {version!r}; version {VERSION} is the one known.")
+        raise StateMismatch(
+            f"This state of a DataLoader has version {version!r}; version {VERSION} is the one known.", "version"
+        )
     if check:
         _compare("sampler", state, facts.sampler)
         _compare("data_source", state, facts.data_source)
     workers, seen = state.get(_WORKERS), state.get(_SEEN)
     if type(workers) is not int or workers < 0 or not isinstance(seen, Mapping):
-        raise StateMismatch(f"This state of a DataLoader is damaged: worker_count is {workers!r}, {_SEEN} is {seen!r}.")
+        raise StateMismatch(
+            f"This state of a DataLoader is damaged: worker_count is {workers!r}, {_SEEN} is {seen!r}.",
+            _SEEN if type(workers) is int and workers >= 0 else _WORKERS,
+        )
     if workers and not facts.one_to_one:
         raise StateMismatch(
             f"This state was written by Grain with {workers} workers, each of which batched or filtered records of its "
@@ -114,18 +119,35 @@ def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) ->
             "worker_count=0."
         )
     lanes = max(workers, 1)
-    if set(seen) != {str(lane) for lane in range(lanes)}:
+    if len(seen) != lanes or set(seen) != {str(lane) for lane in range(lanes)}:  # lanes may be any number
         raise StateMismatch(
             f"This state of a DataLoader is damaged: with worker_count {workers} it should hold {lanes} positions, "
-            f"it holds those of {sorted(map(str, seen))}."
+            f"it holds those of {sorted(map(str, seen))}.",
+            _SEEN,
         )
     done = [_records_done(seen[str(lane)], lane, lanes, facts.shard) for lane in range(lanes)]
     total = sum(done)
     if done != [(total - lane + lanes - 1) // lanes for lane in range(lanes)]:
-        raise StateMismatch(f"This state of a DataLoader is damaged: its workers had read {done} records, not in turn.")
+        raise StateMismatch(
+            f"This state of a DataLoader is damaged: its workers had read {done} records, not in turn.", _SEEN
+        )
     if check and total:  # before the first record, no operation can have kept one
         _check_own_operation(facts)
     return {_NEXT: total}
+
+
+class reading_position:
+    """A `with` block that restores what `position_of` has returned: errors name the place in the loader's own state."""
+
+    def __init__(self, state: Mapping[str, Any]):
+        self._state = state
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StateMismatch) and error.path == (_NEXT,) and _SEEN in self._state:
+            error.path = (_SEEN,)
 
 
 def _check_own_operation(facts: LoaderFacts) -> None:
@@ -141,13 +163,17 @@ def _check_own_operation(facts: LoaderFacts) -> None:
 def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
     """How many records one of several workers had read, by the global index of its last one."""
     if type(last) is not int:
-        raise StateMismatch(f"This state of a DataLoader is damaged: a position in {_SEEN} is {last!r}.")
+        raise StateMismatch(
+            f"This state of a DataLoader is damaged: a position in {_SEEN} is {last!r}.", _SEEN, str(lane)
+        )
     step = lanes * shard.shard_count
     done, over = divmod(last - shard.shard_index - lane * shard.shard_count + step, step)
     if over or done < 0:
         raise StateMismatch(
             f"This state of a DataLoader is of another shard, or damaged: shard {shard.shard_index} of "
-            f"{shard.shard_count} cannot have stood at index {last}."
+            f"{shard.shard_count} cannot have stood at index {last}.",
+            _SEEN,
+            str(lane),
         )
     return done
 
@@ -157,5 +183,6 @@ def _compare(name: str, state: Mapping[str, Any], here: str) -> None:
     if not isinstance(saved, str) or without_addresses(saved) != without_addresses(here):
         raise StateMismatch(
             f"This state was written with another {name}:\n- {saved}\n+ {here}\n"
-            "Pass check=False to set_state to restore it anyway."
+            "Pass check=False to set_state to restore it anyway.",
+            name,
         )
