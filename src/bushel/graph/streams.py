@@ -107,7 +107,8 @@ def field(state: Any, name: str, kind: type) -> Any:
         if isinstance(state, Mapping) and "iterators_in_use_states" in state:
             raise StateMismatch(
                 "This state was written by Grain with worker processes: it holds one position per worker and "
-                "describes no position in the one sequence that this pipeline gives. Save it in Grain without workers."
+                "describes no position in the one sequence that this pipeline gives. Save it in Grain without workers.",
+                name,
             )
         has = f"has the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"is {state!r}"
         raise StateMismatch(
