@@ -32,11 +32,20 @@ MOST_POSITIONS = 1 << 20
 """So many may be under way, where nothing else sets a bound."""
 
 
-def out_of_range(position: int, length: int) -> PositionOutOfRange:
-    """The error for a position that is not in the data."""
-    return PositionOutOfRange(
-        f"Checkpoint `next_index` {position} is out of range for dataset of length {length}.", "next_index"
-    )
+def check_position(position: int, length: int) -> None:
+    """Raises IndexError where a position is not in the data."""
+    if not 0 <= position <= length:
+        raise IndexError(f"Checkpoint `next_index` {position} is out of range for dataset of length {length}.")
+
+
+def position_of(state: State, length: int) -> int:
+    """The position in a state, checked."""
+    position = field(state, "next_index", int)
+    try:
+        check_position(position, length)
+    except IndexError as error:
+        raise PositionOutOfRange(str(error), "next_index") from None
+    return position
 
 
 class Sizer:
@@ -288,7 +297,7 @@ class BlockCursor(Cursor):
         return {"next_index": self._position}
 
     def _set_state_of_rows(self, state: State, counts: list[int]) -> None:
-        self._seek(field(state, "next_index", int), counts)
+        self._seek(position_of(state, self._length), counts)
 
     def get_next_index(self) -> int:
         index: int | None = self._position
@@ -314,8 +323,7 @@ class BlockCursor(Cursor):
         self._seek(index, counts[::-1])
 
     def _seek(self, position: int, counts: list[int]) -> None:
-        if not 0 <= position <= self._length:
-            raise out_of_range(position, self._length)
+        check_position(position, self._length)
         self._position, self._counts = position, counts
         self._restart()
 
