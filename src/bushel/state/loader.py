@@ -116,7 +116,8 @@ def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) ->
         raise StateMismatch(
             f"This state was written by Grain with {workers} workers, each of which batched or filtered records of its "
             "own: it describes no position in the one sequence that this loader gives. Save it in Grain with "
-            "worker_count=0."
+            "worker_count=0.",
+            _WORKERS,
         )
     lanes = max(workers, 1)
     if len(seen) != lanes or set(seen) != {str(lane) for lane in range(lanes)}:  # lanes may be any number
