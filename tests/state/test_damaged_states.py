@@ -9,13 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import recipes
-<<<<<<< HEAD
-from bad_states import check_all
-from hypothesis import HealthCheck, given, settings
-=======
 from bad_states import check_all
 from hypothesis import HealthCheck, Phase, assume, given, settings
->>>>>>> 883afa2 (The law of damaged states over random pipelines: strict zips are left out)
 from hypothesis import strategies as st
 from loaders import Words, pairs
 from strategies import stream_recipes
