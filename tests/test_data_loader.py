@@ -12,7 +12,19 @@ from absl import flags
 from comparing import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loaders import FUNCTIONS, EveryOther, EveryOtherWithLength, Recipe, Words, add, jitter, keep, operation, pairs
+from loaders import (
+    FUNCTIONS,
+    EveryOther,
+    EveryOtherWithLength,
+    Recipe,
+    Words,
+    add,
+    jitter,
+    keep,
+    operation,
+    pairs,
+    pass_on,
+)
 
 import bushel
 import bushel.python
@@ -186,6 +198,112 @@ def test_a_state_of_grains_workers_is_refused_where_they_made_elements_of_their_
     with pytest.raises(StateMismatch, match="no position in the one sequence"):
         it.set_state(state, check=False)
     assert it.get_state() == before
+
+
+# Checkpoints in the middle of any operations, from Grain to Bushel and back: exact, or refused with the reason.
+
+
+MOVING = {
+    "maps": [("map", 0), ("random_map", 0)],
+    "a filter": [("filter", 0), ("map", 1)],
+    "batches": [("map", 0), ("batch", (3, False))],
+    "a filter, then batches": [("filter", 0), ("batch", (2, True))],
+    "flat_map": [("flat_map", None), ("map", 0)],
+    "older operations": ["legacy"],
+    "pairs": [("map", 0), pairs],
+    "packing": ["numbers", "pack"],
+    "packing of what a filter leaves": [("filter", 0), "numbers", "pack"],
+    "flat_map, then an operation that keeps nothing": [("flat_map", None), pass_on],
+    "an operation that keeps nothing": [pass_on, ("batch", (2, False))],
+}
+"""Operations in the order of a DataLoader: those of `loaders.operation`, and functions on iterators of records."""
+
+
+def moving_loader(lib, name, workers=0):
+    def built(entry):
+        if isinstance(entry, tuple):
+            return operation(lib, *entry)
+        if entry == "numbers":
+            return type("Numbers", (lib.transforms.Map,), {"map": staticmethod(number_sequence)})()
+        if entry == "pack":
+            return lib.experimental.PackAndBatchOperation(length_struct=6, batch_size=2)
+        return entry
+
+    entries = legacy(lib) if MOVING[name] == ["legacy"] else [built(entry) for entry in MOVING[name]]
+    sampler = lib.samplers.IndexSampler(24, lib.sharding.NoSharding(), True, 1, 3)
+    return lib.DataLoader(data_source=Words(24), sampler=sampler, operations=entries, worker_count=workers)
+
+
+def number_sequence(element):
+    return np.arange(element["i"] % 4 + 1)
+
+
+def has_own_operation(name):
+    return any(callable(entry) or entry == "pack" for entry in MOVING[name])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", MOVING)
+def test_a_checkpoint_of_grains_is_restored_exactly_or_refused(name):
+    ours, theirs = moving_loader(bushel, name), iter(moving_loader(grain, name))
+    whole = list(moving_loader(grain, name))
+    for done in range(len(whole) + 1):
+        state, it = theirs.get_state(), iter(ours)
+        if has_own_operation(name) and (done or ("flat_map", None) in MOVING[name]):
+            before = it.get_state()
+            with pytest.raises(StateMismatch, match=r"written by Grain\. It says how many records operate\("):
+                it.set_state(state)
+            assert it.get_state() == before
+            assert_same(list(it), whole, "after a refused state")
+        else:
+            assert_same(list(moved_iterator(it, state)), whole[done:], f"from {done} on")
+        next(theirs, None)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", MOVING)
+def test_a_checkpoint_of_bushels_is_restored_by_grain_exactly_or_refused(name):
+    ours, theirs = iter(moving_loader(bushel, name)), moving_loader(grain, name)
+    whole = list(moving_loader(bushel, name))
+    for done in range(len(whole) + 1):
+        state = ours.get_state()
+        if has_own_operation(name):
+            reason = KeyError if ("flat_map", None) in MOVING[name] else ValueError
+            with pytest.raises(reason, match=r"operate.*Grain cannot restore|next_index") as caught:
+                moved(theirs, state)
+            assert "'worker_count'" not in str(caught.value)
+        else:
+            assert_same(list(moved(theirs, state)), whole[done:], f"from {done} on")
+        assert_same(list(moved(moving_loader(bushel, name), state)), whole[done:], f"in Bushel from {done} on")
+        next(ours, None)
+
+
+def test_grains_state_of_an_operation_that_keeps_nothing_is_restored_without_a_check():
+    name = "an operation that keeps nothing"
+    theirs, whole = iter(moving_loader(grain, name)), list(moving_loader(grain, name))
+    some(theirs, 3)
+    it = iter(moving_loader(bushel, name))
+    it.set_state(theirs.get_state(), check=False)
+    assert_same(list(it), whole[3:], "as in Grain")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", MOVING)
+def test_a_checkpoint_of_grains_workers_is_restored_exactly_or_refused(name, parsed_flags):
+    ours, theirs = moving_loader(bushel, name), iter(moving_loader(grain, name, workers=2))
+    some(theirs, 3)
+    state, rest = theirs.get_state(), list(theirs)
+    if name == "maps":
+        assert_same(list(moved(ours, state)), rest, "the rest")
+    else:
+        with pytest.raises(StateMismatch, match=r"written by Grain"):
+            moved(ours, state)
+    our = iter(ours)
+    some(our, 3)
+    told = "exhausted|next_index" if ("flat_map", None) in MOVING[name] else "Worker count|cannot restore"
+    with pytest.raises((ValueError, KeyError), match=told):
+        some(moved(moving_loader(grain, name, workers=2), our.get_state()))
 
 
 # Shards.
@@ -459,6 +577,38 @@ def test_other_data_are_refused():
 
     with pytest.raises(StateMismatch, match=r"source\(list of 3\): same name, other data"):
         it([1, 2, 4]).set_state(it([1, 2, 3]).get_state())
+
+
+class Version:
+    """A source whose repr says which data it holds."""
+
+    def __init__(self, version):
+        self.version = version
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+    def __repr__(self):
+        return f"Version({self.version})"
+
+
+@pytest.mark.parametrize("lib", [bushel, grain], ids=["Bushel's state", "Grain's state"])
+def test_data_with_another_repr_are_refused_as_in_grain(lib):
+    def it(module, version):
+        sampler = module.samplers.IndexSampler(4, module.sharding.NoSharding(), num_epochs=1)
+        return iter(module.DataLoader(data_source=Version(version), sampler=sampler))
+
+    saved = it(lib, 1)
+    next(saved)
+    state = saved.get_state()
+    for module in (bushel, grain):
+        with pytest.raises(ValueError, match=r"Version\(1\)(.|\n)*Version\(2\)"):
+            it(module, 2).set_state(state)
+        assert list(moved_iterator(it(module, 1), state)) == [1, 2, 3]
+    it(bushel, 2).set_state(state, check=False)
 
 
 @pytest.mark.parametrize("what", ["sampler", "data_source"])

@@ -17,6 +17,7 @@ from bushel.graph import legacy, loading, show
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import FilterStream, MapStream
 from bushel.graph.leaves import Source
+from bushel.graph.node import Node
 from bushel.graph.options import WithOptions
 from bushel.graph.ordered import BatchStream, FlatMapStream
 from bushel.graph.sampling import IndexSampler, Sampled, Sampler
@@ -86,16 +87,17 @@ class DataLoader(Generic[T]):
         if not isinstance(shard, ShardOptions):
             raise TypeError(f"shard_options must be ShardOptions, got {shard!r}.")
         operations = list(operations)
+        node = _pipeline(data_source, sampler, shard, operations, read_options)
         self._facts = LoaderFacts(
-            sampler=loader_state.no_address(repr(sampler)),
+            sampler=loader_state.text_of(sampler),
             data_source=loader_state.source_text(data_source),
             shard=shard,
             one_to_one=all(isinstance(operation, (tf.Map, *_WITH_GENERATOR)) for operation in operations),
+            own_operation=_own_operation(node),
         )
-        stream = _pipeline(data_source, sampler, shard, operations, read_options)
         if enable_profiling:
-            stream = WithOptions(stream, DatasetOptions(execution_tracking_mode="stage_timing"))
-        self._node = Ahead(stream, self._multiprocessing_options)
+            node = WithOptions(node, DatasetOptions(execution_tracking_mode="stage_timing"))
+        self._node = Ahead(node, self._multiprocessing_options)
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
@@ -157,11 +159,15 @@ class DataLoaderIterator(Iterator[T]):
     def _restore(self, state: dict[str, Any], *, check: bool) -> None:
         facts = self._data_loader._facts
         if envelope.KEY not in state:
-            self._iterator.set_state(loader_state.position_of(state, facts, check=check), check=check)
+            position = loader_state.position_of(state, facts, check=check)
+            with loader_state.reading_position(state):
+                self._iterator.set_state(position, check=check)
             return
         # What Bushel wrote is compared by its identity, which tells more than the names of sampler and source.
         inner = envelope.unseal(state, self._iterator.identity, check=check)
-        self._iterator.set_state(loader_state.position_of(inner, facts, check=False), check=False)
+        position = loader_state.position_of(inner, facts, check=False)
+        with loader_state.reading_position(state):
+            self._iterator.set_state(position, check=False)
 
     def start_prefetch(self) -> None:
         """Starts working ahead, where the loader does so, before the first element is asked for."""
@@ -255,6 +261,15 @@ def _pipeline(
     for operation in operations[last:]:
         node = _on_data(node, operation)
     return node
+
+
+def _own_operation(node: Node) -> str | None:
+    """The last operation of the user's own on the iterator of records, as it reads in messages."""
+    while not isinstance(node, loading.Operate):
+        if not node.parents:
+            return None
+        node = node.parents[0]
+    return node.call()
 
 
 def _check_length(sampled: Sampled, source: Any) -> None:

@@ -117,7 +117,8 @@ class ElasticIterator(DatasetIterator[Any]):
         position = counted(envelope.unseal(state, self._identity, check=check), _POSITION)
         if position > self._hosts.length:
             raise StateMismatch(
-                f"This state is at element {position}; the dataset has {self._hosts.length}. Was it saved with more?"
+                f"This state is at element {position}; the dataset has {self._hosts.length}. Was it saved with more?",
+                _POSITION,
             )
         before, self._iterator = self._iterator, self._opened(position)
         self._start = position

@@ -130,7 +130,7 @@ class IterableIterDataset(_IterPipeline[Any]):
         from bushel.sources.iterables import IterableStream
 
         source = IterableStream(iterable)
-        super().__init__(Records(source, f"IterableIterDataset({source.fingerprint()})"))
+        super().__init__(Records(source, f"IterableIterDataset({source.name})"))
 
 
 def _node(

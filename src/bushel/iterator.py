@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import blocks, checks, tables
-from bushel.base.errors import RowFailed, without_our_frames
+from bushel.base.errors import RowFailed, StateMismatch, without_our_frames
 from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
@@ -210,6 +210,12 @@ class _CursorIterator(DatasetIterator[T]):
         self._before = self._cursor.mark()
         try:
             self._cursor.set_state(state)
+            try:
+                self._cursor.catch_up()
+            except StateMismatch:
+                raise
+            except Exception:  # of the user's own function, or a file that is away: `next` tries again, and raises it
+                self._cursor.set_state(state)
         except BaseException:
             self._astray = True
             self._come_back()

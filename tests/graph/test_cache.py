@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import grain
 import numpy as np
@@ -21,7 +24,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel import MapDataset
 from bushel.base import sealed
-from bushel.graph import stores
+from bushel.graph import part_folders, stores
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 
@@ -217,11 +220,105 @@ def test_a_process_that_is_killed_leaves_no_cache(tmp_path):
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True)
     assert ended.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
-    assert left.name.startswith(".part-") and len(list(left.iterdir())) == 3
+    assert left.name.startswith(".part-") and len(list(left.glob("chunk-*"))) == 3
     ds = cached(Counting(), tmp_path)
     assert numbers(ds) == numbers(ds) == list(range(10))
     (kept,) = tmp_path.iterdir()  # what was left is gone
     assert not kept.name.startswith(".part-")
+
+
+def begin_recording(tmp_path, *before):
+    """A process that has begun to record, and the command to end it: it goes on when its input is closed."""
+    program = textwrap.dedent(
+        """
+        import bushel, sys
+        it = iter(bushel.MapDataset.range(5).to_iter_dataset().map(str).cache(sys.argv[1]))
+        print(next(it), flush=True)
+        sys.stdin.read()
+        print(list(it))
+        """
+    )
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "0\n"
+    return process
+
+
+OTHER_PROCESS_NUMBERS = [
+    *["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "sh", "-c"],
+    'echo 4000000 > /proc/sys/kernel/ns_last_pid && "$@"; exit $?',  # a number that no process of the host has
+    "sh",
+]
+
+
+def available(command):
+    return (
+        shutil.which(command[0]) is not None and not subprocess.run([*command, "true"], capture_output=True).returncode
+    )
+
+
+@pytest.mark.parametrize("container", [False, True], ids=["same process numbers", "other process numbers"])
+def test_a_recording_is_left_alone_as_long_as_its_process_lives(tmp_path, container):
+    before = OTHER_PROCESS_NUMBERS if container else []
+    if container and not available(before):
+        pytest.skip("process namespaces are not available here")
+    recording = begin_recording(tmp_path, *before)
+    assert numbers(cached(Counting(), tmp_path)) == list(range(10))
+    output, errors = recording.communicate()
+    assert (output, errors, recording.returncode) == ("['1', '2', '3', '4']\n", "", 0)
+    assert sorted(folder.name.startswith(".") for folder in tmp_path.iterdir()) == [False, False]
+    assert not list(tmp_path.glob("*/.lock"))
+
+
+def test_a_forked_child_leaves_a_recording_alone(tmp_path):
+    it = iter(cached(Counting(), tmp_path))
+    next(it)
+    child = os.fork()
+    if not child:
+        try:
+            it.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert len(list(tmp_path.glob(".part-*/.lock"))) == 1
+    assert numbers(it) == list(range(1, 10))
+    assert len(list(tmp_path.glob("*/index.json"))) == 1
+
+
+def without_locks(*_):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+
+def test_without_locks_a_folder_is_removed_when_it_is_old(tmp_path, monkeypatch):
+    monkeypatch.setattr(part_folders.fcntl, "flock", without_locks)
+    with iter(cached(Counting(), tmp_path)) as it:
+        next(it)
+        assert numbers(cached(Counting(), tmp_path)) == list(range(10))
+        (part,) = tmp_path.glob(".part-*")
+        long_ago = time.time() - 8 * 24 * 3600
+        for path in (part, *part.iterdir()):
+            os.utime(path, (long_ago, long_ago))
+        part_folders.remove_forgotten(tmp_path)
+        assert not list(tmp_path.glob(".part-*"))
+
+
+def test_a_folder_of_another_machine_is_removed_when_it_is_old(tmp_path, monkeypatch):
+    monkeypatch.setattr(part_folders.socket, "gethostname", lambda: "elsewhere")
+    recording = part_folders.PartFolder(tmp_path)
+    monkeypatch.undo()
+    os.close(recording._lock)  # as a lock looks that is known on its own machine alone
+    part_folders.remove_forgotten(tmp_path)
+    assert recording.path.exists()
+    for path in (recording.path, *recording.path.iterdir()):
+        os.utime(path, (0, 0))
+    part_folders.remove_forgotten(tmp_path)
+    assert not recording.path.exists()
 
 
 def test_an_iterator_that_is_closed_leaves_nothing(tmp_path):
@@ -309,9 +406,17 @@ def test_a_state_past_the_end_is_refused():
     ds = cached(Counting())
     list(ds)
     it = iter(ds)
-    it.set_state({"parent": {"next_index": 10}, "position": 11, "cache_filled": False}, check=False)
     with pytest.raises(bushel.StateMismatch, match="after element 11 of a stream that has 10"):
-        next(it)
+        it.set_state({"parent": {"next_index": 10}, "position": 11, "cache_filled": False}, check=False)
+    assert numbers(it) == list(range(10))
+
+
+def test_a_state_with_a_wrong_position_fills_no_cache():
+    ds = cached(Counting())
+    it = iter(ds)
+    it.set_state({"parent": {"next_index": 5}, "position": 0, "cache_filled": False}, check=False)
+    assert numbers(it) == [5, 6, 7, 8, 9]
+    assert numbers(ds) == list(range(10))
 
 
 def test_a_cache_is_filled_anew_when_data_that_a_function_reads_have_changed(tmp_path):

@@ -299,6 +299,16 @@ def test_a_run_moves_from_the_host_into_jit_and_back(remainder):
     [
         (lambda: SMALL.from_host_state({"parent": 3}), "a state with next_index, got {'parent': 3}"),
         (lambda: SMALL.restore({"seed": 1}), "restore takes what save gave"),
+        (
+            lambda: SMALL.restore({"seed": 1, "epoch": "0", "position": 1}),
+            "'epoch' of a saved state is a number of 32",
+        ),
+        (lambda: SMALL.restore({"seed": -1, "epoch": 0, "position": 1}), "got -1"),
+        (lambda: SMALL.restore({"seed": 1, "epoch": 2**70, "position": 1}), "The place in the state: ['epoch']"),
+        (lambda: SMALL.restore({"seed": 1, "epoch": 0, "position": True}), "got True"),
+        (lambda: SMALL.restore({"seed": 1, "epoch": 0, "position": 1.5}), "got 1.5"),
+        (lambda: SMALL.from_host_state({"next_index": True}), "a state with next_index"),
+        (lambda: SMALL.from_host_state({"next_index": 2.0}), "a state with next_index"),
         (lambda: SMALL.restore({"seed": 1, "epoch": 0, "position": 4}), "at batch 4 of its epoch; here an epoch has 4"),
     ],
 )

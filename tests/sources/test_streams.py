@@ -399,5 +399,5 @@ def test_what_can_be_read_once_only_is_refused():
 
 def test_a_state_past_the_end_is_refused():
     it = iter(IterableIterDataset([1, 2, 3]))
-    with pytest.raises(bushel.StateMismatch, match="stands after 9 elements; list ended after 3"):
+    with pytest.raises(bushel.StateMismatch, match="stands after 9 elements; there are 3 at most"):
         it.set_state(it.get_state() | {"elements_read": 9})

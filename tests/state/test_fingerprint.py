@@ -1,14 +1,18 @@
 """Sources in checkpoints: files that move, files that change, and a fingerprint of one's own."""
 
+import copy
 import os
 import pathlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from restoring import difference, saved
 
 from bushel import MapDataset, StateMismatch
+from bushel.experimental import IterableIterDataset
 from bushel.sources import file_fingerprint
 
 
@@ -154,6 +158,106 @@ def test_long_lists_and_large_arrays_are_compared_by_samples():
     assert difference(MapDataset.source(array), MapDataset.source(other_array)) == []
     assert difference(MapDataset.source(numbers[:100]), MapDataset.source(other_numbers[:100])) != []
     assert difference(MapDataset.source(array[:50]), MapDataset.source(other_array[:50])) != []
+
+
+class Named(Records):
+    """A source whose repr tells what it reads."""
+
+    def __init__(self, name, decoder=None):
+        super().__init__()
+        self.name, self.decoder = name, decoder
+
+    def __repr__(self):
+        return f"Named({self.name!r}, {self.decoder!r})"
+
+    def __iter__(self):
+        return iter(range(10))
+
+
+def test_a_repr_of_ones_own_counts():
+    assert difference(MapDataset.source(Named("v1")), MapDataset.source(Named("v1"))) == []
+    assert difference(MapDataset.source(Named("v1")), MapDataset.source(Named("v2"))) == [
+        "- source(Named('v1', None))",
+        "+ source(Named('v2', None))",
+    ]
+
+
+def test_a_repr_too_long_to_be_shown_counts():
+    one, two = (MapDataset.source(Named("v" * 200 + end)) for end in "ab")
+    assert difference(one, two) == ["~ source(Named): same name, other data"]
+    assert "vvv" not in str(saved(one))
+
+
+class Decoder:
+    """An object without a repr of its own."""
+
+
+class Buffer:
+    def __repr__(self):
+        return f"Buffer(0x{id(self):012x})"
+
+
+@pytest.mark.parametrize("decoder", [Decoder, Buffer, object, lambda: lambda x: x])
+def test_addresses_in_a_repr_do_not_count(decoder):
+    one, two = Named("v1", decoder()), Named("v1", decoder())
+    assert repr(one) != repr(two)
+    assert difference(MapDataset.source(one), MapDataset.source(two)) == []
+
+
+def test_the_order_of_a_set_in_a_repr_does_not_count():
+    program = (
+        "from bushel import MapDataset\n"
+        "class Named:\n"
+        "    __len__ = lambda self: 3\n"
+        "    __getitem__ = lambda self, index: index\n"
+        '    __repr__ = lambda self: f\'Named({set("abcdefgh")}, {frozenset("xyzuvw")})\'\n'
+        "print(iter(MapDataset.source(Named())).get_state()['bushel']['identity'][-1])"
+    )
+    printed = [
+        subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert printed[0] == printed[1] != b""
+
+
+class WithRoot(Lines):
+    """A source of files that names their folder, and what it makes of them."""
+
+    def __init__(self, root, names, split):
+        super().__init__([os.path.join(root, name) for name in names])
+        self.root, self.split = root, split
+
+    def __repr__(self):
+        return f"WithRoot(root={self.root!r}, split={self.split!r})"
+
+
+def test_the_repr_of_a_source_of_files_counts_without_their_folder(files):
+    names = [path.name for path in files]
+    moved(files, pathlib.Path("there"))
+    here, there = (MapDataset.source(WithRoot(root, names, "train")) for root in ("here", "there"))
+    assert difference(here, there) == []
+    assert difference(here, MapDataset.source(WithRoot("here", names, "test"))) == [
+        "- source(WithRoot(root='here', split='train'))",
+        "+ source(WithRoot(root='here', split='test'))",
+    ]
+
+
+def test_the_values_of_a_dict_count():
+    one, two = {0: "a", 1: "b"}, {0: "a", 1: "c"}
+    assert difference(MapDataset.source(one), MapDataset.source(dict(one))) == []
+    assert difference(MapDataset.source(one), MapDataset.source(two)) != []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [([1, 2], [1, 3]), (range(3), range(4)), (np.arange(3), np.arange(1, 4)), (Named("v1"), Named("v2"))],
+    ids=["list", "range", "array", "repr"],
+)
+def test_what_a_stream_iterates_over_counts(one, other):
+    assert difference(IterableIterDataset(one), IterableIterDataset(copy.copy(one))) == []
+    assert difference(IterableIterDataset(one), IterableIterDataset(other)) != []
 
 
 def test_a_source_without_a_fingerprint_counts_by_type_and_length():

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import robots
+from bad_states import check_all
 from golden_data import assert_same_tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -239,6 +240,11 @@ def test_a_loader_resumes_where_the_other_stood(config, expected, done):
         some(batches, 2)
         batches.set_state(state)
         assert_same_batches(some(batches, len(expected) - done), expected[done:])
+
+
+def test_a_damaged_state_is_refused_or_is_a_position(cache):
+    loader = get_dataloader(numbers_only(cache, datasets=[plain_robot("arm", cache), plain_robot("other", cache)]))
+    assert check_all(lambda: iter(loader), seed=0, count=6) > 20
 
 
 def test_a_loader_resumes_anywhere(cache):

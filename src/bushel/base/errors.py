@@ -9,12 +9,48 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
+from typing import Any
 
 from bushel.base.config import config
 
 
 class StateMismatch(ValueError):
-    """A state that belongs to another pipeline, or that is no state at all."""
+    """A state that belongs to another pipeline, or that is no state at all.
+
+    `path` is the place in the state that is wrong, where it is one place: keys of dicts and numbers in lists.
+    """
+
+    def __init__(self, message: str, *path: str | int):
+        super().__init__(message)
+        self.path = path
+
+    def __str__(self) -> str:
+        place = "".join(f"[{key!r}]" for key in self.path)
+        return f"{self.args[0]} The place in the state: {place}." if place else self.args[0]
+
+
+class PositionOutOfRange(StateMismatch, IndexError):
+    """A position outside of the data. It is an IndexError too, as in Grain."""
+
+
+class inside:
+    """A `with` block in which a part of a state is read: a StateMismatch from in there gets the path to that part.
+
+    >>> with inside("parents", 1):
+    ...     raise StateMismatch("No such element.", "next_index")
+    Traceback (most recent call last):
+    bushel.base.errors.StateMismatch: No such element. The place in the state: ['parents'][1]['next_index'].
+    """
+
+    def __init__(self, *path: str | int):
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StateMismatch):
+            error.path = (*self._path, *error.path)
 
 
 class StoppedByUser(RuntimeError):

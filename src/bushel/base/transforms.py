@@ -166,7 +166,17 @@ def shown(value: Any) -> str:
     """The repr of an object that has one of its own, else the name of its class; no address in memory, no secret."""
     if type(value).__repr__ is object.__repr__:
         return type(value).__name__
-    return redact.clean(re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value)))
+    return redact.clean(without_addresses(repr(value)))
+
+
+def without_addresses(text: str) -> str:
+    """A repr as it reads in every process: without addresses, and with the members of sets in one order.
+
+    >>> without_addresses("Source(<Decoder object at 0x7f3a2c01>, labels={'b', 'a'}, seed=0xff, buffer=0x7f3a2c01d2e0)")
+    "Source(<Decoder object>, labels={'a', 'b'}, seed=0xff, buffer=)"
+    """
+    text = re.sub(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,16}\b", "", text)
+    return re.sub(r"\{([^{}:]*)\}", lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
 
 
 def place(transform: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import WorkerDied, in_words
+from bushel.base.errors import PositionOutOfRange, WorkerDied, in_words, inside
 from bushel.base.options import DatasetOptions
 from bushel.engine.program import Program, Result, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
@@ -30,6 +30,22 @@ BLOCK_S = 20e-3
 
 MOST_POSITIONS = 1 << 20
 """So many may be under way, where nothing else sets a bound."""
+
+
+def check_position(position: int, length: int) -> None:
+    """Raises IndexError where a position is not in the data."""
+    if not 0 <= position <= length:
+        raise IndexError(f"Checkpoint `next_index` {position} is out of range for dataset of length {length}.")
+
+
+def position_of(state: State, length: int) -> int:
+    """The position in a state, checked."""
+    position = field(state, "next_index", int)
+    try:
+        check_position(position, length)
+    except IndexError as error:
+        raise PositionOutOfRange(str(error), "next_index") from None
+    return position
 
 
 class Sizer:
@@ -66,6 +82,9 @@ class Switched(Cursor):
 
     def set_state(self, state: State) -> None:
         self._inner.set_state(state)
+
+    def catch_up(self) -> None:
+        self._inner.catch_up()
 
     def get_next_index(self) -> int:
         return self._inner.get_next_index()
@@ -268,15 +287,17 @@ class BlockCursor(Cursor):
         counts = []
         for step in reversed(self._program.counting):
             assert step.count_key is not None
-            counts.append(counted(state, step.count_key))
-            state = field(state, "parent", dict)
-        self._set_state_of_rows(state, counts[::-1])
+            with inside(*["parent"] * len(counts)):
+                counts.append(counted(state, step.count_key))
+                state = field(state, "parent", dict)
+        with inside(*["parent"] * len(counts)):
+            self._set_state_of_rows(state, counts[::-1])
 
     def _state_of_rows(self) -> State:
         return {"next_index": self._position}
 
     def _set_state_of_rows(self, state: State, counts: list[int]) -> None:
-        self._seek(field(state, "next_index", int), counts)
+        self._seek(position_of(state, self._length), counts)
 
     def get_next_index(self) -> int:
         index: int | None = self._position
@@ -302,10 +323,7 @@ class BlockCursor(Cursor):
         self._seek(index, counts[::-1])
 
     def _seek(self, position: int, counts: list[int]) -> None:
-        if not 0 <= position <= self._length:
-            raise IndexError(
-                f"Checkpoint `next_index` {position} is out of range for dataset of length {self._length}."
-            )
+        check_position(position, self._length)
         self._position, self._counts = position, counts
         self._restart()
 

@@ -11,10 +11,10 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, add_note, in_words
 from bushel.base.options import DatasetOptions
-from bushel.engine.delivery import Switched
+from bushel.engine.delivery import Switched, check_position, position_of
 from bushel.graph.elementwise import FilterWatch
 from bushel.graph.node import MapNode, Origin, Plan
-from bushel.graph.streams import Cursor, Elements, Skips, State, field
+from bushel.graph.streams import Cursor, Elements, Skips, State
 
 PLAN_AHEAD = 8192
 """So many source indices are worked out at once: index arithmetic costs nanoseconds in bulk, microseconds alone."""
@@ -96,14 +96,13 @@ class ElementsCursor(Cursor):
         return {"next_index": self._position}
 
     def set_state(self, state: State) -> None:
-        self.set_next_index(field(state, "next_index", int))
+        self._position = position_of(state, self._length)
 
     def get_next_index(self) -> int:
         return self._position
 
     def set_next_index(self, index: int) -> None:
-        if not 0 <= index <= self._length:
-            raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
+        check_position(index, self._length)
         self._position = index
 
 

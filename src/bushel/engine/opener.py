@@ -39,7 +39,7 @@ from bushel.graph.streams import (
     StreamNode,
     aside,
     counted,
-    field,
+    restore,
 )
 
 
@@ -341,8 +341,15 @@ class _SkippingCursor(Same):
             state = {"parent": state, "skipped": 0}
         count = counted(state, "skipped")
         with aside(self._skips):
-            self.parent.set_state(field(state, "parent", dict))
+            restore(self.parent, state, "parent")
         self._skips.count = count
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
+
+    def catch_up(self) -> None:
+        with aside(self._skips):  # all of it was counted
+            super().catch_up()
 
     def mark(self) -> Any:
         return self.parent.mark(), self._skips.count

@@ -359,6 +359,10 @@ class WholeCursor(Cursor):
     def set_state(self, state: State) -> None:
         self._restart(state)
 
+    def catch_up(self) -> None:
+        if self._state is not None and self._result is None:
+            self._next_block()  # the worker, which has the stream open, is the one that can tell
+
     def mark(self) -> Any:
         return self._state if self._result is None else self.get_state()
 

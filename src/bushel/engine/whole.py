@@ -133,6 +133,7 @@ class StreamProgram:
             found = _Open(self.open(self.node, self.options, skips), skips)
             if state is not None:
                 found.cursor.set_state(state)
+                found.cursor.catch_up()
         return found
 
     def _taken(self) -> Iterator[_Open]:

@@ -11,7 +11,7 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.graph.stores import Kept, Recording, Store
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field, restore
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +70,7 @@ class _CacheCursor(Cursor):
             with aside(self.skips):
                 self._catch_up()
         rows: list[Any] = []
-        if self.position == 0 and self.recording is None:
+        if self.position == 0 and self.here == self.start and self.recording is None:
             self.recording = self.store.record(self.key, self.start)
         while len(rows) < count and not self.ended:
             rows += self._read(count - len(rows))
@@ -78,10 +78,7 @@ class _CacheCursor(Cursor):
 
     def _from_kept(self, kept: Kept, count: int) -> Block:
         if self.position > len(kept):
-            raise StateMismatch(
-                f"This state is after element {self.position} of a stream that has {len(kept)}. "
-                "Was it saved with other data?"
-            )
+            raise self._beyond(self.position, len(kept))
         last = min(len(kept), self.position + count)
         rows = [kept.element(number) for number in range(self.position, last)]
         self.ended = not rows
@@ -118,7 +115,13 @@ class _CacheCursor(Cursor):
         self.recording = self.store.record(self.key, self.start)
         while self.position < position:
             if not self._read(1):
-                raise StateMismatch(f"This state is after element {position} of a stream that has {self.position}.")
+                raise self._beyond(position, self.position)
+
+    def _beyond(self, position: int, length: int) -> StateMismatch:
+        return StateMismatch(
+            f"This state is after element {position} of a stream that has {length}. Was it saved with other data?",
+            "position",
+        )
 
     def abandon(self) -> None:
         if self.recording is not None:
@@ -146,7 +149,10 @@ class _CacheCursor(Cursor):
     def set_state(self, state: State) -> None:
         position, filled = counted(state, "position"), field(state, "cache_filled", bool)
         here = field(state, "parent", dict)
-        self.parent.set_state(here)
+        kept = self.store.find(self.key)
+        if kept is not None and position > len(kept):
+            raise self._beyond(position, len(kept))
+        restore(self.parent, state, "parent")
         self.begin(position, here)
         if filled and self.kept is not None:  # in Grain's words: the parent stands elsewhere
             try:
@@ -154,6 +160,17 @@ class _CacheCursor(Cursor):
             except DamagedFile as error:
                 self._forget(self.kept, error)
         self.behind = filled and self.kept is None
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
+
+    def catch_up(self) -> None:
+        if self.kept is not None:
+            return
+        super().catch_up()
+        if self.behind:
+            with aside(self.skips):
+                self._catch_up()
 
     def start_prefetch(self) -> None:
         if self.kept is None:

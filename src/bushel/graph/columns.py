@@ -16,6 +16,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from bushel.base.checks import INFINITE
+from bushel.base.contents import without_padding
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
 from bushel.graph.node import Epochs, MapNode
@@ -79,7 +80,8 @@ class Column(NDArrayOperatorsMixin):
         found = hashlib.blake2b(digest_size=8)
         for part in self._parts:
             found.update(f"{part.values.dtype.descr}{part.values.shape}".encode())
-            found.update(np.ascontiguousarray(part.values).view(np.uint8).data if part.values.size else b"")
+            for _, values in without_padding(part.values):
+                found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data if values.size else b"")
         return found.hexdigest()
 
     def __len__(self) -> int:

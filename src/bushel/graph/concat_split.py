@@ -19,7 +19,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.fill import filled
 from bushel.graph.packing import as_sequence, checked_lengths
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, checked, counted, field, restore
 from bushel.index.packing import layout
 
 logger = logging.getLogger("bushel")
@@ -95,6 +95,7 @@ class _Piece:
 
 
 _Row = list[_Piece]
+_CUTS, _GIVEN = "remainder_slices", "elements_from_buffer_after_checkpoint"
 _WHOLE = (-1, -1)  # in a state: no element has been cut
 
 
@@ -270,40 +271,72 @@ class _ConcatCursor(Cursor):
         cut = cut or dict.fromkeys(self.cuttable, _WHOLE)
         return {
             "parent_state": before,
-            "remainder_slices": {name: list(pair) for name, pair in cut.items()},
-            "elements_from_buffer_after_checkpoint": given,
+            _CUTS: {name: list(pair) for name, pair in cut.items()},
+            _GIVEN: given,
         }
 
     def set_state(self, state: State) -> None:
-        given = counted(state, "elements_from_buffer_after_checkpoint")
-        cut = self._cut_of(field(state, "remainder_slices", Mapping))
-        self.parent.set_state(field(state, "parent_state", dict))
+        given = counted(state, _GIVEN)
+        cut = self._cut_of(field(state, _CUTS, dict))
+        restore(self.parent, state, "parent_state")
         self.before, self.cut, self.given = self.parent.get_state(), cut, given
         self.ready, self.rest, self.ended = collections.deque(), None, False
         self.behind = bool(given or cut)
 
     def _cut_of(self, saved: Mapping[str, Any]) -> _Cut | None:
-        try:
-            cut = {name: (int(low), int(high)) for name, (low, high) in saved.items()}
-        except (TypeError, ValueError):
-            cut = {}
-        if set(cut) != set(self.cuttable):
+        if set(saved) != set(self.cuttable):
             raise StateMismatch(
-                f"This state has cuts {dict(saved)!r}; the features that can be cut are {self.cuttable}."
+                f"This state has cuts {dict(saved)!r}; the features that can be cut are {self.cuttable}.", _CUTS
             )
+        cut = {}
+        for name, pair in saved.items():
+            low, high = self._pair_of(pair, name)
+            if (low, high) != _WHOLE and not 0 <= low <= high:
+                raise StateMismatch(f"Feature {name!r} has no tokens {low} to {high}.", _CUTS, name)
+            cut[name] = (low, high)
         return None if all(pair == _WHOLE for pair in cut.values()) else cut
 
+    def _pair_of(self, pair: Any, name: str) -> tuple[int, int]:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise StateMismatch(f"A cut is a pair of numbers; the one of {name!r} is {pair!r}.", _CUTS, name)
+        return checked(pair[0], int, _CUTS, name, 0), checked(pair[1], int, _CUTS, name, 1)
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent_state",)
+
+    def catch_up(self) -> None:
+        super().catch_up()
+        if self.behind:
+            with aside(self.skips):
+                self._catch_up()
+
     def _catch_up(self) -> None:
-        """Reads again what the state stands for; only now, so that setting a state reads nothing."""
+        """Reads again what the state stands for: the element that was cut, and the rows of one reading."""
         given, cut, self.behind = self.given, self.cut, False
         if cut is not None:
             whole = self._element()
             if whole is None:
-                raise StateMismatch("This state is in the middle of an element that is not there any more.")
+                raise StateMismatch("This state is in the middle of an element that is not there any more.", _CUTS)
+            for name, (low, high) in cut.items():
+                length = len(whole.features[name])
+                if name not in whole.whole and (low < 0 or high > length):
+                    raise StateMismatch(
+                        f"This state has tokens {low} to {high} of feature {name!r} of an element, which has {length}. "
+                        "Was it saved with other data?",
+                        _CUTS,
+                        name,
+                    )
             self.rest = whole.part(cut)
-        for _ in range(given):
-            if self._next_row() is None:
-                raise StateMismatch(f"This state is {given} rows further than the data reach.")
+        if given:
+            self._read()
+            if given > len(self.ready):
+                raise StateMismatch(
+                    f"This state is after row {given} of those that are read together; there are {len(self.ready)}. "
+                    "Was it saved with other data?",
+                    _GIVEN,
+                )
+            for _ in range(given):
+                self.ready.popleft()
 
 
 def _kind(array: np.ndarray) -> tuple[Any, ...]:

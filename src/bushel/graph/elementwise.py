@@ -22,7 +22,7 @@ from bushel.base.ownership import copied_block, own_block
 from bushel.base.rng import RngPool
 from bushel.graph.apply import call_of, each_with, mapped_columns, placed, spec_after, verdicts_of
 from bushel.graph.node import Origin, each
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, counted, restore
 
 logger = logging.getLogger("bushel")
 
@@ -236,8 +236,11 @@ class ElementwiseCursor(Through):
             self.parent.set_state(state)
             return
         count = counted(state, self.node.count_key)
-        self.parent.set_state(field(state, "parent", dict))
+        restore(self.parent, state, "parent")
         self.count = count
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return () if self.node.count_key is None else ("parent",)
 
     def mark(self) -> Any:
         return self.parent.mark(), self.count

@@ -12,9 +12,11 @@ import numpy as np
 
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.base.errors import RowFailed, StateMismatch, inside, located
 from bushel.graph.node import MapNode, Node
-from bushel.graph.streams import Cursor, Elements, Opener, State, StreamNode, counted, field
+from bushel.graph.streams import Cursor, Elements, Opener, State, StreamNode, checked, counted, field
+
+_STATES = "iterators_in_use_states"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,20 +208,31 @@ class _InterleaveCursor(Cursor):
 
     def set_state(self, state: State) -> None:
         turn, following = counted(state, "next_index_in_cycle"), counted(state, "next_index_in_datasets")
-        numbers, states = field(state, "iterators_in_use_indices", list), field(state, "iterators_in_use_states", list)
+        numbers, states = field(state, "iterators_in_use_indices", list), field(state, _STATES, list)
+        numbers = [checked(value, int, "iterators_in_use_indices", place) for place, value in enumerate(numbers)]
         ended = field(state, "exhausted", list)
+        for place, value in enumerate(ended):
+            if value not in (0, 1):
+                raise StateMismatch(f"A stream has ended (1) or not (0), got {value!r}.", "exhausted", place)
         length = len(self._slots)
         if not len(numbers) == len(states) == len(ended) == length or turn >= max(1, length):
             raise StateMismatch(
                 f"This state is of an interleave of {len(numbers)} streams at a time; this one has {length}. "
-                "Was it saved with another cycle_length, or by Grain with worker processes?"
+                "Was it saved with another cycle_length, or by Grain with worker processes?",
+                "next_index_in_cycle" if len(numbers) == len(states) == len(ended) == length else _STATES,
             )
         if following > self._node.count or any(not 0 <= number < self._node.count for number in numbers):
-            raise StateMismatch(f"This state has streams {numbers}; there are {self._node.count} here.")
+            raise StateMismatch(
+                f"This state has streams {numbers}, and {following} next; there are {self._node.count} here.",
+                "iterators_in_use_indices",
+            )
         if state.get("future_states"):
-            raise StateMismatch("This state was written by an elastic iterator of Grain's; it cannot be restored here.")
+            raise StateMismatch(
+                "This state was written by an elastic iterator of Grain's; it cannot be restored here.", "future_states"
+            )
         for slot, number, saved, gone in zip(self._slots, numbers, states, ended, strict=True):
-            self._set_slot(slot, number, saved, bool(gone))
+            with inside(_STATES, self._slots.index(slot)):
+                self._set_slot(slot, number, saved, bool(gone))
         self._turn, self._next = turn, following
 
     def _set_slot(self, slot: _Slot, number: int, saved: Any, gone: bool) -> None:
@@ -235,6 +248,12 @@ class _InterleaveCursor(Cursor):
             raise StateMismatch(f"This state has a stream {number}, which a filter drops here.")
         slot.put(number, cursor, saved)
         cursor.set_state(saved)
+
+    def catch_up(self) -> None:
+        for number, slot in enumerate(self._slots):
+            if slot.cursor is not None:
+                with inside(_STATES, number):
+                    slot.cursor.catch_up()
 
     def get_next_index(self) -> int:
         if self._node.count != 1:
@@ -267,7 +286,7 @@ def _state(turn: int, following: int, numbers: list[int], states: list[State | N
         "next_index_in_cycle": turn,
         "next_index_in_datasets": following,
         "iterators_in_use_indices": numbers,
-        "iterators_in_use_states": states,
+        _STATES: states,
         "exhausted": [int(gone) for gone in ended],
         "future_states": {},
     }

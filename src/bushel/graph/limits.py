@@ -12,7 +12,7 @@ from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,9 +60,12 @@ class _LimitCursor(Through):
         return {"parent": self.parent.get_state(), "count_elements_read": self.given}
 
     def set_state(self, state: State) -> None:
-        given = counted(state, "count_elements_read")
-        self.parent.set_state(field(state, "parent", dict))
+        given = counted(state, "count_elements_read", most=self.node.count)
+        restore(self.parent, state, "parent")
         self.given = given
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
 
     def mark(self) -> Any:
         return self.parent.mark(), self.given
@@ -140,9 +143,12 @@ class _RepeatCursor(Through):
         return {"parent": self.parent.get_state(), "epoch": self.epoch}
 
     def set_state(self, state: State) -> None:
-        epoch = counted(state, "epoch")
-        self.parent.set_state(field(state, "parent", dict))
+        epoch = counted(state, "epoch", *[] if self.node.num_epochs is None else [self.node.num_epochs])
+        restore(self.parent, state, "parent")
         self.epoch, self.fresh = epoch, False
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
 
     def mark(self) -> Any:
         return self.parent.mark(), self.epoch, self.fresh
@@ -220,23 +226,33 @@ class _RebatchCursor(Cursor):
     def _read(self) -> bool:
         """Goes on to the next batch, or to what is left of one that a state was in the middle of."""
         while not self.ended:
-            if not self.behind:
+            if self.behind:
+                self._read_again()
+            else:
                 self.before = self.parent.get_state()
-            with aside(self.skips if self.behind and self.row else None):
-                rows = blocks.rows_of(self.parent.pull(1))
-            if not rows:
-                self.ended = True
-                break
-            self.batch, self.size = rows[0], self._size_of(rows[0])
-            self.row = self.row if self.behind else 0
-            self.behind = False
-            if self.row > self.size:
-                raise StateMismatch(
-                    f"This state is after element {self.row} of a batch of {self.size}. Was it saved with other data?"
-                )
-            if self.row < self.size:
+                if self._next_batch():
+                    self.row = 0
+            if self.row < self.size and not self.ended:
                 return True
         return False
+
+    def _next_batch(self) -> bool:
+        rows = blocks.rows_of(self.parent.pull(1))
+        if rows:
+            self.batch, self.size = rows[0], self._size_of(rows[0])
+        self.ended = not rows
+        return not self.ended
+
+    def _read_again(self) -> None:
+        """Reads the batch that a state was in the middle of."""
+        with aside(self.skips if self.row else None):
+            there = self._next_batch()
+        self.behind = False
+        if there and self.row > self.size:
+            raise StateMismatch(
+                f"This state is after element {self.row} of a batch of {self.size}. Was it saved with other data?",
+                "batch_idx",
+            )
 
     def _size_of(self, batch: Any) -> int:
         sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
@@ -269,6 +285,14 @@ class _RebatchCursor(Cursor):
 
     def set_state(self, state: State) -> None:
         row = counted(state, "batch_idx")
-        self.parent.set_state(field(state, "parent", dict))
+        restore(self.parent, state, "parent")
         self.before = self.parent.get_state()
         self.batch, self.size, self.row, self.behind, self.ended = None, 0, row, True, False
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
+
+    def catch_up(self) -> None:
+        super().catch_up()
+        if self.behind and self.row:
+            self._read_again()

@@ -10,14 +10,14 @@ import numpy as np
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.ownership import own
 from bushel.base.records import Record, RecordMetadata
 from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import each
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,10 +145,8 @@ class _OperationCursor(Through):
 
     def pull(self, count: int) -> Block:
         if self.output is None:
-            self.output = iter(self._checked(self.node.transform(self._input())))
-            with aside(self.skips):
-                for _ in range(self.replay):
-                    next(self.output, None)
+            self._run_again()
+        assert self.output is not None
         made: list[Any] = []
         for _ in range(count):
             try:
@@ -161,6 +159,26 @@ class _OperationCursor(Through):
                 raise RowFailed(len(made), located(error, f"bushel: {self.node.call()} failed.")) from error
         self.given += len(made)
         return made
+
+    def _run_again(self) -> None:
+        """Begins the operation, and goes past what it has given before."""
+        self.output = iter(self._checked(self.node.transform(self._input())))
+        with aside(self.skips):
+            for done in range(self.replay):
+                if next(self.output, None) is None:
+                    raise StateMismatch(
+                        f"This state is after element {self.replay} of {self.node.call()}, which gives {done} here. "
+                        "Was it saved with other data?",
+                        "given",
+                    )
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
+
+    def catch_up(self) -> None:
+        super().catch_up()
+        if self.output is None and self.replay:
+            self._run_again()
 
     def _checked(self, output: Any) -> Iterator[Any]:
         for record in output:
@@ -179,7 +197,7 @@ class _OperationCursor(Through):
             self._begin(0)
             return
         given = counted(state, "given")
-        self.parent.set_state(field(state, "parent", dict))
+        restore(self.parent, state, "parent")
         self._begin(given)
 
     def mark(self) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, located
+from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, inside, located
 from bushel.base.ownership import own
 from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn, batch_call, batched_spec, is_ours, make_batch, may_keep
@@ -30,6 +30,7 @@ from bushel.graph.streams import (
     count_listed,
     counted,
     field,
+    restore,
 )
 from bushel.index import mix
 
@@ -177,10 +178,7 @@ class _FlatMapCursor(Through):
 
     def pull(self, count: int) -> Block:
         if self.restored:
-            # The element is split again only now, so that setting a state reads nothing.
-            self.restored = False
-            with aside(self.skips if self.position else None):
-                self.parts = self._split()
+            self._split_again()
         while not self.ended and self.position >= len(self.parts):
             self.parts = self._split()
             if not self.ended:
@@ -190,6 +188,25 @@ class _FlatMapCursor(Through):
         taken = self.parts[self.position : self.position + count]
         self.position += len(taken)
         return list(taken)
+
+    def _split_again(self) -> None:
+        self.restored = False
+        with aside(self.skips if self.position else None):
+            self.parts = self._split()
+        if self.position > len(self.parts) and not self.ended:
+            raise StateMismatch(
+                f"This state is after part {self.position} of an element that flat_map makes {len(self.parts)} of. "
+                "Was it saved with other data?",
+                "next_index_in_buffer",
+            )
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
+
+    def catch_up(self) -> None:
+        super().catch_up()
+        if self.restored and self.position:
+            self._split_again()
 
     def _split(self) -> Sequence[Any]:
         self.before = self.parent.get_state()
@@ -220,7 +237,7 @@ class _FlatMapCursor(Through):
 
     def set_state(self, state: State) -> None:
         position = counted(state, "next_index_in_buffer")
-        self.parent.set_state(field(state, "parent", dict))
+        restore(self.parent, state, "parent")
         self.before = self.parent.get_state()
         self.parts, self.position, self.restored, self.ended = (), position, True, False
 
@@ -307,18 +324,19 @@ class _MixCursor(Cursor):
         keys = self.node.keys
         saved = field(state, "parents", list if keys is None else dict)
         index, stop = counted(state, "index"), field(state, "stop", bool)
-        if keys is None:
-            if len(saved) != len(self.parents):
-                raise StateMismatch(
-                    f"This state is of a mixture of {len(saved)} streams; this one has {len(self.parents)}."
-                )
-            for parent, parent_state in zip(self.parents, saved, strict=True):
-                parent.set_state(parent_state)
-        else:
-            for key, parent in zip(keys, self.parents, strict=True):
-                if key in saved:
+        if keys is None and len(saved) != len(self.parents):
+            raise StateMismatch(
+                f"This state is of a mixture of {len(saved)} streams; this one has {len(self.parents)}.", "parents"
+            )
+        for number, parent in enumerate(self.parents):
+            key = number if keys is None else keys[number]
+            if keys is None or key in saved:
+                with inside("parents", key):
                     parent.set_state(saved[key])
         self.index, self.stop = index, stop
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parents", number if self.node.keys is None else self.node.keys[number])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -419,9 +437,15 @@ class _ZipCursor(Cursor):
     def set_state(self, state: State) -> None:
         saved = field(state, "parents", list)
         if len(saved) != len(self.parents):
-            raise StateMismatch(f"This state is of a zip of {len(saved)} streams; this one has {len(self.parents)}.")
-        for parent, parent_state in zip(self.parents, saved, strict=True):
-            parent.set_state(parent_state)
+            raise StateMismatch(
+                f"This state is of a zip of {len(saved)} streams; this one has {len(self.parents)}.", "parents"
+            )
+        for number, (parent, parent_state) in enumerate(zip(self.parents, saved, strict=True)):
+            with inside("parents", number):
+                parent.set_state(parent_state)
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parents", number)
 
 
 def _unequal(number: int, how: str) -> str:

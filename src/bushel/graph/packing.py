@@ -14,7 +14,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.fill import filled
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, restore
 from bushel.index.packing import Bins, layout, too_long
 
 
@@ -184,6 +184,12 @@ class _PackCursor(Cursor):
         with aside(self.skips):
             if self.row:
                 self._pack()
+                if self.group is None:
+                    raise StateMismatch(
+                        f"This state is at row {self.row} of packed ones, and no sequence is left to pack. "
+                        "Was it saved with other data?",
+                        "next_row",
+                    )
             elif self.counter:
                 self.begun = self._next_elements(1)
 
@@ -222,7 +228,8 @@ class _PackCursor(Cursor):
             if self.row >= len(self.group):
                 raise StateMismatch(
                     f"This state is at row {self.row} of {len(self.group)} packed ones. "
-                    "Was it saved with other sequences or another number of bins?"
+                    "Was it saved with other sequences or another number of bins?",
+                    "next_row",
                 )
 
     def _next_elements(self, count: int) -> list[Any]:
@@ -302,12 +309,22 @@ class _PackCursor(Cursor):
         return {"parent": self.before, "next_row": self.row, "counter": self.counter}
 
     def set_state(self, state: State) -> None:
-        row, counter = counted(state, "next_row"), counted(state, "counter")
+        row, counter = counted(state, "next_row", most=self.node.num_packing_bins), counted(state, "counter")
         if row > counter:
-            raise StateMismatch(f"This state has given {counter} rows in all, and {row} of those packed last.")
-        self.parent.set_state(field(state, "parent", dict))
+            raise StateMismatch(
+                f"This state has given {counter} rows in all, and {row} of those packed last.", "next_row"
+            )
+        restore(self.parent, state, "parent")
         self.before, self.after, self.begun, self.group = self.parent.get_state(), None, [], None
         self.row, self.counter, self.behind, self.ended = row, counter, True, False
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent",)
+
+    def catch_up(self) -> None:
+        super().catch_up()
+        if self.behind:
+            self._catch_up()
 
 
 def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:

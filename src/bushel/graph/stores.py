@@ -11,9 +11,7 @@ import dataclasses
 import json
 import os
 import pickle
-import secrets
 import shutil
-import socket
 import warnings
 import zlib
 from pathlib import Path
@@ -24,6 +22,7 @@ import numpy as np
 from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
 from bushel.base.ownership import copied
+from bushel.graph.part_folders import PartFolder, remove_forgotten, temporary_name
 
 State = dict[str, Any]
 CHUNK_BYTES = 4 << 20
@@ -171,7 +170,7 @@ class Files(Store):
     def _remove(self, key: str, index: bytes) -> None:
         """Removes a folder, unless another process has filled it again since its index was read."""
         folder = self._folder / key
-        aside = self._folder / _part_name()
+        aside = self._folder / temporary_name()
         with contextlib.suppress(OSError):
             if (folder / _INDEX).read_bytes() == index:
                 os.rename(folder, aside)
@@ -179,26 +178,8 @@ class Files(Store):
 
     def record(self, key: str, start: State) -> Recording:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        part = self._folder / _part_name()
-        part.mkdir()
-        return _FileRecording(part, self._folder / key, start)
-
-    def _sweep(self) -> None:
-        """Removes what processes of this machine left that were killed while they recorded."""
-        for part in self._folder.glob(f".part-{socket.gethostname()}-*"):
-            process = int(part.name.rsplit("-", 2)[1])
-            try:
-                os.kill(process, 0)
-            except ProcessLookupError:
-                shutil.rmtree(part, ignore_errors=True)
-            except PermissionError:
-                pass  # someone else's, and alive
-
-
-def _part_name() -> str:
-    """The name of a folder that belongs to this process alone."""
-    return f".part-{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        remove_forgotten(self._folder)
+        return _FileRecording(PartFolder(self._folder), self._folder / key, start)
 
 
 class _InFiles:
@@ -236,8 +217,8 @@ class _InFiles:
 class _FileRecording(Recording):
     """Writes into a folder of its own, which takes its name once it is complete."""
 
-    def __init__(self, part: Path, target: Path, start: State):
-        self._part, self._target, self._start = part, target, start
+    def __init__(self, folder: PartFolder, target: Path, start: State):
+        self._folder, self._part, self._target, self._start = folder, folder.path, target, start
         self._elements: list[Any] = []
         self._states: list[State] = []
         self._bytes = 0
@@ -275,16 +256,16 @@ class _FileRecording(Recording):
         index = {"version": VERSION, "chunks": self._chunks, "start": self._start, "end": end}
         sealed.write_json(self._part / _INDEX, index)
         try:
-            os.rename(self._part, self._target)
+            self._folder.rename(self._target)
         except OSError:
             if (self._target / _INDEX).exists():  # another one was faster
                 self.abandon()
                 return
             shutil.rmtree(self._target, ignore_errors=True)  # a folder whose index is gone is of no use
-            os.rename(self._part, self._target)
+            self._folder.rename(self._target)
 
     def abandon(self) -> None:
-        shutil.rmtree(self._part, ignore_errors=True)
+        self._folder.remove()
 
 
 def _path(folder: Path, chunk: int) -> Path:

@@ -18,8 +18,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.blocks import Block
-from bushel.base.checks import INFINITE
-from bushel.base.errors import StateMismatch, TooManySkipped
+from bushel.base.errors import StateMismatch, TooManySkipped, inside
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.graph.node import MapNode, Node, Origin, told
 
@@ -55,7 +54,21 @@ class Cursor(abc.ABC):
     def get_state(self) -> State: ...
 
     @abc.abstractmethod
-    def set_state(self, state: State) -> None: ...
+    def set_state(self, state: State) -> None:
+        """Goes to a state. Reads nothing: see `catch_up`. Raises StateMismatch for what is no state of this cursor."""
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        """Where the state of parent `number` lies in this cursor's own state; nowhere if both are the same."""
+        return ()
+
+    def catch_up(self) -> None:
+        """Reads again what the state that was set stands for, such as the window that it is in the middle of.
+
+        Without this call the next `pull` does so. Raises StateMismatch where the data do not have what the state says.
+        """
+        for number, parent in enumerate(self.parents):
+            with inside(*self.place_of(number)):
+                parent.catch_up()
 
     def mark(self) -> Any:
         """Remembers this position for `rewind`, as cheaply as it can: it is taken before every element."""
@@ -94,26 +107,49 @@ def field(state: Any, name: str, kind: type) -> Any:
         if isinstance(state, Mapping) and "iterators_in_use_states" in state:
             raise StateMismatch(
                 "This state was written by Grain with worker processes: it holds one position per worker and "
-                "describes no position in the one sequence that this pipeline gives. Save it in Grain without workers."
+                "describes no position in the one sequence that this pipeline gives. Save it in Grain without workers.",
+                name,
             )
         has = f"has the keys {sorted(map(str, state))}" if isinstance(state, Mapping) else f"is {state!r}"
         raise StateMismatch(
-            f"This iterator's state needs an entry {name!r}; the given one {has}. Was it saved by another pipeline?"
+            f"This iterator's state needs an entry {name!r}; the given one {has}. Was it saved by another pipeline?",
+            name,
         )
-    value = state[name]
+    return checked(state[name], kind, name)
+
+
+def checked(value: Any, kind: type, *place: str | int) -> Any:
+    """A value of a state, of the given type. Numbers of NumPy become Python's."""
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise StateMismatch(f"Entry {name!r} of an iterator's state must be of type {kind.__name__}, got {value!r}.")
+        shown = repr(value) if len(repr(value)) <= 200 else f"{repr(value)[:200]}..."
+        raise StateMismatch(
+            f"Entry {place[-1]!r} of an iterator's state must be of type {kind.__name__}, got {shown}.", *place
+        )
     return value
 
 
-def counted(state: Any, name: str) -> int:
+MOST_COUNTED = 1 << 62
+"""No stream has given more elements, and 64-bit words have room for sums with it."""
+
+
+def counted(state: Any, name: str, most: int = MOST_COUNTED) -> int:
     """Entry `name` of a state, a number of elements."""
     number = field(state, name, int)
-    if not 0 <= number <= INFINITE:
-        raise StateMismatch(f"Entry {name!r} of an iterator's state counts elements; {number} is no such number.")
+    if not 0 <= number <= most:
+        limit = "" if most == MOST_COUNTED else f" There are {most} at most."
+        raise StateMismatch(
+            f"Entry {name!r} of an iterator's state counts elements; {number} is no such number.{limit}", name
+        )
     return number
+
+
+def restore(parent: Cursor, state: Any, name: str) -> None:
+    """Sets the state of a parent, which is entry `name` of its child's state."""
+    inner = field(state, name, dict)
+    with inside(name):
+        parent.set_state(inner)
 
 
 LeftOut = tuple[str, str, int]

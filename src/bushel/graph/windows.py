@@ -10,7 +10,7 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import StateMismatch
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, restore
 from bushel.index import shuffle
 
 
@@ -56,14 +56,7 @@ class _WindowCursor(Cursor):
 
     def pull(self, count: int) -> Block:
         if self.behind:
-            self.behind = False
-            with aside(self.skips if self.number or self.row else None):  # but for the first, it was counted
-                self.window = self._read()
-            if self.row > len(self.window):
-                raise StateMismatch(
-                    f"This state is after element {self.row} of a window that has {len(self.window)}. "
-                    "Was it saved with other data or another window_size?"
-                )
+            self._read_again()
         while self.row >= len(self.window):
             if self.ended:
                 return []
@@ -74,6 +67,25 @@ class _WindowCursor(Cursor):
         if self.row == len(self.window):
             self.number += 1
         return blocks.part_of(self.window, low, self.row)
+
+    def _read_again(self) -> None:
+        self.behind = False
+        with aside(self.skips if self.number or self.row else None):  # but for the first, it was counted
+            self.window = self._read()
+        if self.row > len(self.window):
+            raise StateMismatch(
+                f"This state is after element {self.row} of a window that has {len(self.window)}. "
+                "Was it saved with other data or another window_size?",
+                "pos_in_window",
+            )
+
+    def place_of(self, number: int) -> tuple[str | int, ...]:
+        return ("parent_window_start_state",)
+
+    def catch_up(self) -> None:
+        super().catch_up()
+        if self.behind and self.row:
+            self._read_again()
 
     def _read(self) -> Block:
         """The next window, in its order."""
@@ -117,7 +129,7 @@ class _WindowCursor(Cursor):
         return {"parent_window_start_state": self.before, "window_index": self.number, "pos_in_window": self.row}
 
     def set_state(self, state: State) -> None:
-        number, row = counted(state, "window_index"), counted(state, "pos_in_window")
-        self.parent.set_state(field(state, "parent_window_start_state", dict))
+        number, row = counted(state, "window_index"), counted(state, "pos_in_window", most=self.node.window_size)
+        restore(self.parent, state, "parent_window_start_state")
         self.before, self.window = self.parent.get_state(), []
         self.number, self.row, self.behind, self.ended = number, row, True, False

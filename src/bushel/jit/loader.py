@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bushel.base.errors import StateMismatch
 from bushel.jit import words
@@ -156,11 +157,11 @@ class DataLoader:
     def from_host_state(self, state: Mapping[str, Any], key: Any = None) -> LoaderState:
         """The state that belongs to `iterator.get_state()` of the same pipeline on the host, with seed `key`."""
         number = state.get("next_index") if isinstance(state, Mapping) else None
-        if not isinstance(number, int) or number < 0:
+        if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 0:
             raise StateMismatch(
                 f"A loader resumes where a host iterator of batches stood: a state with next_index, got {state!r}."
             )
-        return self.state_at(number, key)
+        return self.state_at(int(number), key)
 
     def save(self, state: LoaderState) -> dict[str, int]:
         """The state as three integers, for a checkpoint in JSON or anywhere else."""
@@ -173,12 +174,17 @@ class DataLoader:
         source = self._indexed("restore")
         if not isinstance(saved, Mapping) or set(saved) != {"seed", "epoch", "position"}:
             raise StateMismatch(f"restore takes what save gave: seed, epoch and position; got {saved!r}.")
+        for name, value in saved.items():
+            whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+            if not whole or not 0 <= value < 1 << 32:
+                raise StateMismatch(f"Entry {name!r} of a saved state is a number of 32 bits, got {value!r}.", name)
         if not 0 <= saved["position"] < source.length:
             raise StateMismatch(
                 f"This state is at batch {saved['position']} of its epoch; here an epoch has {source.length} batches. "
-                "It belongs to another loader."
+                "It belongs to another loader.",
+                "position",
             )
-        return _state_at(self, *(words.word(saved[name]) for name in ("seed", "epoch", "position")))
+        return _state_at(self, *(words.word(int(saved[name])) for name in ("seed", "epoch", "position")))
 
 
 class LoaderIterator(Iterator[tuple[Tree, jax.Array]]):

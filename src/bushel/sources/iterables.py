@@ -5,11 +5,15 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from typing import Any
+
+import numpy as np
 
 from bushel.base.errors import StateMismatch
 from bushel.base.ownership import own
+from bushel.base.transforms import shown
 from bushel.sources.protocol import SequentialReader
 
 
@@ -40,9 +44,19 @@ class IterableStream:
     def _made(self) -> Iterable[Any]:
         return self.iterable() if callable(self.iterable) else self.iterable
 
-    def fingerprint(self) -> Any:
+    @property
+    def name(self) -> str:
+        """The name of the function, or of the iterable's class."""
         named = self.iterable if callable(self.iterable) else type(self.iterable)
         return getattr(named, "__qualname__", type(named).__qualname__)
+
+    def fingerprint(self) -> Any:
+        """The name; with it the values of a sequence, or the repr of an object that has one of its own."""
+        if isinstance(self.iterable, (list, tuple, dict, str, bytes, range, np.ndarray)):
+            return [self.name, self.iterable]
+        if callable(self.iterable) or type(self.iterable).__repr__ is object.__repr__:
+            return self.name
+        return [self.name, shown(self.iterable)]
 
 
 def _check_resumes(stream: Any) -> None:
@@ -83,7 +97,8 @@ class IterableReader(SequentialReader):
         self._count = sum(1 for _ in itertools.islice(self._iterator, count))
         if self._count < count:
             raise StateMismatch(
-                f"This state stands after {count} elements; {type(self._iterable).__name__} ended after {self._count}."
+                f"This state stands after {count} elements; {type(self._iterable).__name__} ended after {self._count}.",
+                "elements_read",
             )
 
     def read(self, count: int) -> list[Any]:
@@ -95,8 +110,13 @@ class IterableReader(SequentialReader):
         return {"elements_read": self._count}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._iterable = self._again()  # what a function has made may be readable once only
-        self._go(state["elements_read"])
+        count = state["elements_read"]
+        iterable = self._again()  # what a function has made may be readable once only
+        most = len(iterable) if isinstance(iterable, Sized) else sys.maxsize
+        if not 0 <= count <= most:
+            raise StateMismatch(f"This state stands after {count} elements; there are {most} at most.", "elements_read")
+        self._iterable = iterable
+        self._go(count)
 
     def close(self) -> None:
         getattr(self._iterator, "close", lambda: None)()

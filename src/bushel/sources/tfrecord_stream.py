@@ -254,7 +254,9 @@ class TFRecordReader(SequentialReader):
     def set_state(self, state: dict[str, Any]) -> None:
         offset = state["reader_offset"]
         if offset < _GIVEN_UP or (self._size is not None and offset > self._size):
-            raise StateMismatch(f"Byte {offset} lies outside of {self._name} with its {self._size} bytes.")
+            raise StateMismatch(
+                f"Byte {offset} lies outside of {self._name} with its {self._size} bytes.", "reader_offset"
+            )
         self._hold([], [offset])
 
     def close(self) -> None:

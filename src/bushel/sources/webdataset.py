@@ -217,7 +217,9 @@ class WebDatasetReader(SequentialReader):
         place = state["tar_offset"]
         if place != _GIVEN_UP and (not 0 <= place <= self._file.size or place % _BLOCK):
             name, size = redact.base_name(self._file.name), self._file.size
-            raise StateMismatch(f"No member begins at byte {place} of {name}, a tar file of {size} bytes.")
+            raise StateMismatch(
+                f"No member begins at byte {place} of {name}, a tar file of {size} bytes.", "tar_offset"
+            )
         self._place = place
 
     def close(self) -> None:

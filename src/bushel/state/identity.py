@@ -6,11 +6,13 @@ Executor, threads and buffers are no part of it: they never change the output.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from typing import Any
 
 import numpy as np
 
+from bushel.base.transforms import shown
 from bushel.graph.leaves import Source
 from bushel.graph.node import Node, opaque
 from bushel.graph.ordered import MixStream
@@ -83,12 +85,24 @@ def fingerprint(source: Any) -> Any:
     own = getattr(source, "fingerprint", None)
     if callable(own):
         return [type(source).__name__, own()]
-    if isinstance(source, (list, tuple, str, bytes, range, np.ndarray)):
+    if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
+    known = [type(source).__name__, len(source)]
+    own_text = [] if type(source).__repr__ is object.__repr__ else [shown(source)]
     paths = getattr(source, "paths", None)
-    if isinstance(paths, (str, list, tuple)):
-        return [type(source).__name__, len(source), file_fingerprint(paths)]
-    return [type(source).__name__, len(source)]
+    if not isinstance(paths, (str, list, tuple)):
+        return known + own_text
+    return [*known, file_fingerprint(paths), *(_without_folders(text, paths) for text in own_text)]
+
+
+def _without_folders(text: str, paths: str | list[Any] | tuple[Any, ...]) -> str:
+    """The repr of a source of files as it reads wherever the files lie: paths by their names alone."""
+    names = [os.fspath(path) for path in ([paths] if isinstance(paths, str) else paths)]
+    for name in sorted(filter(os.path.dirname, names), key=len, reverse=True):
+        text = text.replace(name, os.path.basename(name))
+    for folder in sorted(filter(None, {os.path.dirname(name) for name in names}), key=len, reverse=True):
+        text = text.replace(folder, "")
+    return text
 
 
 def differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +12,17 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.errors import StateMismatch
 from bushel.base.sharding import ShardOptions
+from bushel.base.transforms import without_addresses
 
 VERSION = 2
 _NEXT = "next_index"
 _SEEN = "last_seen_indices"
+_WORKERS = "worker_count"
+_REFUSAL_IN_GRAIN = (
+    "(This state was written by Bushel. It says where {} began and how many elements it has given since, "
+    "which Grain cannot restore.)"
+)
+"""Grain prints this entry when it refuses the state, because it is no number of workers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,16 +34,23 @@ class LoaderFacts:
     shard: ShardOptions
     one_to_one: bool
     """Whether every record becomes one element."""
+    own_operation: str | None = None
+    """An operation of the user's own, from an iterator of records to another; None where there is none.
+
+    It may keep records for later, as packing does. Grain's state says how many records it has read, and not which of
+    them it keeps, so such a state cannot be restored exactly, neither here nor in Grain.
+    """
 
 
 def source_text(source: Any) -> str:
     """A source as a state names it: by its repr, without addresses; what is in memory by its type."""
-    return str(type(source)) if isinstance(source, (list, tuple, np.ndarray)) else no_address(repr(source))
+    return str(type(source)) if isinstance(source, (list, tuple, np.ndarray)) else text_of(source)
 
 
-def no_address(text: str) -> str:
-    """A repr as it is in every process, without the secrets of URLs in it."""
-    return redact.clean(re.sub(r" at 0x[0-9a-fA-F]+", "", text))
+def text_of(value: Any) -> str:
+    """The repr of a source or sampler without addresses and secrets. A repr without them stays, for Grain to compare."""
+    text = redact.clean(repr(value))
+    return without_addresses(text) if " at 0x" in text else text
 
 
 def parsed(text: Any) -> dict[str, Any]:
@@ -61,6 +74,8 @@ def _excerpt(text: Any) -> str:
 
 def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any]:
     """The position of a stream as Grain's DataLoader without workers would write it."""
+    if facts.own_operation is not None:
+        return {**position, _WORKERS: _REFUSAL_IN_GRAIN.format(facts.own_operation)}
     if set(position) != {_NEXT}:
         return position  # with a FlatMap, Grain too writes the stream's own
     shard = facts.shard
@@ -68,7 +83,7 @@ def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, An
         "version": VERSION,
         _SEEN: {"0": shard.shard_index + (position[_NEXT] - 1) * shard.shard_count},
         "last_worker_index": -1,
-        "worker_count": 0,
+        _WORKERS: 0,
         "sampler": facts.sampler,
         "data_source": facts.data_source,
     }
@@ -77,56 +92,99 @@ def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, An
 def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) -> dict[str, Any]:
     """The position of a stream in a state of either library.
 
-    Raises StateMismatch for one that is damaged, of another version, or describes no position in one sequence.
+    Raises StateMismatch for one that is damaged, of another version, or describes no position in one sequence. With
+    `check`, the state is taken for Grain's, and it must be of the same sampler and source.
     """
     if "version" not in state and _SEEN not in state:
-        return dict(state)
+        if check:
+            _check_own_operation(facts)
+        return {key: value for key, value in state.items() if key != _WORKERS}
     version = state.get("version")
     if type(version) is not int or version != VERSION:
-        raise StateMismatch(f"This state of a DataLoader has version {version!r}; version {VERSION} is the one known.")
+        raise StateMismatch(
+            f"This state of a DataLoader has version {version!r}; version {VERSION} is the one known.", "version"
+        )
     if check:
         _compare("sampler", state, facts.sampler)
         _compare("data_source", state, facts.data_source)
-    workers, seen = state.get("worker_count"), state.get(_SEEN)
+    workers, seen = state.get(_WORKERS), state.get(_SEEN)
     if type(workers) is not int or workers < 0 or not isinstance(seen, Mapping):
-        raise StateMismatch(f"This state of a DataLoader is damaged: worker_count is {workers!r}, {_SEEN} is {seen!r}.")
+        raise StateMismatch(
+            f"This state of a DataLoader is damaged: worker_count is {workers!r}, {_SEEN} is {seen!r}.",
+            _SEEN if type(workers) is int and workers >= 0 else _WORKERS,
+        )
     if workers and not facts.one_to_one:
         raise StateMismatch(
             f"This state was written by Grain with {workers} workers, each of which batched or filtered records of its "
             "own: it describes no position in the one sequence that this loader gives. Save it in Grain with "
-            "worker_count=0."
+            "worker_count=0.",
+            _WORKERS,
         )
     lanes = max(workers, 1)
-    if set(seen) != {str(lane) for lane in range(lanes)}:
+    if len(seen) != lanes or set(seen) != {str(lane) for lane in range(lanes)}:  # lanes may be any number
         raise StateMismatch(
             f"This state of a DataLoader is damaged: with worker_count {workers} it should hold {lanes} positions, "
-            f"it holds those of {sorted(map(str, seen))}."
+            f"it holds those of {sorted(map(str, seen))}.",
+            _SEEN,
         )
     done = [_records_done(seen[str(lane)], lane, lanes, facts.shard) for lane in range(lanes)]
     total = sum(done)
     if done != [(total - lane + lanes - 1) // lanes for lane in range(lanes)]:
-        raise StateMismatch(f"This state of a DataLoader is damaged: its workers had read {done} records, not in turn.")
+        raise StateMismatch(
+            f"This state of a DataLoader is damaged: its workers had read {done} records, not in turn.", _SEEN
+        )
+    if check and total:  # before the first record, no operation can have kept one
+        _check_own_operation(facts)
     return {_NEXT: total}
+
+
+class reading_position:
+    """A `with` block that restores what `position_of` has returned: errors name the place in the loader's own state."""
+
+    def __init__(self, state: Mapping[str, Any]):
+        self._state = state
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, StateMismatch) and error.path == (_NEXT,) and _SEEN in self._state:
+            error.path = (_SEEN,)
+
+
+def _check_own_operation(facts: LoaderFacts) -> None:
+    if facts.own_operation is not None:
+        raise StateMismatch(
+            f"This state was written by Grain. It says how many records {facts.own_operation} has read, but not which "
+            "of them the operation still keeps, so the elements that come next are not known. Finish this run in "
+            "Grain, or begin an epoch anew. If the operation keeps no record between two elements, pass check=False "
+            "to set_state: the operation then begins anew at this position, as it does in Grain."
+        )
 
 
 def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
     """How many records one of several workers had read, by the global index of its last one."""
     if type(last) is not int:
-        raise StateMismatch(f"This state of a DataLoader is damaged: a position in {_SEEN} is {last!r}.")
+        raise StateMismatch(
+            f"This state of a DataLoader is damaged: a position in {_SEEN} is {last!r}.", _SEEN, str(lane)
+        )
     step = lanes * shard.shard_count
     done, over = divmod(last - shard.shard_index - lane * shard.shard_count + step, step)
     if over or done < 0:
         raise StateMismatch(
             f"This state of a DataLoader is of another shard, or damaged: shard {shard.shard_index} of "
-            f"{shard.shard_count} cannot have stood at index {last}."
+            f"{shard.shard_count} cannot have stood at index {last}.",
+            _SEEN,
+            str(lane),
         )
     return done
 
 
 def _compare(name: str, state: Mapping[str, Any], here: str) -> None:
     saved = state.get(name)
-    if not isinstance(saved, str) or no_address(saved) != here:
+    if not isinstance(saved, str) or without_addresses(redact.clean(saved)) != without_addresses(here):
         raise StateMismatch(
             f"This state was written with another {name}:\n- {saved}\n+ {here}\n"
-            "Pass check=False to set_state to restore it anyway."
+            "Pass check=False to set_state to restore it anyway.",
+            name,
         )

@@ -171,7 +171,9 @@ class _GrainIterator(DatasetIterator[Any]):
         position = counted(envelope.unseal(state, self._identity, check=check), _POSITION)
         length = len(self._running.dataset)
         if position > length:
-            raise StateMismatch(f"This state is at frame {position}; the dataset has {length}. Was it saved with more?")
+            raise StateMismatch(
+                f"This state is at frame {position}; the dataset has {length}. Was it saved with more?", _POSITION
+            )
         before = self._iterator
         self._go(position)
         before.close()
