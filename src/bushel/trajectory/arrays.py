@@ -51,6 +51,22 @@ def is_text(leaf: Any) -> bool:
     return leaf.dtype.kind in "OSUT"
 
 
+def to_numpy(leaf: Any) -> Any:
+    """An array of another library, TensorFlow's for example, as NumPy's. Anything else, arrays of JAX too, as it is.
+
+    Such an array is known by its method `numpy()`, or by `__array__`. A scalar text stays a `str` or `bytes`.
+
+    >>> to_numpy(b"lift"), to_numpy(np.zeros(2)).shape
+    (b'lift', (2,))
+    """
+    if isinstance(leaf, np.ndarray | np.generic | bytes | str) or is_jax(leaf):
+        return leaf
+    if callable(getattr(leaf, "numpy", None)):
+        leaf = leaf.numpy()
+        return leaf if isinstance(leaf, bytes | str) else np.asarray(leaf)
+    return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+
+
 def rows(leaf: Any, times: Any) -> Any:
     """The rows of an array at `times`, integers of any shape.
 

@@ -18,6 +18,7 @@ from bushel.sources import stores
 from bushel.trajectory.arrays import Rng, generator
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import Tree, entry, not_empty, to_padding
+from bushel.trajectory.paraphrases import find_paraphrases
 
 
 def conditioning_deleted(
@@ -201,11 +202,25 @@ def rephrased(
     return changed
 
 
+Paraphrases = str | os.PathLike[str] | Mapping[str, str] | Rephraser
+
+
+def chosen_paraphrases(given: Paraphrases | None, repo: Any, filename: Any) -> Paraphrases:
+    """The paraphrases that are meant: those of CrossFormer's argument, or the file that Octo's two arguments name."""
+    if given is not None and repo is None and filename is None:
+        return given
+    if given is not None or (repo is None and filename is None):
+        raise TypeError("Give pickle_file_path, or paraphrases_repo and paraphrases_filename: one of the two ways.")
+    return find_paraphrases(repo, filename)
+
+
 def rephrase_instruction(
     traj: Mapping[str, Any],
-    pickle_file_path: str | os.PathLike[str] | Mapping[str, str] | Rephraser,
-    rephrase_prob: float,
+    pickle_file_path: Paraphrases | None = None,
+    rephrase_prob: float | None = None,
     *,
+    paraphrases_repo: str | os.PathLike[str] | None = None,
+    paraphrases_filename: str | None = None,
     rng: Rng = None,
     compat: str | None = None,
     allow_pickle: bool = False,
@@ -214,13 +229,17 @@ def rephrase_instruction(
 
     The choice is among the first step's instruction and its paraphrases. Nothing changes if a step has no instruction.
     Instructions come back as bytes, whatever kind of strings they were. What may be given as paraphrases, what they
-    are, `compat` and `allow_pickle`: see `Rephraser`.
+    are, `compat` and `allow_pickle`: see `Rephraser`. Octo names them by `paraphrases_repo` and `paraphrases_filename`: a
+    local folder and a file in it, or a data set on the Hugging Face hub of which the file was downloaded before.
 
     >>> traj = {"task": {"language_instruction": np.array([b"lift"] * 2, object)}}
     >>> set(rephrase_instruction(traj, {"lift": "raise"}, 1.0)["task"]["language_instruction"]) <= {b"lift", b"raise"}
     True
     """
-    rephraser = _rephraser(pickle_file_path, compat, allow_pickle)
+    if rephrase_prob is None:
+        raise TypeError("rephrase_instruction needs rephrase_prob, the probability of other words.")
+    given = chosen_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
+    rephraser = _rephraser(given, compat, allow_pickle)
     task = entry(traj, "task")
     if "language_instruction" not in task:
         return dict(traj)
@@ -235,10 +254,12 @@ def rephrase_instruction(
 
 def delete_and_rephrase(
     traj: Mapping[str, Any],
-    pickle_file_path: str | os.PathLike[str] | Mapping[str, str] | Rephraser,
-    rephrase_prob: float,
-    keep_image_prob: float,
+    pickle_file_path: Paraphrases | None = None,
+    rephrase_prob: float | None = None,
+    keep_image_prob: float | None = None,
     *,
+    paraphrases_repo: str | os.PathLike[str] | None = None,
+    paraphrases_filename: str | None = None,
     rng: Rng = None,
     compat: str | None = None,
     allow_pickle: bool = False,
@@ -249,8 +270,9 @@ def delete_and_rephrase(
     >>> delete_and_rephrase(traj, {"lift": "raise"}, 0.0, 1.0)["task"]["language_instruction"]
     array([b'lift'], dtype=object)
     """
+    if rephrase_prob is None or keep_image_prob is None:
+        raise TypeError("delete_and_rephrase needs rephrase_prob and keep_image_prob.")
     source = generator(rng)
-    traj = rephrase_instruction(
-        traj, pickle_file_path, rephrase_prob, rng=source, compat=compat, allow_pickle=allow_pickle
-    )
+    given = chosen_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
+    traj = rephrase_instruction(traj, given, rephrase_prob, rng=source, compat=compat, allow_pickle=allow_pickle)
     return delete_task_conditioning(traj, keep_image_prob, rng=source, compat=compat)
