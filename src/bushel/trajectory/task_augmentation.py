@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import os
 import pickle
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from bushel.sources import stores
-from bushel.trajectory.arrays import Rng, generator
+from bushel.trajectory.arrays import Rng, draws, generator, is_text, is_traced, namespace
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import Tree, entry, not_empty, to_padding
+from bushel.trajectory.data_utils import Tree, entry, not_empty, to_padding, tree_map
 from bushel.trajectory.paraphrases import find_paraphrases
 
 
@@ -32,7 +33,7 @@ def conditioning_deleted(
     """A task of N rows, each with its goal images or its words replaced by padding; draws are from [0, 1).
 
     `lengths` are those of the rows' episodes: without goal images the goal is the last frame. `has_image` says which
-    rows may keep goal images; None means those that have one.
+    rows may keep goal images; None means those that have one. Words may be encoded: an array, or a dict of arrays.
 
     >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
     >>> task["pad_mask_dict"] = {name: np.array([True]) for name in task}
@@ -49,19 +50,32 @@ def conditioning_deleted(
     for name in [*images, "language_instruction"]:
         entry(masks, name, of="The task's pad_mask_dict", hint=hint)
     if has_image is None:
-        has_image = np.logical_or.reduce([masks[name] for name in images])
+        has_image = functools.reduce(operator.or_, [masks[name] for name in images])
     keep_images = ((draws < keep_image_prob) | ~masks["language_instruction"]) & has_image
     changed: Tree = dict(task)
     for name in [*images, "language_instruction"]:
         keep = keep_images if name in images else ~keep_images
-        leaf = task[name]
-        changed[name] = np.where(keep.reshape(keep.shape + (1,) * (leaf.ndim - 1)), leaf, to_padding(leaf))
+        kept = tree_map(functools.partial(_or_padding, keep=keep, name=name), {name: task[name]})
+        changed[name] = kept[name]
         masks[name] = masks[name] & keep
     changed["pad_mask_dict"] = masks
     if "timestep" in task:
-        timestep = task["timestep"]
-        changed["timestep"] = np.where(keep_images, timestep, np.asarray(lengths) - 1).astype(timestep.dtype)
+        timestep, xp = task["timestep"], namespace(keep_images, task["timestep"])
+        changed["timestep"] = xp.where(keep_images, timestep, np.asarray(lengths) - 1).astype(timestep.dtype)
     return changed
+
+
+def _or_padding(leaf: Any, keep: Any, name: str) -> Any:
+    """The rows of a leaf that are kept, and padding in place of the others."""
+    if is_text(leaf):
+        if is_traced(keep):
+            raise ValueError(
+                f"task/{name} holds texts or encoded images, which JAX does not have. Inside of jit give numbers: "
+                "words that process_text has encoded, and decoded images."
+            )
+        keep = np.asarray(keep)
+    xp = namespace(leaf, keep)
+    return xp.where(keep.reshape(keep.shape + (1,) * (leaf.ndim - 1)), leaf, to_padding(leaf))
 
 
 def delete_task_conditioning(
@@ -70,7 +84,8 @@ def delete_task_conditioning(
     """Keeps the goal images of a step with this probability, else its words: one of the two, where there are both.
 
     A step without words keeps its images, one without goal images its words. With `compat="crossformer"` a step without
-    goal images may lose its words, if any other step has an image.
+    goal images may lose its words, if any other step has an image. With a `jax.random` key as `rng` it runs inside of
+    `jit` and `vmap` too, where words must be encoded and images decoded, since JAX has no texts.
 
     >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
     >>> traj = {"task": task | {"pad_mask_dict": {name: np.array([True]) for name in task}}, "action": np.zeros((1, 7))}
@@ -82,9 +97,9 @@ def delete_task_conditioning(
     if faithful(compat):
         masks = task.get("pad_mask_dict", {})
         found = [masks[name].any() for name in masks if name.startswith(("image_", "depth_"))]
-        has_image = np.full(length, any(found))
-    draws = generator(rng).random(length)
-    return {**traj, "task": conditioning_deleted(task, draws, length, keep_image_prob, has_image=has_image)}
+        has_image = functools.reduce(operator.or_, found, np.zeros(length, bool))
+    numbers = draws(rng, length)
+    return {**traj, "task": conditioning_deleted(task, numbers, length, keep_image_prob, has_image=has_image)}
 
 
 class Rephraser:
