@@ -204,7 +204,7 @@ def test_paraphrases_by_octos_names(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"not on this machine.*hf download rail-berkeley/OXE_paraphrases"):
         rephrase_instruction(traj, **hub, rephrase_prob=1.0)
     in_the_hubs_cache(tmp_path / "hub", *hub.values(), data)
-    with pytest.raises(ValueError, match="is read as a pickle.*convert it to JSON once"):
+    with pytest.raises(ValueError, match=r"is read as a pickle.*convert it to JSON once"):
         rephrase_instruction(traj, **hub, rephrase_prob=1.0)
     hub["allow_pickle"] = True
     assert language(rephrase_instruction(traj, **hub, rephrase_prob=1.0, rng=0)) == wanted

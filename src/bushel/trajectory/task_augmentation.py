@@ -244,8 +244,8 @@ def rephrase_instruction(
 
     The choice is among the first step's instruction and its paraphrases. Nothing changes if a step has no instruction.
     Instructions come back as bytes, whatever kind of strings they were. What may be given as paraphrases, what they
-    are, `compat` and `allow_pickle`: see `Rephraser`. Octo names them by `paraphrases_repo` and `paraphrases_filename`: a
-    local folder and a file in it, or a data set on the Hugging Face hub of which the file was downloaded before.
+    are, `compat` and `allow_pickle`: see `Rephraser`. Octo names them by `paraphrases_repo` and `paraphrases_filename`:
+    a local folder and a file in it, or a data set on the Hugging Face hub of which the file was downloaded before.
 
     >>> traj = {"task": {"language_instruction": np.array([b"lift"] * 2, object)}}
     >>> set(rephrase_instruction(traj, {"lift": "raise"}, 1.0)["task"]["language_instruction"]) <= {b"lift", b"raise"}
