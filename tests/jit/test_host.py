@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -284,15 +285,67 @@ def test_a_policy_with_a_state_gets_it_and_keeps_it():
     assert set_source_policy_state(source.init_state(0), template, new_episode=False).new_episode == jnp.bool_(False)
 
 
+class AsBefore1(Counting):
+    """Counting as an environment of Gymnax 0.0: `step` begins the next episode, at -1, and `step_env` does not."""
+
+    def step_env(self, key, state, action, params):
+        return super().step(key, state, action, params)
+
+    def step(self, key, state, action, params):
+        obs, state, reward, done, info = self.step_env(jax.random.split(key)[0], state, action, params)
+        return jnp.where(done, -1, obs), jnp.where(done, 0, state), reward, done, info
+
+
+class Wrapped:
+    """A wrapper in the manner of Gymnax: it passes on all attributes, and returns twice the observation."""
+
+    def __init__(self, env):
+        self.env = env
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+    def step(self, *args):
+        obs, *others = self.env.step(*args)
+        return 2 * obs, *others
+
+
+def test_the_last_observation_of_an_episode_is_its_own_before_gymnax_1():
+    source = GymnaxSource(AsBefore1(), 2.0, lambda obs, params, key: obs, steps_per_epoch=8)
+    batch = first_batch(source, 8)
+    assert batch["next_state"].tolist() == [1, 2, 3, 4, 5, 1, 2, 3]
+    assert batch["state"].tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert sorted(batch) == ["action", "done", "info", "next_state", "reward", "state"]
+
+
+def test_the_observations_of_a_wrapper_are_its_own():
+    source = GymnaxSource(Wrapped(AsBefore1()), 2.0, lambda obs, params, key: obs, steps_per_epoch=4)
+    batch = first_batch(source, 4)
+    assert batch["next_state"].tolist() == [2, 4, 6, 8]
+
+
+def first_batch(source, size):
+    loader = DataLoader([source, BatchTransform(size)])
+    return loader.next_batch(loader.init_state(0))[0]
+
+
 def test_a_real_environment_of_gymnax_runs():
-    gymnax = pytest.importorskip("gymnax")
-    env = gymnax.environments.classic_control.cartpole.CartPole()
-    source = GymnaxSource(env, env.default_params, lambda obs, _, key: jax.random.randint(key, (), 0, 2))
+    env = gymnax.make("CartPole-v1")[0]
+    params = env.default_params.replace(max_steps_in_episode=12)
+    source = GymnaxSource(env, params, lambda obs, _, key: jax.random.bernoulli(key, 0.3).astype(int))
     loader = DataLoader([source, BatchTransform(64)])
     batch, _, _ = loader.next_batch(loader.init_state(0))
     assert batch["state"].shape == (64, 4) and loader.steps_per_epoch == 16
-    ended = np.flatnonzero(batch["done"][:-1])
-    assert len(ended) and (np.abs(np.asarray(batch["state"])[ended + 1]) <= 0.05).all()
+    state, after = np.asarray(batch["state"]), np.asarray(batch["next_state"])
+    done, truncated = np.asarray(batch["done"]), np.asarray(batch["truncated"])
+    assert (np.abs(state[1:][done[:-1]]) <= 0.05).all()  # where an episode begins
+    assert (after[:-1][~done[:-1]] == state[1:][~done[:-1]]).all()
+    fallen = (np.abs(after[:, 0]) > 2.4) | (np.abs(after[:, 2]) > 12 * 2 * np.pi / 360)
+    assert (fallen == batch["terminated"]).all() and (done == fallen | truncated).all()
+    assert truncated.any() and (truncated & ~fallen).any() and fallen.any()
+    begun = np.diff(np.flatnonzero(done))
+    assert begun.max() == 12 and begun.min() < 12
+    assert "final_observation" not in batch["info"]
     again, _, _ = loader.next_batch(loader.init_state(0))
     assert same(numpy(batch), numpy(again))
 

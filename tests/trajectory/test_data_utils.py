@@ -1,4 +1,5 @@
 import collections
+import json
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from bushel.trajectory.data_utils import (
     allocate_threads,
     binarize_gripper_actions,
+    combine_dataset_statistics,
     filter_success_droid,
     fnmatch_filter,
     invert_gripper_actions,
@@ -179,3 +181,33 @@ def test_a_mixture_needs_a_weight_for_each(capsys):
     assert capsys.readouterr().out.split() == ["1", "datasets,", "with", "their", "weights:", "a", "1"]
     with pytest.raises(ValueError, match="shorter"):
         pprint_data_mixture([{"name": "a"}, {"name": "b"}], [1])
+
+
+@given(counts=st.lists(st.integers(1, 9), min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_combined_statistics_are_those_of_all_rows(counts, seed):
+    rng = np.random.default_rng(seed)
+    rows = [rng.normal(rng.normal(), 1, (count, 2)) for count in counts]
+    parts = [summary_of(own) for own in rows]
+    parts[0] |= {"proprio": parts[0]["action"]}  # which the others do not have
+    whole, expected = combine_dataset_statistics(parts), summary_of(np.concatenate(rows))
+    for name in ("mean", "std", "min", "max"):
+        np.testing.assert_allclose(whole["action"][name], expected["action"][name], atol=1e-12)
+        np.testing.assert_allclose(whole["proprio"][name], parts[0]["action"][name], atol=1e-12)
+    assert whole["num_transitions"] == sum(counts) and whole["num_trajectories"] == len(counts)
+    assert combine_dataset_statistics(parts, compat="crossformer")["num_transitions"] == counts
+    assert json.dumps(whole)
+
+
+def summary_of(rows):
+    moments = {"mean": rows.mean(0).tolist(), "std": rows.std(0), "min": rows.min(0), "max": rows.max(0)}
+    return {"action": moments, "num_transitions": len(rows), "num_trajectories": 1}
+
+
+def test_statistics_that_cannot_be_combined_are_told():
+    one, wide = summary_of(np.zeros((2, 2))), summary_of(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"action has the shapes \[\(2,\), \(3,\)\] in these data sets"):
+        combine_dataset_statistics([one, wide])
+    with pytest.raises(TypeError, match=r"give list\(loader.dataset_statistics.values\(\)\)"):
+        combine_dataset_statistics({"bridge": one})
+    with pytest.raises(ValueError, match="at least one data set"):
+        combine_dataset_statistics([])

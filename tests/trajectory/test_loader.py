@@ -99,6 +99,32 @@ def test_one_data_set_gives_trajectories_and_several_give_frames(config, cache):
     assert build_dataset_from_config(config).is_flattened
 
 
+def test_paraphrases_by_octos_arguments_are_those_of_a_file(cache, tmp_path):
+    (tmp_path / "p.json").write_text(json.dumps({"pick up the red block": "lift it.grasp it"}))
+    ways = (
+        {"pickle_file_path": str(tmp_path / "p.json")},
+        {
+            "paraphrases_repo": str(tmp_path),
+            "paraphrases_filename": "p.json",
+        },
+    )
+    found = []
+    for way in ways:
+        kwargs = {"task_augment_strategy": "rephrase_instruction", "task_augment_kwargs": {**way, "rephrase_prob": 1.0}}
+        own = robots.robot("arm", cache, image_obs_keys={})
+        with iter(get_dataloader(own, batch_size=16, traj_transform_kwargs=kwargs)) as batches:
+            found.append(some(batches, 4))
+    assert_same_batches(*found)
+    words = {text for batch in found[0] for text in batch["task"]["language_instruction"]}
+    assert words & {b"lift it", b"grasp it"}
+    with pytest.raises(ValueError, match="delete_task_conditioning takes"):  # it has no use for paraphrases
+        kwargs = {"keep_image_prob": 0.5, **ways[1]}
+        get_dataset(
+            own,
+            traj_transform_kwargs={"task_augment_strategy": "delete_task_conditioning", "task_augment_kwargs": kwargs},
+        )
+
+
 def test_files_and_dicts_do_as_well(config, expected, tmp_path):
     config.save(tmp_path / "mixture.json")
     read = MixtureConfig.from_file(tmp_path / "mixture.json", modules=["robots"])

@@ -120,3 +120,15 @@ def test_half_precision_of_what_never_changes(kind):
     scaled = normalize(x, stats, kind)
     assert scaled.dtype == np.float16 and np.isfinite(scaled).all()
     np.testing.assert_allclose(unnormalize(scaled, stats, kind), x, atol=1e-3)
+
+
+def test_without_names_the_proprioception_is_octos():
+    stats = {"mean": [1.0], "std": [2.0]}
+    traj = {"observation": {"proprio": np.array([[3.0]])}, "action": np.array([[5.0]])}
+    scaled = normalize_action_and_proprio(traj, {"action": stats, "proprio": stats}, "normal")
+    assert scaled["observation"]["proprio"].round(6).tolist() == [[1.0]] and scaled["action"].round(6).tolist() == [
+        [2.0]
+    ]
+    back = unnormalize_action_and_proprio(scaled, {"action": stats, "proprio": stats}, "normal")
+    np.testing.assert_allclose(back["observation"]["proprio"], [[3.0]])
+    assert "proprio" not in normalize_action_and_proprio({**traj, "observation": {}}, {"action": stats}, "normal")

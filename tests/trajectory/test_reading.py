@@ -14,7 +14,14 @@ import numpy as np
 import pytest
 
 from bushel.sources.tfrecord import TFRecordDataSource, checksum, framed
-from bushel.trajectory import load_statistics, make_dataset_from_rlds, reading, save_statistics, write_rlds
+from bushel.trajectory import (
+    get_dataloader,
+    load_statistics,
+    make_dataset_from_rlds,
+    reading,
+    save_statistics,
+    write_rlds,
+)
 from bushel.trajectory.columns import flat
 
 LENGTHS = (3, 4, 5, 6)
@@ -49,6 +56,128 @@ def made(tmp_path):
 
 def number_of(trajectory) -> int:
     return int(trajectory["traj_metadata"]["episode_metadata"]["number"][0])
+
+
+# Octo's arguments.
+
+
+def test_octos_key_of_proprioception(made):
+    dataset, statistics = made(proprio_obs_key="state")
+    plain, others = made(proprio_obs_keys={"arm": "state"})
+    for ours, theirs in zip(dataset.iterator(), plain.iterator(), strict=True):
+        np.testing.assert_array_equal(ours["observation"]["proprio"], theirs["observation"]["proprio_arm"])
+        assert "proprio_arm" not in ours["observation"]
+    assert {name: value.tolist() for name, value in statistics["proprio"].items()} == {
+        name: value.tolist() for name, value in others["proprio_arm"].items()
+    }
+    both, _ = made(proprio_obs_key="state", proprio_obs_keys={"grip": "grip"})
+    assert {"proprio", "proprio_grip"} <= set(next(both.iterator())["observation"])
+    with pytest.raises(ValueError, match="The observations of arm have no 'stat', which proprio_obs_key names"):
+        made(proprio_obs_key="stat")
+    with pytest.raises(TypeError, match=r"is the name of one entry of the observation, got \{'a': 'state'\}"):
+        made(proprio_obs_key={"a": "state"})
+
+
+def test_octos_key_goes_through_the_whole_pipeline(made, tmp_path):
+    made()
+    own = {"name": "arm", "data_dir": str(tmp_path), "proprio_obs_key": "state", "cache_dir": str(tmp_path / "cache")}
+    windows = {"window_size": 2, "action_horizon": 3, "max_proprio_dim": 4, "max_proprio": 5.0}
+    batch = next(iter(get_dataloader(own, batch_size=4, traj_transform_kwargs=windows)))
+    assert batch["observation"]["proprio"].shape == (4, 2, 4)
+    assert batch["observation"]["pad_mask_dict"]["proprio"].all()
+
+
+# Functions that were written for TensorFlow.
+
+
+class Tensor:
+    """An array that is not NumPy's, with what an eager tensor of TensorFlow has: `numpy()`, no `dtype.kind`."""
+
+    dtype = "DType"
+
+    def __init__(self, value):
+        self._value = np.asarray(value)
+        self.shape = self._value.shape
+
+    def numpy(self):
+        return self._value if self.shape else self._value.item()
+
+    def __getitem__(self, key):
+        return Tensor(self._value[key])
+
+    def __len__(self):
+        return len(self._value)
+
+    def __bool__(self):
+        raise TypeError("numpy() is the way to a value")
+
+
+class Arrays(Tensor):
+    """One that has `__array__` alone."""
+
+    numpy = None
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self._value, dtype)
+
+
+def written_for(kind):
+    """A standardize_fn, a filter, a filter of frames and a function of trajectories that return arrays of a kind."""
+
+    def standardize(trajectory):
+        action = kind(trajectory["action"][:, :2] * 2)
+        words = kind(np.array([b"lift"] * len(action), object))
+        state = kind(trajectory["observation"]["state"] + 1)
+        return {"observation": {"state": state}, "action": action, "words": words}
+
+    def keep(trajectory):
+        return kind(np.array(len(trajectory["action"]) != 4))
+
+    def frames(trajectory):
+        return kind(np.arange(len(trajectory["action"])) % 2 == 0)
+
+    def finish(trajectory):
+        return {**trajectory, "action": kind(trajectory["action"] + 1), "words": kind(trajectory["task"]["words"])}
+
+    return standardize, keep, frames, finish
+
+
+@pytest.mark.parametrize("kind", [Tensor, Arrays])
+def test_functions_may_return_arrays_of_tensorflow(made, tmp_path, kind):
+    made()
+    results = []
+    for kind_of_array in (np.asarray, kind):
+        standardize, keep, frames, finish = written_for(kind_of_array)
+
+        def rowwise(trajectory, finish=finish):
+            return finish({**trajectory, "task": {**trajectory["task"], "words": trajectory["dataset_name"]}})
+
+        rowwise.rowwise = True
+        own = {
+            "name": "arm",
+            "data_dir": str(tmp_path),
+            "cache_dir": str(tmp_path / "other"),
+            "standardize_fn": standardize,
+            "filter_functions": [keep],
+            "frame_filter": frames,
+            "proprio_obs_keys": {"arm": "state"},
+            "language_key": "words",
+        }
+        windows = {"window_size": 2, "action_horizon": 2}
+        for functions in ([rowwise], [lambda t, change=rowwise: change(t)]):
+            kwargs = {**windows, "post_chunk_transforms": functions}
+            with iter(get_dataloader(own, batch_size=4, traj_transform_kwargs=kwargs)) as batches:
+                results.append([next(batches) for _ in range(3)])
+        plain, _ = make_dataset_from_rlds(
+            **{name: value for name, value in own.items() if name != "frame_filter"}, train=True, shuffle=False
+        )
+        few = plain.filter(lambda t, kind=kind_of_array: kind(np.array(len(t["action"]) < 6)))
+        mapped = few.frame_map(lambda f, kind=kind_of_array: {"action": kind(f["action"]), "word": kind(np.array("a"))})
+        results.append([*few.traj_map(lambda t, kind=kind_of_array: {"a": kind(t["action"])}), *mapped])
+        results.append([*mapped.flatten().batch(4)])
+        assert len(few) == 2
+    expected, found = results[: len(results) // 2], results[len(results) // 2 :]
+    assert jax.tree.all(jax.tree.map(lambda a, b: type(a) is type(b) and np.array_equal(a, b), expected, found))
 
 
 # Threads and processes.
@@ -145,6 +274,11 @@ def test_numbers_that_are_none_are_told_with_the_ways_out(made):
 def test_what_standardize_fn_returns_is_checked(made, standardize, sentence):
     with pytest.raises(ValueError, match=sentence):
         made(standardize_fn=standardize, proprio_obs_keys={"arm": "state"})
+
+
+def test_a_language_key_that_names_a_dict_is_told(made):
+    with pytest.raises(ValueError, match=r"Language key obs. names a dict in arm/observation, but it must be strings"):
+        made(language_key="obs*")
 
 
 def test_an_argument_that_is_not_known_is_told_with_the_nearest_one(made):

@@ -184,6 +184,51 @@ def test_a_configuration_names_paraphrases_in_json(tmp_path):
     assert {next(frames)["task"]["language_instruction"] for _ in range(60)} == {b"lift", b"raise", b"pick up"}
 
 
+def in_the_hubs_cache(folder, repo, name, data):
+    """A file as `hf download` leaves it."""
+    place = folder / f"datasets--{repo.replace('/', '--')}"
+    (place / "snapshots" / "a1b2").mkdir(parents=True)
+    (place / "snapshots" / "a1b2" / name).write_bytes(data)
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("a1b2")
+
+
+def test_paraphrases_by_octos_names(tmp_path, monkeypatch):
+    traj, data = spoken(*["lift"] * 30), pickle.dumps(PARAPHRASES)
+    wanted = language(rephrase_instruction(traj, PARAPHRASES, 1.0, rng=0))
+    (tmp_path / "p.json").write_text(json.dumps(PARAPHRASES))
+    own = {"paraphrases_repo": str(tmp_path), "paraphrases_filename": "p.json"}
+    assert language(rephrase_instruction(traj, **own, rephrase_prob=1.0, rng=0)) == wanted
+    hub = {"paraphrases_repo": "rail-berkeley/OXE_paraphrases", "paraphrases_filename": "paraphrases_oxe.pkl"}
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    with pytest.raises(FileNotFoundError, match=r"not on this machine.*hf download rail-berkeley/OXE_paraphrases"):
+        rephrase_instruction(traj, **hub, rephrase_prob=1.0)
+    in_the_hubs_cache(tmp_path / "hub", *hub.values(), data)
+    with pytest.raises(ValueError, match=r"is read as a pickle.*convert it to JSON once"):
+        rephrase_instruction(traj, **hub, rephrase_prob=1.0)
+    hub["allow_pickle"] = True
+    assert language(rephrase_instruction(traj, **hub, rephrase_prob=1.0, rng=0)) == wanted
+    both = delete_and_rephrase(traj, **hub, rephrase_prob=1.0, keep_image_prob=0.5, rng=0)
+    assert language(both) == wanted  # there is no image to delete
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "Give pickle_file_path, or paraphrases_repo and paraphrases_filename: one of the two ways"),
+        ({"pickle_file_path": {}, "paraphrases_repo": "a/b"}, "one of the two ways"),
+        ({"paraphrases_repo": "a/b"}, "paraphrases_filename must be a text, got None.*go together"),
+        ({"paraphrases_repo": "a/b/c", "paraphrases_filename": "p.pkl"}, "neither a folder nor a name on the hub"),
+        ({"paraphrases_repo": ".", "paraphrases_filename": "none.pkl"}, r"The folder \. .* has no file 'none.pkl'"),
+    ],
+)
+def test_paraphrases_that_are_nowhere_are_told(given, sentence):
+    with pytest.raises((TypeError, FileNotFoundError), match=sentence):
+        rephrase_instruction(spoken("lift"), **given, rephrase_prob=1.0)
+    with pytest.raises(TypeError, match="needs rephrase_prob"):
+        rephrase_instruction(spoken("lift"), **given)
+
+
 def test_what_is_never_rephrased():
     for traj in (spoken("lift", ""), spoken("wave", "wave"), spoken("", ""), spoken()):
         assert language(rephrase_instruction(traj, PARAPHRASES, 1.0)) == language(traj)

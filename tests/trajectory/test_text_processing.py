@@ -143,8 +143,10 @@ def test_what_is_not_there(folder, tmp_path):
         HFTokenizer(str(tmp_path))
     assert HFTokenizer(str(tmp_path), {}).encode(["a"])["input_ids"].tolist() == [[0]]
     for kind in (MuseEmbedding, UniversalSentenceEncoder):
-        with pytest.raises(ImportError, match=f"{kind.__name__} is a TensorFlow Hub model.*Use HFTokenizer"):
-            kind()
+        ways = "Any object with a method encode.*sentence-transformers.*HFTokenizer.*With TensorFlow installed"
+        for arguments in ({}, {"model": "large"}):
+            with pytest.raises(ImportError, match=f"{kind.__name__} is a TensorFlow Hub model.*{ways}"):
+                kind(**arguments)
 
 
 def test_flax_models(folder):

@@ -56,17 +56,10 @@ class Rollout:
         key, policy_key, step_key, reset_key = jax.random.split(state.key, 4)
         assert self.policy_step_fn is not None
         action, policy_state = self.policy_step_fn(state.obs, state.policy_state, state.new_episode, policy_key)
-        next_obs, env_state, reward, done, info = self.env.step(step_key, state.env_state, action, self.env_params)
-        transition = {
-            "state": state.obs,
-            "action": action,
-            "reward": reward,
-            "next_state": next_obs,
-            "done": done,
-            "info": info,
-        }
+        next_obs, env_state, outcome = _play(self.env, step_key, state.env_state, action, self.env_params)
+        transition = {"state": state.obs, "action": action, **outcome}
         last = state.step + 1 >= self.steps_per_epoch
-        over = jnp.asarray(done, bool).all() | last
+        over = jnp.asarray(outcome["done"], bool).all() | last
         fresh = self.env.reset(reset_key, self.env_params)
         obs, env_state = jax.tree.map(lambda new, old: jnp.where(over, new, old), fresh, (next_obs, env_state))
         after = GymnaxSourceState(
@@ -78,6 +71,35 @@ class Rollout:
         """Shapes and dtypes of a transition."""
         shown = dataclasses.replace(self, must_set=False)
         return specs_of(shown)[0]
+
+
+def _play(env: Any, key: jax.Array, env_state: Any, action: Any, params: Any) -> tuple[Any, Any, dict[str, Any]]:
+    """One step of an environment: the observation and the state to go on with, and what a transition tells of it.
+
+    `step` of a Gymnax environment begins the next episode by itself, so the observation that it returns with `done` is
+    the first one of that episode. A transition needs the last one of the episode that ended. Gymnax 1 gives it in
+    `info`. Gymnax 0.0 has it in `step_env` alone, which `step` calls with the first half of its key.
+    """
+    outputs = len(jax.eval_shape(lambda: env.step(key, env_state, action, params))) if _has_step_env(env) else None
+    if outputs == 5:
+        obs, env_state, reward, done, info = env.step_env(jax.random.split(key)[0], env_state, action, params)
+        return obs, env_state, {"reward": reward, "next_state": obs, "done": done, "info": info}
+    obs, env_state, reward, *ends, info = env.step(key, env_state, action, params)
+    if len(ends) == 1:
+        return obs, env_state, {"reward": reward, "next_state": obs, "done": ends[0], "info": info}
+    terminated, truncated = ends
+    final = obs
+    if isinstance(info, dict) and "final_observation" in info:
+        info = dict(info)
+        final = info.pop("final_observation")
+    done = jnp.logical_or(terminated, truncated)
+    seen = {"reward": reward, "next_state": final, "done": done, "terminated": terminated, "truncated": truncated}
+    return obs, env_state, {**seen, "info": info}
+
+
+def _has_step_env(env: Any) -> bool:
+    """Whether `step_env` is the environment's own. A wrapper passes on the one of the environment that it wraps."""
+    return hasattr(type(env), "step_env")
 
 
 def GymnaxSource(
@@ -92,8 +114,14 @@ def GymnaxSource(
 ) -> Rollout:
     """Transitions of an environment that a policy plays: state, action, reward, next_state, done, info.
 
+    `next_state` of the last step of an episode is the last observation of that episode, not the first of the next one.
+    Environments of Gymnax 1 tell why an episode ended: transitions then have `terminated` and `truncated` too, and
+    `done` is either of them. `info` is the environment's, without `final_observation`, which is `next_state`.
+
     Args:
-      env: an environment with Gymnax' `reset(key, params)` and `step(key, state, action, params)`.
+      env: an environment with Gymnax' `reset(key, params)` and `step(key, state, action, params)`, which returns
+        (obs, state, reward, terminated, truncated, info), or (obs, state, reward, done, info) as before Gymnax 1. With
+        Gymnax 0.0 pass the environment itself: a wrapper around it hides the last observation of an episode.
       policy_fn: `policy_fn(obs, policy_params, key) -> action`.
       policy_step_fn: instead, for a policy with a state: `policy_step_fn(obs, policy_state, new_episode, key) ->
         (action, policy_state)`. `policy_state_template` is an example of its state; the real one is set with

@@ -62,7 +62,8 @@ def apply_trajectory_transforms(
         drawn that the trajectory has.
       max_action, max_proprio: leave out trajectories with a larger number, after normalisation.
       task_augment_strategy, task_augment_kwargs: "delete_task_conditioning", "rephrase_instruction" or
-        "delete_and_rephrase", and their arguments.
+        "delete_and_rephrase", and their arguments: paraphrases as `pickle_file_path`, or Octo's `paraphrases_repo` and
+        `paraphrases_filename`.
       max_action_dim, max_proprio_dim: widths to which actions and proprioception are filled up with zeros, masked.
       post_chunk_transforms: functions of the trajectory after all this. One that looks at each step by itself should
         say so (`function.rowwise = True`): the others need whole trajectories, which is slow after a shuffle.
@@ -140,8 +141,11 @@ def _tasks(strategy: str | None, kwargs: Mapping[str, Any], compat: str | None) 
         "rephrase_instruction": {"pickle_file_path", "rephrase_prob"},
         "delete_and_rephrase": {"pickle_file_path", "rephrase_prob", "keep_image_prob"},
     }
-    _known(strategy, task_augmentation, tuple(takes), kwargs, takes.get(strategy, set()), needed=True)
     found = dict(kwargs)
+    if "pickle_file_path" in takes.get(strategy, ()) and {"paraphrases_repo", "paraphrases_filename"} & set(found):
+        octo = [found.pop(name, None) for name in ("paraphrases_repo", "paraphrases_filename")]
+        found["pickle_file_path"] = task_augmentation.chosen_paraphrases(found.get("pickle_file_path"), *octo)
+    _known(strategy, task_augmentation, tuple(takes), found, takes.get(strategy, set()), needed=True)
     if "pickle_file_path" in found:
         given = found.pop("pickle_file_path")
         found["rephraser"] = given if isinstance(given, Rephraser) else Rephraser(given, compat)

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+_HOST = (np.ndarray, np.generic, int, float, bytes, str, list, tuple, dict, type(None), np.random.Generator)
+
 Rng = Any
 """What random functions take: a generator, a seed, a `jax.random` key, or None for draws that nobody can repeat."""
 
@@ -20,6 +22,8 @@ def is_jax(value: Any) -> bool:
     >>> is_jax(np.zeros(2)), is_jax([1, 2])
     (False, False)
     """
+    if isinstance(value, _HOST):  # JAX's own test takes ten times as long
+        return False
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
 
@@ -51,6 +55,22 @@ def is_text(leaf: Any) -> bool:
     return leaf.dtype.kind in "OSUT"
 
 
+def to_numpy(leaf: Any) -> Any:
+    """An array of another library, TensorFlow's for example, as NumPy's. Anything else, arrays of JAX too, as it is.
+
+    Such an array is known by its method `numpy()`, or by `__array__`. A scalar text stays a `str` or `bytes`.
+
+    >>> to_numpy(b"lift"), to_numpy(np.zeros(2)).shape
+    (b'lift', (2,))
+    """
+    if isinstance(leaf, np.ndarray | np.generic | bytes | str) or is_jax(leaf):
+        return leaf
+    if callable(getattr(leaf, "numpy", None)):
+        leaf = leaf.numpy()
+        return leaf if isinstance(leaf, bytes | str) else np.asarray(leaf)
+    return np.asarray(leaf) if hasattr(leaf, "__array__") else leaf
+
+
 def rows(leaf: Any, times: Any) -> Any:
     """The rows of an array at `times`, integers of any shape.
 
@@ -74,15 +94,47 @@ def running_max(values: Any) -> Any:
     return sys.modules["jax"].lax.cummax(values) if is_jax(values) else np.maximum.accumulate(values)
 
 
-def draws(rng: Rng, count: int) -> Any:
+def draws(rng: Rng, count: int, dtype: Any = None) -> Any:
     """So many draws from [0, 1): with a key an array of JAX, also inside of `jit` and `vmap`.
 
     >>> draws(0, 2).shape
     (2,)
     """
     if is_jax(rng):
-        return sys.modules["jax"].random.uniform(rng, (count,))
-    return np.random.default_rng(rng).random(count)
+        return sys.modules["jax"].random.uniform(rng, (count,), dtype or float)
+    return np.random.default_rng(rng).random(count, dtype or np.float64)
+
+
+def as_key(seed: Any) -> Any:
+    """A `jax.random` key: one of either kind as it is, or one made of a seed, of several, or by a generator.
+
+    >>> import jax
+    >>> bool(as_key([3, 4]) == jax.random.fold_in(jax.random.key(3), 4))
+    True
+    """
+    jax = sys.modules["jax"]
+    if is_jax(seed) and jax.numpy.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        return seed
+    if np.ndim(seed) == 1 and getattr(seed, "dtype", None) == np.uint32:  # of the old kind
+        return jax.numpy.asarray(seed)
+    if isinstance(seed, np.random.Generator):
+        seed = seed.integers(1 << 32, size=2).tolist()
+    first, *others = seed if np.ndim(seed) else [seed]
+    if isinstance(first, int) and first >> 32:  # JAX takes 32 bits of an int
+        first, others = first & 0xFFFFFFFF, [first >> 32, *others]
+    return folded(jax.random.key(first), *others)
+
+
+def folded(key: Any, *numbers: Any) -> Any:
+    """The key that belongs to `numbers` under another key.
+
+    >>> import jax
+    >>> bool(folded(jax.random.key(3)) == jax.random.key(3))
+    True
+    """
+    for number in numbers:
+        key = sys.modules["jax"].random.fold_in(key, number)
+    return key
 
 
 def generator(rng: Rng) -> np.random.Generator:

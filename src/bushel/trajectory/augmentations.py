@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.trajectory.arrays import Rng, draws, is_jax, is_traced, namespace
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.image_operations import Array, Operation, operations, strips
 
@@ -17,7 +18,7 @@ from bushel.trajectory.image_operations import Array, Operation, operations, str
 def draw_parameters(
     augment_order: Sequence[str],
     *,
-    rng: np.random.Generator | int | None = None,
+    rng: Rng = None,
     compat: str | None = None,
     **augment_kwargs: Any,
 ) -> list[Any]:
@@ -28,52 +29,83 @@ def draw_parameters(
 
     Args:
       augment_order: names of operations.
-      rng: a generator, a seed, or None for a fresh one.
+      rng: a generator, a seed, or None for a fresh one; with a `jax.random` key the parameters are arrays of JAX.
       compat: "crossformer" uses one number for all that an operation draws, as dlimp does: the area of
         `random_resized_crop`, its ratio and both offsets are then the same fraction of their ranges.
       **augment_kwargs: arguments of operations, by name.
     """
-    same, generator = faithful(compat), np.random.default_rng(rng)
-    found = []
-    for operation in operations(augment_order, **augment_kwargs):
-        uniforms = generator.random(operation.uniforms, dtype=np.float32)
-        found.append(operation.parameter(np.full_like(uniforms, uniforms[0]) if same else uniforms))
-    return found
+    return draw(operations(augment_order, **augment_kwargs), rng, faithful(compat))
+
+
+def draw(chosen: Sequence[Operation], rng: Rng, same: bool) -> list[Any]:
+    """One parameter for each operation. `same` uses one number for all that an operation draws.
+
+    >>> draw(operations(["random_flip_up_down"]), 0, same=False)
+    [np.False_]
+    """
+    counts = [operation.uniforms for operation in chosen]
+    if is_jax(rng):
+        xp = namespace(rng)
+        uniforms = xp.split(draws(rng, sum(counts), np.float32), np.cumsum(counts)[:-1]) if counts else []
+    else:
+        xp, source = np, np.random.default_rng(rng)
+        uniforms = [source.random(count, dtype=np.float32) for count in counts]
+    return [
+        operation.parameter(xp.full_like(own, own[0]) if same else own, xp) for operation, own in zip(chosen, uniforms)
+    ]
 
 
 def augment_image(
-    image: np.ndarray,
+    image: Any,
     augment_order: Sequence[str],
     *,
-    rng: np.random.Generator | int | None = None,
+    rng: Rng = None,
     parameters: Sequence[Any] | None = None,
     compat: str | None = None,
     **augment_kwargs: Any,
-) -> np.ndarray:
+) -> Any:
     """An image after the random changes of `augment_order`, one after the other, each cut off at black and white.
 
     >>> image = np.full((2, 2, 3), 100, np.uint8)
     >>> int(augment_image(image, ["random_brightness"], random_brightness=[0.1], parameters=[0.1])[0, 0, 0])
     125
 
+    With an image of JAX, or a `jax.random` key as `rng`, the result is an array of JAX, also inside of `jit` and
+    `vmap`. There `rng` must be a key: numbers that are drawn on the host would be the same in every call.
+
     Args:
       image: uint8 or float32 between 0 and 1, (..., height, width, channels); several images get the same change.
       augment_order: names of operations.
-      rng: a generator, a seed, or None for a fresh one.
+      rng: a generator, a seed, or None for a fresh one; or a `jax.random` key.
       parameters: what to do instead of drawing it, one for each operation, as from `draw_parameters`.
       compat: see `draw_parameters`.
       **augment_kwargs: arguments of operations, by name: a mapping, or a sequence of positional ones.
     """
-    image = np.asarray(image)
+    xp = namespace(image, rng, *(() if parameters is None else parameters))
+    image = xp.asarray(image)
     chosen = operations(augment_order, **augment_kwargs)
     if parameters is None:
-        parameters = draw_parameters(augment_order, rng=rng, compat=compat, **augment_kwargs)
+        if is_traced(image) and not is_jax(rng):
+            raise ValueError(
+                "augment_image inside of jit or vmap needs rng, a jax.random key: numbers drawn on the host would "
+                "become constants of the compiled function, the same in every call."
+            )
+        parameters = draw(chosen, rng, faithful(compat))
     elif len(parameters) != len(chosen):
         raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(parameters)} parameters.")
-    planes = to_planes(image)
+    return change(chosen, image, parameters, xp)
+
+
+def change(chosen: Sequence[Operation], image: Array, parameters: Sequence[Any], xp: Any = np) -> Array:
+    """An image after operations, each with its parameter.
+
+    >>> change(operations(["random_flip_up_down"]), np.zeros((4, 6, 3), np.uint8), [True]).shape
+    (4, 6, 3)
+    """
+    planes = to_planes(image, xp)
     for operation, parameter in zip(chosen, parameters):
-        planes = _applied(operation, planes, parameter)
-    return from_planes(planes, image.dtype)
+        planes = _applied(operation, planes, parameter, xp)
+    return from_planes(planes, image.dtype, xp)
 
 
 def to_planes(image: Array, xp: Any = np) -> Array:
@@ -112,9 +144,11 @@ def from_planes(planes: Array, dtype: Any, xp: Any = np) -> Array:
     return found
 
 
-def _applied(operation: Operation, planes: np.ndarray, parameter: Any) -> np.ndarray:
+def _applied(operation: Operation, planes: Array, parameter: Any, xp: Any) -> Array:
     """Planes after an operation, cut off at 0 and 1; in place where that can be."""
     parameter = operation.looked(planes, parameter)
+    if xp is not np:
+        return operation.apply(planes, parameter, xp).clip(0, 1)
     if not operation.by_pixel:
         planes = operation.apply(planes, parameter)
         return np.clip(planes, 0, 1, out=planes)

@@ -15,6 +15,8 @@ from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOpti
 from bushel.base.sharding import ShardOptions
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.elastic import ElasticIterator
+from bushel.engine import Report
+from bushel.graph.explain import Explanation
 from bushel.graph.streams import State, counted
 from bushel.index import epochs
 from bushel.iterator import DatasetIterator
@@ -162,6 +164,22 @@ class _GrainIterator(DatasetIterator[Any]):
         batch = next(self._iterator)
         self._taken += 1
         return batch
+
+    def start_prefetch(self) -> None:
+        self._assert_not_closed()
+        self._iterator.start_prefetch()
+
+    def report(self) -> Report:
+        raise NotImplementedError(
+            'With data_backend="grain" Google\'s Grain runs the pipeline, and Bushel does not measure it. '
+            "Leave the back end out for a report: the batches are the same."
+        )
+
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        raise NotImplementedError(
+            'With data_backend="grain" Google\'s Grain runs the pipeline, and does not tell what comes next. Restore '
+            "the state of this iterator in a loader without that back end, and ask that one: the batches are the same."
+        )
 
     def get_state(self) -> State:
         position = self._start + self._taken * self._running.batch_size

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.arrays import is_text
+from bushel.trajectory.arrays import is_text, to_numpy
 from bushel.trajectory.columns import Column, Columns, Images, Numbers, Texts, flat, nested, object_array
 from bushel.trajectory.encoded import Encoded, RecordParts
 
@@ -45,7 +45,7 @@ class Collector:
 
     def add(self, trajectory: Mapping[str, Any]) -> None:
         """The frames of one more trajectory, which `portable` made; an empty one is left out."""
-        leaves = flat(trajectory)
+        leaves = {path: to_numpy(leaf) for path, leaf in flat(trajectory).items()}
         for path, leaf in leaves.items():
             if isinstance(leaf, (str, bytes)) or getattr(leaf, "ndim", None) == 0 or not hasattr(leaf, "__len__"):
                 raise ValueError(

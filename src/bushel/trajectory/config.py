@@ -55,6 +55,7 @@ class DatasetConfig:
     depth_obs_keys: Keys = dataclasses.field(default_factory=dict)
     proprio_obs_keys: Keys = dataclasses.field(default_factory=dict)
     proprio_obs_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    proprio_obs_key: str | None = None
     language_key: str | None = None
     action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL
     dataset_statistics: Mapping[str, Any] | str | None = None

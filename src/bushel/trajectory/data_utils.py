@@ -244,6 +244,56 @@ def moving(actions: Any, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: 
     return moved.any(axis=tuple(range(1, moved.ndim)))
 
 
+def combine_dataset_statistics(
+    all_dataset_statistics: Sequence[Mapping[str, Any]], *, compat: str | None = None
+) -> Tree:
+    """The statistics of several data sets taken together: mean, std, min and max of actions and proprioception.
+
+    An entry that only some data sets have is combined over those. Percentiles are left out, since those of the parts
+    do not tell those of the whole; `get_dataset_statistics` of all trajectories computes them. With
+    `compat="crossformer"` the numbers of trajectories and transitions are lists, one number for each data set.
+
+    >>> one = {"action": {"mean": [0.0], "std": [0.0], "min": [0.0], "max": [0.0]}, "num_transitions": 1}
+    >>> two = {"action": {"mean": [3.0], "std": [0.0], "min": [3.0], "max": [3.0]}, "num_transitions": 2}
+    >>> combine_dataset_statistics([one | {"num_trajectories": 1}, two | {"num_trajectories": 1}])["action"]["mean"]
+    [2.0]
+    """
+    if isinstance(all_dataset_statistics, Mapping):
+        raise TypeError(
+            "combine_dataset_statistics takes a list of statistics. Of a mixture, give "
+            "list(loader.dataset_statistics.values())."
+        )
+    if not all_dataset_statistics:
+        raise ValueError("combine_dataset_statistics needs the statistics of at least one data set.")
+    combined: Tree = {}
+    names = {name: None for stats in all_dataset_statistics for name, value in stats.items() if _has_moments(value)}
+    for name in names:
+        having = [stats for stats in all_dataset_statistics if name in stats]
+        counts = np.array([float(entry(stats, "num_transitions", of="Statistics")) for stats in having])
+        parts = {}
+        for key in ("mean", "std", "min", "max"):
+            values = [np.asarray(entry(stats[name], key, of=f"Statistics of {name}"), np.float64) for stats in having]
+            if len(widths := {value.shape for value in values}) > 1:
+                raise ValueError(
+                    f"{name} has the shapes {sorted(widths)} in these data sets, which cannot be combined."
+                )
+            parts[key] = np.stack(values)
+        shares = (counts / counts.sum()).reshape(-1, *[1] * (parts["mean"].ndim - 1))
+        mean = (parts["mean"] * shares).sum(axis=0)
+        variance = ((parts["std"] ** 2 + (parts["mean"] - mean) ** 2) * shares).sum(axis=0)
+        extremes = {"min": parts["min"].min(axis=0), "max": parts["max"].max(axis=0)}
+        whole = {**extremes, "mean": mean, "std": np.sqrt(variance)}
+        combined[name] = {key: value.tolist() for key, value in whole.items()}
+    for count in ("num_trajectories", "num_transitions"):
+        numbers = [int(entry(stats, count, of="Statistics")) for stats in all_dataset_statistics]
+        combined[count] = numbers if faithful(compat) else sum(numbers)
+    return combined
+
+
+def _has_moments(value: Any) -> bool:
+    return isinstance(value, Mapping) and {"mean", "std"} <= set(value)
+
+
 def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = None) -> np.ndarray:
     """`n` threads shared by weight, at least one for each weight above zero. No `n`: None for each.
 

@@ -21,6 +21,7 @@ from bushel.base import checks, trees
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
+from bushel.trajectory.arrays import to_numpy
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.joining import joined
 from bushel.trajectory.passes import is_endless, results, verdicts
@@ -130,7 +131,7 @@ class _Frames:
     def _trajectory(self, index: int) -> Any:
         with self._lock:
             found = self._made.pop(index, None)
-        found = self._trajectories[index] if found is None else found
+        found = trees.map_leaves(to_numpy, self._trajectories[index]) if found is None else found
         with self._lock:
             self._made[index] = found
             while len(self._made) > _KEPT_TRAJECTORIES:
@@ -523,7 +524,12 @@ class TrajectoryDataset:
 
 def _texts_as_objects(frame: Any) -> Any:
     """A frame whose texts stack to arrays of objects: of bytes, their type would depend on the longest of a batch."""
-    return trees.map_leaves(lambda leaf: np.array(leaf, dtype=object) if isinstance(leaf, bytes) else leaf, frame)
+
+    def as_object(leaf: Any) -> Any:
+        leaf = to_numpy(leaf)
+        return np.array(leaf, dtype=object) if isinstance(leaf, bytes) else leaf
+
+    return trees.map_leaves(as_object, frame)
 
 
 def _with_key(frame: Any, rng: np.random.Generator) -> Any:
@@ -546,7 +552,8 @@ def _each_frame_randomly(
 
 
 def _stacked(frames: list[Any]) -> Any:
-    def stack(*leaves: Any) -> np.ndarray:
+    def stack(*found: Any) -> np.ndarray:
+        leaves = list(map(to_numpy, found))
         if isinstance(leaves[0], (bytes, str)) or not hasattr(leaves[0], "dtype"):
             array = np.empty(len(leaves), dtype=object)
             array[:] = leaves

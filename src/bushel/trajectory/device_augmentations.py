@@ -6,10 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from bushel.sources.needs import package
-from bushel.trajectory.augmentations import from_planes, to_planes
+from bushel.trajectory.augmentations import change, draw
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.image_operations import Operation, operations
 
@@ -43,14 +41,14 @@ def augment_images(
     """
     jax = package("jax", "jax", "Augmentations on a device")
     chosen = operations(augment_order, **augment_kwargs)
-    draw, change = _compiled(chosen, faithful(compat))
+    draw_all, change_all = _compiled(chosen, faithful(compat))
     images = jax.numpy.asarray(images)
     if images.ndim < 4:
         raise ValueError(f"augment_images takes (samples, ..., height, width, channels), got shape {images.shape}.")
-    own = draw(_one_per_sample(jax, keys, len(images))) if parameters is None else list(parameters)
+    own = draw_all(_one_per_sample(jax, keys, len(images))) if parameters is None else list(parameters)
     if len(own) != len(chosen):
         raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(own)} parameters.")
-    found = change(images, [jax.numpy.asarray(parameter) for parameter in own])
+    found = change_all(images, [jax.numpy.asarray(parameter) for parameter in own])
     if mask is None:
         return found
     mask = jax.numpy.asarray(mask, dtype=bool)
@@ -64,21 +62,11 @@ def _compiled(chosen: tuple[Operation, ...], same: bool) -> tuple[Callable[..., 
     """Functions of a batch, compiled once for each list of operations: keys to parameters, and images to images."""
     import jax
 
-    starts = np.cumsum([0, *[operation.uniforms for operation in chosen]]).tolist()
-
     def drawn(key: Any) -> list[Any]:
-        uniforms = jax.random.uniform(key, (starts[-1],), np.float32)
-        found = []
-        for operation, start in zip(chosen, starts):
-            own = uniforms[start : start + operation.uniforms]
-            found.append(operation.parameter(jax.numpy.full_like(own, own[0]) if same else own, jax.numpy))
-        return found
+        return draw(chosen, key, same)
 
     def changed(image: Any, own: list[Any]) -> Any:
-        planes = to_planes(image, jax.numpy)
-        for operation, parameter in zip(chosen, own):
-            planes = operation.apply(planes, operation.looked(planes, parameter), jax.numpy).clip(0, 1)
-        return from_planes(planes, image.dtype, jax.numpy)
+        return change(chosen, image, own, jax.numpy)
 
     return jax.jit(jax.vmap(drawn)), jax.jit(jax.vmap(changed))
 

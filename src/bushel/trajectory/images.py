@@ -18,6 +18,7 @@ from bushel.base.errors import TooLarge
 from bushel.sources.limits import check_pixels
 from bushel.sources.media import check_image
 from bushel.sources.needs import package
+from bushel.trajectory.arrays import is_jax, namespace
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -119,11 +120,11 @@ def _png_pixels(image: Any, content: bytes) -> np.ndarray:
 # Resizing
 
 
-def resize_image(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
+def resize_image(image: Any, size: Sequence[int]) -> Any:
     """An image of another size: Lanczos with three lobes, low-passed where it shrinks, rounded.
 
     Equal to `tf.image.resize(image, size, "lanczos3", antialias=True)`, rounded and clipped to uint8, but for single
-    values that lie within float32's error of a half.
+    values that lie within float32's error of a half. An array of JAX gives one of JAX, also inside of `jit` and `vmap`.
 
     >>> resize_image(np.zeros((256, 320, 3), np.uint8), (224, 224)).shape
     (224, 224, 3)
@@ -132,7 +133,7 @@ def resize_image(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
       image: uint8 (height, width, channels).
       size: the new height and width.
     """
-    image = np.asarray(image)
+    image = namespace(image).asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3:
         raise ValueError(
             f"resize_image takes uint8 (height, width, channels), got {image.dtype} {image.shape}. "
@@ -142,6 +143,10 @@ def resize_image(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
     new = checked_size(size)
     if (height, width) == new:
         return image
+    if is_jax(image):
+        xp = namespace(image)
+        found = _resampled_on_jax(xp.moveaxis(image, -1, 0).astype(np.float32), new, _lanczos3)
+        return xp.moveaxis(xp.clip(xp.rint(found), 0, 255).astype(np.uint8), 0, -1)
     # One plane for each channel: both passes are then products of matrices, in place and without a transposition.
     planes = np.empty((channels, height, width), np.float32)
     for channel in range(channels):
@@ -156,10 +161,11 @@ def resize_image(image: np.ndarray, size: Sequence[int]) -> np.ndarray:
     return pixels
 
 
-def resize_depth_image(depth: np.ndarray, size: Sequence[int]) -> np.ndarray:
+def resize_depth_image(depth: Any, size: Sequence[int]) -> Any:
     """A depth image of another size: bilinear, low-passed where it shrinks.
 
-    Equal to `tf.image.resize(depth[..., None], size, "bilinear", antialias=True)[..., 0]` within 1e-6.
+    Equal to `tf.image.resize(depth[..., None], size, "bilinear", antialias=True)[..., 0]` within 1e-6. An array of JAX
+    gives one of JAX, also inside of `jit` and `vmap`.
 
     >>> resize_depth_image(np.ones((4, 6), np.float32), (2, 2))
     array([[1., 1.],
@@ -169,13 +175,14 @@ def resize_depth_image(depth: np.ndarray, size: Sequence[int]) -> np.ndarray:
       depth: float32 (height, width), or (height, width, 1) for a result with that axis.
       size: the new height and width.
     """
-    depth = np.asarray(depth)
+    depth = namespace(depth).asarray(depth)
     if depth.dtype != np.float32 or not (depth.ndim == 2 or (depth.ndim == 3 and depth.shape[2] == 1)):
         raise ValueError(
             f"resize_depth_image takes float32 (height, width) or (height, width, 1), got {depth.dtype} {depth.shape}."
         )
     new = checked_size(size)
-    found = _resampled(depth.reshape(1, *depth.shape[:2]), new, _triangle)
+    resample = _resampled_on_jax if is_jax(depth) else _resampled
+    found = resample(depth.reshape(1, *depth.shape[:2]), new, _triangle)
     return found.reshape(*new, *depth.shape[2:])
 
 
@@ -225,6 +232,31 @@ def _resampled(planes: np.ndarray, size: tuple[int, int], kernel: _Kernel) -> np
     return planes
 
 
+def _resampled_on_jax(planes: Any, size: tuple[int, int], kernel: _Kernel) -> Any:
+    """The same with arrays of JAX: two products with whole matrices, which suit a device better than bands do."""
+    xp, (height, width) = namespace(planes), planes.shape[-2:]
+    if height != size[0]:
+        planes = xp.matmul(_weights(height, size[0], kernel), planes, precision="highest")
+    if width != size[1]:
+        planes = xp.matmul(planes, _weights(width, size[1], kernel).T, precision="highest")
+    return planes
+
+
+def _scale(length: int, size: int) -> np.float32:
+    # TensorFlow finds positions in float32: exact ones would differ from its results by more than the arithmetic does.
+    return np.float32(1 / (np.float64(np.float32(size) / np.float32(length))))
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(length: int, size: int, kernel: _Kernel) -> np.ndarray:
+    """The weights (size, length) that take `length` pixels to `size`."""
+    scale = _scale(length, size)
+    centres = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale
+    distances = np.abs(np.arange(length, dtype=np.float32) + np.float32(0.5) - centres[:, None])
+    weights = kernel((distances * (1 / np.maximum(scale, np.float32(1)))).astype(np.float64))
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
 _BAND_OUTPUTS = 16
 _BAND_PRODUCTS = 1 << 19  # multiplications of one product, below which BLAS starts no threads for it
 
@@ -235,12 +267,7 @@ def _bands(length: int, size: int, across: int, kernel: _Kernel) -> list[_Band]:
 
     Bands are narrow where `across`, the length of the other axis, is large.
     """
-    # TensorFlow finds positions in float32: exact ones would differ from its results by more than the arithmetic does.
-    scale = np.float32(1 / (np.float64(np.float32(size) / np.float32(length))))
-    centres = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale
-    distances = np.abs(np.arange(length, dtype=np.float32) + np.float32(0.5) - centres[:, None])
-    weights = kernel((distances * (1 / np.maximum(scale, np.float32(1)))).astype(np.float64))
-    weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
+    weights, scale = _weights(length, size, kernel), _scale(length, size)
     span = np.count_nonzero(weights, axis=1).max()
     outputs = _BAND_OUTPUTS
     while outputs > 1 and outputs * (outputs * scale + span) * across > _BAND_PRODUCTS:

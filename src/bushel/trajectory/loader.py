@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bushel.base import blocks, trees
+from bushel.base import blocks, tables, trees
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, MultiprocessingOptions
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.base.specs import ShapeDtypeStruct
@@ -241,6 +241,9 @@ class TrajectoryLoader:
             f"{shard.shard_count}, on {self.data_backend}>"
         )
 
+    def _repr_html_(self) -> str:
+        return tables.paragraph(repr(self)) + self.dataset._repr_html_()
+
 
 class LoaderIterator(DatasetIterator[Tree]):
     """A position in the batches of a loader, the same on all hosts; any back end and number of hosts restores it."""
@@ -273,7 +276,10 @@ class LoaderIterator(DatasetIterator[Tree]):
 
     def explain(self, steps: int = 1) -> list[Explanation]:
         """Of which frames this host's rows of the next batches are made. Nothing is read."""
-        return self._parent.explain(steps)
+        with self._lock:
+            if self._held is not None:  # the next batch is the one that could not be finished: it is made again
+                self.set_state(self._held[0])
+            return self._parent.explain(steps)
 
     def get_state(self) -> State:
         """The global position, as plain JSON data."""

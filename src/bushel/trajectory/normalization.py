@@ -86,12 +86,13 @@ def normalize_action_and_proprio(
     traj: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalization_type: NormalizationType | str,
-    proprio_keys: Collection[str],
+    proprio_keys: Collection[str] | None = None,
     skip_norm_keys: Collection[str] = (),
 ) -> Tree:
     """A trajectory with `action` and these entries of the observation scaled by the statistics under their names.
 
-    Numbers for which the statistics' "mask" is false stay as they are.
+    Without `proprio_keys` the entry is `proprio`, if the observation has it, as in Octo. Numbers for which the
+    statistics' "mask" is false stay as they are.
 
     >>> traj = {"observation": {}, "action": np.array([[3.0]])}
     >>> normalize_action_and_proprio(traj, {"action": {"mean": [1.0], "std": [2.0]}}, "normal", [])["action"].round(6)
@@ -104,7 +105,7 @@ def unnormalize_action_and_proprio(
     traj: Mapping[str, Any],
     metadata: Mapping[str, Any],
     normalization_type: NormalizationType | str,
-    proprio_keys: Collection[str],
+    proprio_keys: Collection[str] | None = None,
     skip_norm_keys: Collection[str] = (),
 ) -> Tree:
     """The inverse of `normalize_action_and_proprio`, but for what BOUNDS has clipped.
@@ -121,7 +122,7 @@ def _each(
     traj: Mapping[str, Any],
     metadata: Mapping[str, Any],
     type: NormalizationType | str,
-    proprio_keys: Collection[str],
+    proprio_keys: Collection[str] | None,
     skip_norm_keys: Collection[str],
 ) -> Tree:
     def scaled(tree: Mapping[str, Any], name: str, of: str) -> Any:
@@ -131,6 +132,8 @@ def _each(
     changed: Tree = dict(traj)
     if "action" not in skip_norm_keys:
         changed["action"] = scaled(traj, "action", "A trajectory")
+    if proprio_keys is None:
+        proprio_keys = ["proprio"] if "proprio" in traj.get("observation", {}) else []
     names = [name for name in proprio_keys if name not in skip_norm_keys]
     if names:
         observation = entry(traj, "observation")

@@ -1,6 +1,7 @@
 """What is done to the images of one frame: decode and resize, drop some, augment the rest. Pixels: images.py.
 
 A frame's `obs` has `image_*` and `depth_*`, and under `pad_mask_dict` whether each is real. Nothing given is changed.
+With images of JAX, or a `jax.random` key as the seed, results are arrays of JAX, also inside of `jit` and `vmap`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
+from bushel.trajectory.arrays import as_key, draws, folded, is_jax, is_traced, namespace
 from bushel.trajectory.augmentations import augment_image
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.images import checked_size, decode_depth, decode_image, resize_depth_image, resize_image
 
 Size = Sequence[int]
-Seed = int | Sequence[int] | np.random.Generator
+Seed = Any
+"""A seed, a sequence of them, a generator, or a `jax.random` key."""
 Obs = dict[str, Any]
 
 _IMAGE, _DEPTH = "image_", "depth_"
@@ -91,17 +94,17 @@ def _depth(depth: Any, size: tuple[int, int] | None, key: str, padding_axes: tup
     return _resized(depth, size, resize_depth_image)
 
 
-def _resized(pixels: np.ndarray, size: tuple[int, int] | None, resize: Callable[..., np.ndarray]) -> np.ndarray:
+def _resized(pixels: Any, size: tuple[int, int] | None, resize: Callable[..., Any]) -> Any:
     return pixels if size is None else resize(pixels, size)
 
 
-def _require(pixels: np.ndarray, dtype: Any, key: str) -> None:
+def _require(pixels: Any, dtype: Any, key: str) -> None:
     if pixels.dtype != dtype:
         raise ValueError(f"{key} must be encoded or {np.dtype(dtype).name}, got {pixels.dtype} {pixels.shape}.")
 
 
 def _is_encoded(value: Any) -> bool:
-    return not isinstance(value, np.ndarray)
+    return not isinstance(value, np.ndarray) and not is_jax(value)
 
 
 def augment(
@@ -119,7 +122,8 @@ def augment(
 
     Args:
       obs: a frame with pixels.
-      seed: a seed, two of them, or a generator. The same seed changes all steps of a window in the same way.
+      seed: a seed, two of them, a generator, or a `jax.random` key. The same seed changes all steps of a window in the
+        same way.
       augment_kwargs: `augment_order` and the arguments of its operations, for all images; or such a mapping by name
         (without `image_`), and images that are not named stay as they are.
       compat: "crossformer" draws a crop as dlimp does; see `bushel.trajectory.augmentations.draw_parameters`.
@@ -130,16 +134,18 @@ def augment(
             f"got {augment_kwargs!r}."
         )
     faithful(compat)
-    words, found = _words(seed), dict(obs)
-    for number, key in enumerate(sorted(key for key in obs if key.startswith(_IMAGE))):
+    keys, found = sorted(key for key in obs if key.startswith(_IMAGE)), dict(obs)
+    generators = _Generators(seed, [obs[key] for key in keys], _AUGMENT)
+    for number, key in enumerate(keys):
         every = "augment_order" in augment_kwargs
         own = augment_kwargs if every else augment_kwargs.get(key.removeprefix(_IMAGE))
-        if own is None or not _real(obs, key):
+        real = own is not None and _real(obs, key)
+        if own is None or (not is_traced(real) and not real):
             continue
         if "augment_order" not in own:
             raise ValueError(f"The augmentations of {key} have no 'augment_order', got {own!r}.")
-        rng = np.random.default_rng([*words, _AUGMENT, number])
-        found[key] = augment_image(obs[key], rng=rng, compat=compat, **own)
+        changed = augment_image(obs[key], rng=generators.of(number), compat=compat, **own)
+        found[key] = namespace(real).where(real, changed, obs[key]) if is_traced(real) else changed
     return found
 
 
@@ -160,7 +166,7 @@ def image_dropout(
 
     Args:
       obs: a frame; images are pixels, or still encoded, in which case a dropped one need not be decoded.
-      seed: a seed, two of them, or a generator. The same seed drops the same images.
+      seed: a seed, two of them, a generator, or a `jax.random` key. The same seed drops the same images.
       dropout_prob: the probability for each image.
       always_keep_key: a key like "image_primary" that is never dropped. Where it is padding itself, another one is
         kept, drawn at random, as without this argument.
@@ -173,21 +179,27 @@ def image_dropout(
         return dict(obs)
     if always_keep_key and always_keep_key not in keys:
         raise ValueError(f"always_keep_key is {always_keep_key!r}, and the images are {', '.join(keys)}.")
-    real = np.array([_real(obs, key) for key in keys])
+    uniforms = draws(_Generators(seed, [obs[key] for key in keys], _DROPOUT).of(), len(keys) + 1)
+    flags = [_real(obs, key) for key in keys]
+    real = namespace(uniforms, *flags).stack(flags)
     keep = keys.index(always_keep_key) if always_keep_key else None
-    if keep is not None and not real[keep] and not old:
-        keep = None
-    uniforms = np.random.default_rng([*_words(seed), _DROPOUT]).random(len(keys) + 1)
-    kept = kept_images(real, uniforms, dropout_prob, keep)
+    kept = kept_images(real, uniforms, dropout_prob, keep, keep_padding=old)
     found, masks = dict(obs), dict(obs["pad_mask_dict"])
-    for key, stays in zip(keys, kept):
-        masks[key] = stays
-        if not stays:
-            found[key] = b"" if _is_encoded(obs[key]) else np.zeros_like(obs[key])
+    for number, key in enumerate(keys):
+        stays = masks[key] = kept[number]
+        image = obs[key]
+        if is_jax(stays) and not _is_encoded(image):
+            found[key] = namespace(stays).where(stays, image, 0)
+        elif is_traced(stays):
+            raise ValueError(f"{key} is still encoded, and inside of jit there are pixels only. Decode it before.")
+        elif not stays:
+            found[key] = b"" if _is_encoded(image) else np.zeros_like(image)
     return found | {"pad_mask_dict": masks}
 
 
-def kept_images(real: np.ndarray, uniforms: np.ndarray, dropout_prob: float, keep: int | None = None) -> np.ndarray:
+def kept_images(
+    real: Any, uniforms: Any, dropout_prob: float, keep: int | None = None, *, keep_padding: bool = True
+) -> Any:
     """Which of n images stay: those that are real and drawn, and one more in any case.
 
     >>> kept_images(np.array([True, False, True]), np.array([0.2, 0.9, 0.4, 0.6]), dropout_prob=0.5)
@@ -198,21 +210,41 @@ def kept_images(real: np.ndarray, uniforms: np.ndarray, dropout_prob: float, kee
       uniforms: n numbers between 0 and 1, one for each image, and a last one that chooses which stays in any case.
       dropout_prob: an image is dropped where its number is below.
       keep: the image that stays in any case, instead of one drawn among the real ones.
+      keep_padding: whether that holds for one that is padding too. Else one is drawn if it is.
     """
-    (choices,) = np.nonzero(real)
-    if keep is None and len(choices):
-        keep = int(choices[int(uniforms[-1] * len(choices))])
-    drawn = uniforms[:-1] >= dropout_prob
+    xp = namespace(real, uniforms)
+    count = real.cumsum()
+    chosen = real & (count - 1 == (uniforms[-1] * count[-1]).astype(np.int32))  # one of the real ones, by its number
     if keep is not None:
-        drawn[keep] = True
-    return real & drawn
+        named = np.arange(len(real)) == keep
+        chosen = named if keep_padding else xp.where(real[keep], named, chosen)
+    return real & ((uniforms[:-1] >= dropout_prob) | chosen)
 
 
-def _real(obs: Mapping[str, Any], key: str) -> bool:
+def _real(obs: Mapping[str, Any], key: str) -> Any:
+    """Whether an image is no padding: a bool, or an array of JAX where that is not known yet."""
     try:
-        return bool(obs["pad_mask_dict"][key])
+        mask = obs["pad_mask_dict"][key]
+        return mask if is_traced(mask) else bool(mask)
     except KeyError:
         raise KeyError(f"The frame has no pad_mask_dict/{key}, which says whether {key} is padding.") from None
+
+
+class _Generators:
+    """What images are changed by: a generator for each, or a key where the seed is one or an image is JAX's."""
+
+    def __init__(self, seed: Seed, images: Sequence[Any], purpose: int):
+        self._words: list[int] = []
+        self._key = as_key(seed) if is_jax(seed) or any(map(is_jax, images)) else None
+        self._purpose = purpose
+        if self._key is None:
+            self._words = _words(seed)
+
+    def of(self, *numbers: int) -> Any:
+        """The generator or the key of an image."""
+        if self._key is None:
+            return np.random.default_rng([*self._words, self._purpose, *numbers])
+        return folded(self._key, self._purpose, *numbers)
 
 
 def _words(seed: Seed) -> list[int]:
@@ -291,7 +323,7 @@ def _stacked(*steps: Any) -> np.ndarray:
         return _objects([step.data if isinstance(step, _Once) else step for step in steps])
     if len(shapes := {np.shape(step) for step in steps}) > 1:
         raise ValueError(f"The steps of a window have images of the shapes {sorted(shapes)}. Name one size for them.")
-    return np.stack(steps)
+    return namespace(*steps).stack(steps)
 
 
 def _objects(values: list[Any]) -> np.ndarray:

@@ -12,6 +12,7 @@ from bushel.base import checks
 from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import MapDataset
+from bushel.trajectory.arrays import to_numpy
 
 _INLINE_S = 0.5  # what takes no longer is not worth a pool of workers
 
@@ -65,7 +66,7 @@ class _Numbered:
         value = self.function(element)
         if value is None:
             raise ValueError(f"{self.what} returned None for element {number}; did you forget a return?")
-        return number, value
+        return number, to_numpy(value)
 
 
 def verdicts(ds: MapDataset[Any], function: Callable[[Any], Any], what: str) -> Iterator[tuple[int, Any]]:

@@ -23,6 +23,7 @@ from bushel.sources import stores
 from bushel.sources.tfrecord import cache_folder
 from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
+from bushel.trajectory.arrays import to_numpy
 from bushel.trajectory.collecting import portable
 from bushel.trajectory.columns import flat, nested
 from bushel.trajectory.compat import faithful
@@ -32,7 +33,7 @@ from bushel.trajectory.functions import Function, instantiated, listed, named
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.passes import results
 from bushel.trajectory.plain import as_mapping, refuse_unknown, takes_configs
-from bushel.trajectory.restructure import Keys, Restructure, Tree
+from bushel.trajectory.restructure import Keys, Restructure, Tree, entry_name
 from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes
 from bushel.trajectory.samples import Normalize, Samples
 from bushel.trajectory.statistics import get_dataset_statistics, load_statistics
@@ -93,7 +94,7 @@ class _Prepare:
         verdict = function(trajectory)
         if verdict is None:
             raise ValueError(f"{function!r} of filter_functions returned None; did you forget a return?")
-        return bool(np.all(verdict))
+        return bool(np.all(to_numpy(verdict)))
 
 
 def _table(
@@ -194,6 +195,7 @@ def make_dataset_from_rlds(
     depth_obs_keys: Keys | None = None,
     proprio_obs_keys: Keys | None = None,
     proprio_obs_dims: Mapping[str, int] | None = None,
+    proprio_obs_key: str | None = None,
     language_key: str | None = None,
     action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
     dataset_statistics: Mapping[str, Any] | str | os.PathLike[str] | None = None,
@@ -224,6 +226,7 @@ def make_dataset_from_rlds(
       shuffle: gives trajectories in a random order, another one in every epoch.
       image_obs_keys, depth_obs_keys, proprio_obs_keys: new name -> name in the observation, or None for padding.
       proprio_obs_dims: how wide the padding of proprioception is.
+      proprio_obs_key: Octo's way: the one entry of the observation that becomes `proprio`.
       language_key: where the instruction is; of several that match a pattern, one is drawn for each trajectory.
       action_proprio_normalization_type: "normal" or "bounds".
       dataset_statistics: a dict or a JSON file, in place of those computed over the training data.
@@ -262,12 +265,20 @@ def make_dataset_from_rlds(
         refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
     cache, seed = _cache(cache_dir), checks.seed(seed)
     builder = RLDSBuilder(name, data_dir, storage_options)
+    proprio_keys = dict(as_mapping(proprio_obs_keys or {}, f"proprio_obs_keys of {name}"))
+    if proprio_obs_key is not None:
+        if not isinstance(proprio_obs_key, str):
+            raise TypeError(
+                f"proprio_obs_key of {name} is the name of one entry of the observation, got {proprio_obs_key!r}. "
+                "Several go into proprio_obs_keys."
+            )
+        proprio_keys[""] = proprio_obs_key
     restructure = Restructure(
         name,
         None if standardize_fn is None else instantiated(standardize_fn),
         dict(as_mapping(image_obs_keys or {}, f"image_obs_keys of {name}")),
         dict(as_mapping(depth_obs_keys or {}, f"depth_obs_keys of {name}")),
-        dict(as_mapping(proprio_obs_keys or {}, f"proprio_obs_keys of {name}")),
+        proprio_keys,
         dict(as_mapping(proprio_obs_dims or {}, f"proprio_obs_dims of {name}")),
         language_key,
     )
@@ -278,7 +289,7 @@ def make_dataset_from_rlds(
     training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
     training, held_out = train_split or training, val_split or held_out
     chosen = np.flatnonzero(np.isin(numbers, _positions(builder, training if train else held_out, name)))
-    proprio = [f"proprio_{new}" for new, old in restructure.proprio_obs_keys.items() if old is not None]
+    proprio = [entry_name("proprio", new) for new, old in restructure.proprio_obs_keys.items() if old is not None]
     if dataset_statistics is None:
         counted = np.arange(len(table))
         if not faithful(compat):

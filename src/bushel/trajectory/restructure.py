@@ -9,21 +9,32 @@ from typing import Any
 
 import numpy as np
 
+from bushel.trajectory.arrays import is_text, to_numpy
 from bushel.trajectory.columns import Columns, Constant
-from bushel.trajectory.data_utils import is_text
+from bushel.trajectory.data_utils import tree_map
 from bushel.trajectory.episodes import LANGUAGES
 
 Tree = dict[str, Any]
 Keys = Mapping[str, str | None]
 
 
+def entry_name(kind: str, new: str) -> str:
+    """How an entry of the observation is called.
+
+    >>> entry_name("image", "primary"), entry_name("proprio", "")
+    ('image_primary', 'proprio')
+    """
+    return f"{kind}_{new}" if new else kind
+
+
 @dataclasses.dataclass(frozen=True)
 class Restructure:
     """Maps the entries of a raw trajectory to names that are the same for all data sets.
 
-    `image_{new}`, `depth_{new}` and `proprio_{new}` come from the observation's entry `old`; where `old` is None the
-    data set has none, and padding stands there: empty strings, zeros. `task/language_instruction` comes from the key
-    that `language_key` names; of several that match a pattern, one is drawn for each trajectory.
+    `image_{new}`, `depth_{new}` and `proprio_{new}` come from the observation's entry `old` (with an empty `new` the
+    name is `proprio`, as in Octo). Where `old` is None the data set has none, and padding stands there: empty strings,
+    zeros. `task/language_instruction` comes from the key that `language_key` names; of several that match a pattern,
+    one is drawn for each trajectory.
     """
 
     name: str
@@ -38,8 +49,8 @@ class Restructure:
         for new, old in self.proprio_obs_keys.items():
             if old is None and new not in self.proprio_obs_dims:
                 raise ValueError(
-                    f"{self.name} has no proprio_{new} (its key is None), so proprio_obs_dims must say how wide the "
-                    f"padding is: proprio_obs_dims={{{new!r}: 7}}, for example."
+                    f"{self.name} has no {entry_name('proprio', new)} (its key is None), so proprio_obs_dims must say "
+                    f"how wide the padding is: proprio_obs_dims={{{new!r}: 7}}, for example."
                 )
 
     def __call__(self, trajectory: Tree) -> Tree:
@@ -50,6 +61,7 @@ class Restructure:
                 raise ValueError(
                     f"standardize_fn of {self.name} must return the trajectory, a dict; it returned {trajectory!r}."
                 )
+            trajectory = tree_map(to_numpy, trajectory)  # it may have been written for TensorFlow
         missing = sorted({"observation", "action"} - set(trajectory))
         if missing:
             raise ValueError(
@@ -60,7 +72,9 @@ class Restructure:
         found: Tree = {}
         for kind, keys in self._kinds():
             found |= {
-                f"{kind}_{new}": self._entry(observation, old, kind) for new, old in keys.items() if old is not None
+                entry_name(kind, new): self._entry(observation, old, kind, new)
+                for new, old in keys.items()
+                if old is not None
             }
         task = self._task(trajectory)
         if isinstance(trajectory["action"], Mapping):
@@ -74,15 +88,16 @@ class Restructure:
     def _kinds(self) -> tuple[tuple[str, Keys], ...]:
         return ("image", self.image_obs_keys), ("depth", self.depth_obs_keys), ("proprio", self.proprio_obs_keys)
 
-    def _entry(self, observation: Tree, old: str, kind: str) -> np.ndarray:
+    def _entry(self, observation: Tree, old: str, kind: str, new: str) -> np.ndarray:
+        argument = f"{kind}_obs_keys" if new else f"{kind}_obs_key"
         if old not in observation:
             raise ValueError(
-                f"The observations of {self.name} have no {old!r}, which {kind}_obs_keys names; "
+                f"The observations of {self.name} have no {old!r}, which {argument} names; "
                 f"they have {sorted(observation)}."
             )
         if isinstance(observation[old], Mapping):
             raise ValueError(
-                f"{old!r}, which {kind}_obs_keys names, is a dict with {sorted(observation[old])} in the observations "
+                f"{old!r}, which {argument} names, is a dict with {sorted(observation[old])} in the observations "
                 f"of {self.name}: a standardize_fn can put one of its arrays into the observation itself."
             )
         values = np.asarray(observation[old])
@@ -98,6 +113,10 @@ class Restructure:
                 f"they have {sorted(trajectory)}."
             )
         for name in names:
+            if isinstance(trajectory[name], Mapping):
+                raise ValueError(
+                    f"Language key {self.language_key} names a dict in {self.name}/{name}, but it must be strings."
+                )
             if not is_text(np.asarray(trajectory[name])):
                 raise ValueError(
                     f"Language key {self.language_key} has dtype {np.asarray(trajectory[name]).dtype} in "
@@ -113,5 +132,5 @@ class Restructure:
         for kind, keys in self._kinds():
             for new in (new for new, old in keys.items() if old is None):
                 padding = b"" if kind != "proprio" else np.zeros(self.proprio_obs_dims[new], np.float32)
-                observation[f"{kind}_{new}"] = Constant(padding, frames, present=False)
+                observation[entry_name(kind, new)] = Constant(padding, frames, present=False)
         return {"observation": observation, "dataset_name": Constant(self.name.encode(), frames)}

@@ -16,6 +16,7 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.graph.node import InTwoSteps, Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
+from bushel.trajectory.arrays import to_numpy
 from bushel.trajectory.columns import Numbers, object_array, taken
 from bushel.trajectory.compat import faithful
 from bushel.trajectory.data_utils import not_empty, tree_merge
@@ -243,7 +244,7 @@ class Samples(InTwoSteps):
         else:
             rows = self._transformed(rows, at, chance)
         for function in self.row_functions:
-            rows = function(rows)
+            rows = trees.map_leaves(to_numpy, function(rows))
         return rows
 
     def _observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
@@ -428,12 +429,13 @@ def _is_text(leaf: Any) -> bool:
 
 
 def read_images(tree: Any) -> Any:
-    """The tree with its encoded images read: all of them together, each once.
+    """The tree with its encoded images read, all of them together, each once; other arrays as NumPy's.
 
     >>> read_images({"x": np.zeros(2)})
     {'x': array([0., 0.])}
     """
     leaves, rebuild = trees.flatten(tree)
+    leaves = [to_numpy(leaf) for leaf in leaves]
     textual = [leaf for leaf in leaves if _is_text(leaf)]
     contents = iter(read_all([value for leaf in textual for value in leaf.flat]))
 

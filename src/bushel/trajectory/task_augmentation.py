@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import operator
 import os
 import pickle
 from collections.abc import Mapping
@@ -16,9 +17,10 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.sources import stores
-from bushel.trajectory.arrays import Rng, generator
+from bushel.trajectory.arrays import Rng, draws, generator, is_text, is_traced, namespace
 from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import Tree, entry, not_empty, to_padding
+from bushel.trajectory.data_utils import Tree, entry, not_empty, to_padding, tree_map
+from bushel.trajectory.paraphrases import find_paraphrases
 
 
 def conditioning_deleted(
@@ -32,7 +34,7 @@ def conditioning_deleted(
     """A task of N rows, each with its goal images or its words replaced by padding; draws are from [0, 1).
 
     `lengths` are those of the rows' episodes: without goal images the goal is the last frame. `has_image` says which
-    rows may keep goal images; None means those that have one.
+    rows may keep goal images; None means those that have one. Words may be encoded: an array, or a dict of arrays.
 
     >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
     >>> task["pad_mask_dict"] = {name: np.array([True]) for name in task}
@@ -49,19 +51,32 @@ def conditioning_deleted(
     for name in [*images, "language_instruction"]:
         entry(masks, name, of="The task's pad_mask_dict", hint=hint)
     if has_image is None:
-        has_image = np.logical_or.reduce([masks[name] for name in images])
+        has_image = functools.reduce(operator.or_, [masks[name] for name in images])
     keep_images = ((draws < keep_image_prob) | ~masks["language_instruction"]) & has_image
     changed: Tree = dict(task)
     for name in [*images, "language_instruction"]:
         keep = keep_images if name in images else ~keep_images
-        leaf = task[name]
-        changed[name] = np.where(keep.reshape(keep.shape + (1,) * (leaf.ndim - 1)), leaf, to_padding(leaf))
+        kept = tree_map(functools.partial(_or_padding, keep=keep, name=name), {name: task[name]})
+        changed[name] = kept[name]
         masks[name] = masks[name] & keep
     changed["pad_mask_dict"] = masks
     if "timestep" in task:
-        timestep = task["timestep"]
-        changed["timestep"] = np.where(keep_images, timestep, np.asarray(lengths) - 1).astype(timestep.dtype)
+        timestep, xp = task["timestep"], namespace(keep_images, task["timestep"])
+        changed["timestep"] = xp.where(keep_images, timestep, np.asarray(lengths) - 1).astype(timestep.dtype)
     return changed
+
+
+def _or_padding(leaf: Any, keep: Any, name: str) -> Any:
+    """The rows of a leaf that are kept, and padding in place of the others."""
+    if is_text(leaf):
+        if is_traced(keep):
+            raise ValueError(
+                f"task/{name} holds texts or encoded images, which JAX does not have. Inside of jit give numbers: "
+                "words that process_text has encoded, and decoded images."
+            )
+        keep = np.asarray(keep)
+    xp = namespace(leaf, keep)
+    return xp.where(keep.reshape(keep.shape + (1,) * (leaf.ndim - 1)), leaf, to_padding(leaf))
 
 
 def delete_task_conditioning(
@@ -70,7 +85,8 @@ def delete_task_conditioning(
     """Keeps the goal images of a step with this probability, else its words: one of the two, where there are both.
 
     A step without words keeps its images, one without goal images its words. With `compat="crossformer"` a step without
-    goal images may lose its words, if any other step has an image.
+    goal images may lose its words, if any other step has an image. With a `jax.random` key as `rng` it runs inside of
+    `jit` and `vmap` too, where words must be encoded and images decoded, since JAX has no texts.
 
     >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
     >>> traj = {"task": task | {"pad_mask_dict": {name: np.array([True]) for name in task}}, "action": np.zeros((1, 7))}
@@ -82,9 +98,9 @@ def delete_task_conditioning(
     if faithful(compat):
         masks = task.get("pad_mask_dict", {})
         found = [masks[name].any() for name in masks if name.startswith(("image_", "depth_"))]
-        has_image = np.full(length, any(found))
-    draws = generator(rng).random(length)
-    return {**traj, "task": conditioning_deleted(task, draws, length, keep_image_prob, has_image=has_image)}
+        has_image = functools.reduce(operator.or_, found, np.zeros(length, bool))
+    numbers = draws(rng, length)
+    return {**traj, "task": conditioning_deleted(task, numbers, length, keep_image_prob, has_image=has_image)}
 
 
 class Rephraser:
@@ -202,11 +218,25 @@ def rephrased(
     return changed
 
 
+Paraphrases = str | os.PathLike[str] | Mapping[str, str] | Rephraser
+
+
+def chosen_paraphrases(given: Paraphrases | None, repo: Any, filename: Any) -> Paraphrases:
+    """The paraphrases that are meant: those of CrossFormer's argument, or the file that Octo's two arguments name."""
+    if given is not None and repo is None and filename is None:
+        return given
+    if given is not None or (repo is None and filename is None):
+        raise TypeError("Give pickle_file_path, or paraphrases_repo and paraphrases_filename: one of the two ways.")
+    return find_paraphrases(repo, filename)
+
+
 def rephrase_instruction(
     traj: Mapping[str, Any],
-    pickle_file_path: str | os.PathLike[str] | Mapping[str, str] | Rephraser,
-    rephrase_prob: float,
+    pickle_file_path: Paraphrases | None = None,
+    rephrase_prob: float | None = None,
     *,
+    paraphrases_repo: str | os.PathLike[str] | None = None,
+    paraphrases_filename: str | None = None,
     rng: Rng = None,
     compat: str | None = None,
     allow_pickle: bool = False,
@@ -215,13 +245,17 @@ def rephrase_instruction(
 
     The choice is among the first step's instruction and its paraphrases. Nothing changes if a step has no instruction.
     Instructions come back as bytes, whatever kind of strings they were. What may be given as paraphrases, what they
-    are, `compat` and `allow_pickle`: see `Rephraser`.
+    are, `compat` and `allow_pickle`: see `Rephraser`. Octo names them by `paraphrases_repo` and `paraphrases_filename`:
+    a local folder and a file in it, or a data set on the Hugging Face hub of which the file was downloaded before.
 
     >>> traj = {"task": {"language_instruction": np.array([b"lift"] * 2, object)}}
     >>> set(rephrase_instruction(traj, {"lift": "raise"}, 1.0)["task"]["language_instruction"]) <= {b"lift", b"raise"}
     True
     """
-    rephraser = _rephraser(pickle_file_path, compat, allow_pickle)
+    if rephrase_prob is None:
+        raise TypeError("rephrase_instruction needs rephrase_prob, the probability of other words.")
+    given = chosen_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
+    rephraser = _rephraser(given, compat, allow_pickle)
     task = entry(traj, "task")
     if "language_instruction" not in task:
         return dict(traj)
@@ -236,10 +270,12 @@ def rephrase_instruction(
 
 def delete_and_rephrase(
     traj: Mapping[str, Any],
-    pickle_file_path: str | os.PathLike[str] | Mapping[str, str] | Rephraser,
-    rephrase_prob: float,
-    keep_image_prob: float,
+    pickle_file_path: Paraphrases | None = None,
+    rephrase_prob: float | None = None,
+    keep_image_prob: float | None = None,
     *,
+    paraphrases_repo: str | os.PathLike[str] | None = None,
+    paraphrases_filename: str | None = None,
     rng: Rng = None,
     compat: str | None = None,
     allow_pickle: bool = False,
@@ -250,8 +286,9 @@ def delete_and_rephrase(
     >>> delete_and_rephrase(traj, {"lift": "raise"}, 0.0, 1.0)["task"]["language_instruction"]
     array([b'lift'], dtype=object)
     """
+    if rephrase_prob is None or keep_image_prob is None:
+        raise TypeError("delete_and_rephrase needs rephrase_prob and keep_image_prob.")
     source = generator(rng)
-    traj = rephrase_instruction(
-        traj, pickle_file_path, rephrase_prob, rng=source, compat=compat, allow_pickle=allow_pickle
-    )
+    given = chosen_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
+    traj = rephrase_instruction(traj, given, rephrase_prob, rng=source, compat=compat, allow_pickle=allow_pickle)
     return delete_task_conditioning(traj, keep_image_prob, rng=source, compat=compat)

@@ -113,10 +113,13 @@ class CLIPTextProcessor:
 class _NeedsTensorFlow:
     """A text model that exists for TensorFlow alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ImportError(
-            f"{type(self).__name__} is a TensorFlow Hub model, and TensorFlow is not used here. Use HFTokenizer, or "
-            "pass any object with `encode(strings)`, for example around a model of sentence-transformers."
+            f"{type(self).__name__} is a TensorFlow Hub model, and Bushel does not use TensorFlow. Any object with a "
+            "method encode(strings) takes its place. Without TensorFlow: a model of sentence-transformers "
+            "('distiluse-base-multilingual-cased-v2' was trained to give the multilingual encoder's 512 numbers; "
+            "other numbers than those that a policy was trained with need a new training), or HFTokenizer for tokens. "
+            "With TensorFlow installed: a class of your own whose encode calls the hub's model and returns .numpy()."
         )
 
 
