@@ -48,7 +48,7 @@ def source_text(source: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """The repr of a source or sampler without addresses and secrets. A repr without them stays, for Grain to compare."""
+    """The repr of a source or sampler, without addresses and secrets. Another one stays, for Grain to compare."""
     text = redact.clean(repr(value))
     return without_addresses(text) if " at 0x" in text else text
 
@@ -184,7 +184,7 @@ def _compare(name: str, state: Mapping[str, Any], here: str) -> None:
     saved = state.get(name)
     if not isinstance(saved, str) or without_addresses(redact.clean(saved)) != without_addresses(here):
         raise StateMismatch(
-            f"This state was written with another {name}:\n- {saved}\n+ {here}\n"
+            f"This state was written with another {name}:\n- {redact.clean(str(saved))}\n+ {here}\n"
             "Pass check=False to set_state to restore it anyway.",
             name,
         )
