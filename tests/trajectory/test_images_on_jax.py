@@ -187,7 +187,7 @@ def test_the_steps_of_a_window_are_changed_alike_inside_of_jit():
         return over_window(augment)(obs, key, BRIGHTER)
 
     seen = set()
-    for number in range(8):
+    for number in range(24):
         found = change(window, jax.random.key(number))
         assert found["image_b"].shape == (3, 12, 12, 3) and found["pad_mask_dict"]["image_a"].shape == (3,)
         shown = np.asarray(found["pad_mask_dict"]["image_b"])
