@@ -129,14 +129,11 @@ def _as_values(piece: Any, node: Map) -> np.ndarray:
     """A batch of results as one array: a dict of numbers becomes a record with fields."""
     if isinstance(piece, np.ndarray) and piece.dtype.kind in "biufcSUmMV":
         return piece
-    if (
-        isinstance(piece, dict)
-        and piece
-        and all(isinstance(v, np.ndarray) and not v.dtype.hasobject for v in piece.values())
-    ):
-        kinds = np.dtype([(str(name), leaf.dtype, leaf.shape[1:]) for name, leaf in piece.items()])
-        records = np.empty(len(next(iter(piece.values()))), kinds)
-        for name, leaf in piece.items():
+    fields: dict[Any, Any] = piece if isinstance(piece, dict) else {}
+    if fields and all(isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject for leaf in fields.values()):
+        kinds = np.dtype([(str(name), leaf.dtype, leaf.shape[1:]) for name, leaf in fields.items()])
+        records = np.empty(len(next(iter(fields.values()))), kinds)
+        for name, leaf in fields.items():
             records[str(name)] = leaf
         return records
     raise TypeError(

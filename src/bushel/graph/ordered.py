@@ -360,19 +360,36 @@ class _ZipCursor(Cursor):
         self.parents = parents
         self.node = node
         self.skips = skips
+        self.ended = False
 
     def pull(self, count: int) -> Block:
-        if count > 1:
-            # All at once, as long as no stream ends among them: near the end they go one by one, as their states tell.
-            before = self.mark()
-            with aside(self.skips) as failed:
+        if count > 1 and not self.ended and (block := self._together(count)) is not None:
+            return block
+        rows: list[Block] = []
+        while len(rows) < count and not self.ended:
+            block = self._one()
+            if len(block):
+                rows.append(block)
+            else:
+                self.ended = True  # else a longer stream would lose one more element each time it is asked
+        return blocks.joined(rows) if rows else []
+
+    def _together(self, count: int) -> Block | None:
+        """The next `count` tuples, each stream read in one go. None where a stream ends or fails among them.
+
+        Then they are read tuple by tuple, so that nothing is read beyond the end of the shortest stream.
+        """
+        before = self.mark()
+        with aside(self.skips) as failed:
+            try:
                 found = [self._exactly(parent, count) for parent in self.parents]
-                if None in found:
-                    self.rewind(before)
-            if None not in found:
-                count_listed(self.skips, failed)
-                return _zipped([block for block in found if block is not None], count)
-        return self._one()
+            except Exception:
+                found = [None]
+            if None in found:
+                self.rewind(before)
+                return None
+        count_listed(self.skips, failed)
+        return _zipped([block for block in found if block is not None], count)
 
     def _exactly(self, parent: Cursor, count: int) -> Block | None:
         parts: list[Block] = []
@@ -404,14 +421,16 @@ class _ZipCursor(Cursor):
                 raise ValueError(_unequal(other, "longer"))
 
     def mark(self) -> Any:
-        return [parent.mark() for parent in self.parents]
+        return [parent.mark() for parent in self.parents], self.ended
 
     def rewind(self, mark: Any) -> None:
-        for parent, parent_mark in zip(self.parents, mark, strict=True):
+        marks, self.ended = mark
+        for parent, parent_mark in zip(self.parents, marks, strict=True):
             parent.rewind(parent_mark)
 
     def state_of(self, mark: Any) -> State:
-        return {"parents": [parent.state_of(at) for parent, at in zip(self.parents, mark, strict=True)]}
+        marks, _ = mark
+        return {"parents": [parent.state_of(at) for parent, at in zip(self.parents, marks, strict=True)]}
 
     def get_state(self) -> State:
         return {"parents": [parent.get_state() for parent in self.parents]}
@@ -422,6 +441,7 @@ class _ZipCursor(Cursor):
             raise StateMismatch(f"This state is of a zip of {len(saved)} streams; this one has {len(self.parents)}.")
         for parent, parent_state in zip(self.parents, saved, strict=True):
             parent.set_state(parent_state)
+        self.ended = False
 
 
 def _unequal(number: int, how: str) -> str:
