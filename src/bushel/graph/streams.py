@@ -177,6 +177,20 @@ def count_listed(skips: Skips | None, listed: list[LeftOut]) -> None:
         skips.add(*left_out)
 
 
+@contextlib.contextmanager
+def listing_skips(skips: Skips | None) -> Iterator[list[LeftOut]]:
+    """Lists what fails meanwhile in this thread, and counts it at the end."""
+    too_many: TooManySkipped | None = None
+    with aside(skips) as listed:
+        try:
+            yield listed
+        except TooManySkipped as error:
+            too_many = error
+    count_listed(skips, listed)  # where there are too many it says so, with the number that were skipped before
+    if too_many is not None:
+        raise too_many
+
+
 class Opener(Protocol):
     """Who opens nodes: the engine. It alone knows how elements of a map node are computed."""
 
