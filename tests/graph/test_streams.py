@@ -417,7 +417,7 @@ def test_a_dataset_that_a_filter_drops_is_left_out():
 @pytest.mark.parametrize("fails_at", [0, 1, 2])
 def test_an_error_while_a_stream_ends_loses_nothing(fails_at):
     # The first stream ends, and the next is opened, in the very step that fails: all of it is undone.
-    failures = [OSError("not now")] * 2
+    failures = [OSError("not now")] * 4  # elements of a batch that fail are tried once more, one by one
 
     def shaky(x):
         if x == ("c", fails_at + 1) and failures:
@@ -436,7 +436,7 @@ def test_an_error_while_a_stream_ends_loses_nothing(fails_at):
             errors += 1
         except StopIteration:
             break
-    assert errors == 2
+    assert errors >= 2 and not failures
     assert found == list(build(lambda x: x))
 
 
@@ -510,6 +510,15 @@ def test_a_zip_that_has_ended_reads_no_more():
     assert next(it, "end") == "end"
     state = it.get_state()
     assert [next(it, "end") for _ in range(4)] == ["end"] * 4 and it.get_state() == state
+
+
+def test_a_zip_that_has_ended_reads_no_more_after_a_restart():
+    ds = numbers(5).map(FailsAt({2})).zip(numbers(1), strict=False).batch(2)
+    it = iter(ds)
+    next(it)  # it took the end of the zip to know that this is the last one
+    restored = iter(ds)
+    restored.set_state(it.get_state())
+    assert next(restored, "end") == "end" and restored.get_state() == it.get_state()
 
 
 def test_methods_and_classes_are_the_same():

@@ -30,6 +30,7 @@ from bushel.graph.streams import (
     count_listed,
     counted,
     field,
+    pull_several,
 )
 from bushel.index import mix
 
@@ -94,7 +95,7 @@ class BatchCursor(Through):
         parts: list[Block] = []
         read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.pull  # stacking copies all rows
         while missing and not self.ended:
-            block = read(missing)
+            block = pull_several(self.parent, missing, self.skips, read)
             if len(block):
                 parts.append(block)
                 missing -= len(block)
@@ -429,19 +430,24 @@ class _ZipCursor(Cursor):
             parent.rewind(parent_mark)
 
     def state_of(self, mark: Any) -> State:
-        marks, _ = mark
-        return {"parents": [parent.state_of(at) for parent, at in zip(self.parents, marks, strict=True)]}
+        marks, ended = mark
+        return self._state([parent.state_of(at) for parent, at in zip(self.parents, marks, strict=True)], ended)
 
     def get_state(self) -> State:
-        return {"parents": [parent.get_state() for parent in self.parents]}
+        return self._state([parent.get_state() for parent in self.parents], self.ended)
+
+    def _state(self, states: list[State], ended: bool) -> State:
+        # Grain's, and at the end one entry more: a longer stream must not be read further by whoever restores it.
+        return {"parents": states, "ended": True} if ended and not self.node.strict else {"parents": states}
 
     def set_state(self, state: State) -> None:
         saved = field(state, "parents", list)
+        ended = "ended" in state and field(state, "ended", bool)
         if len(saved) != len(self.parents):
             raise StateMismatch(f"This state is of a zip of {len(saved)} streams; this one has {len(self.parents)}.")
         for parent, parent_state in zip(self.parents, saved, strict=True):
             parent.set_state(parent_state)
-        self.ended = False
+        self.ended = ended
 
 
 def _unequal(number: int, how: str) -> str:

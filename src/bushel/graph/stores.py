@@ -229,9 +229,7 @@ def _part_name() -> str:
 
 
 class _InFiles:
-    def __init__(
-        self, folder: Path, chunks: list[list[int]], start: State, end: State, skipped: Skipped, index: bytes
-    ):
+    def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State, skipped: Skipped, index: bytes):
         self._folder, self._chunks, self._start = folder, chunks, start
         self.index = index  # the content of its file, by which it is told from one that was made later
         self._edges = np.cumsum([0] + [count for count, _ in chunks])
