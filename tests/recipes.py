@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import sys
+import tempfile
 from types import ModuleType
 from typing import Any
 
@@ -122,6 +123,107 @@ def numbered(x: Any) -> tuple[Any, ...]:
 
 
 MAX_FAN_OUT = 3
+
+
+class Trouble(Exception):
+    """An error of the user's own class."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Troubled:
+    """A user's function that raises for some elements, or returns None for them: which ones, their values decide."""
+
+    function: Any
+    salt: int
+    how: str
+    """"raises", "stops" (raises StopIteration), "misses" (single ones), or "misses stretches"."""
+
+    def __call__(self, *args: Any) -> Any:
+        element = args[1] if self.function in (with_index, plus_index) else args[0]
+        weight = weigh(element)
+        number = (7 * weight + self.salt) % (13 if self.salt % 2 else 41)
+        if self.how == "misses stretches":
+            return None if weight // (8 * (1 + self.salt)) % 2 else self.function(*args)
+        if number > 1:
+            return self.function(*args)
+        if self.how == "misses":
+            return None
+        if self.how == "stops" and number:
+            raise StopIteration
+        raise (ValueError, OSError, Trouble)[self.salt % 3](f"no {weight}")
+
+    @property
+    def __name__(self) -> str:  # as recipes print it
+        return f"{self.function.__name__}, which {self.how} by {self.salt}"
+
+
+@dataclasses.dataclass(frozen=True)
+class TroubledBatch:
+    """A `batch_fn` that stacks, and raises for some batches."""
+
+    salt: int
+
+    def __call__(self, rows: Any) -> Any:
+        if (weigh(rows) + self.salt) % 7 == 0:
+            raise Trouble(f"no batch {weigh(rows)}")
+        return np.array([weigh(row) for row in rows])
+
+
+class OwnStream(bushel.IterDataset):
+    """A stream of a class of the user's own: numbers, at some of which it fails."""
+
+    def __init__(self, length: int, salt: int):
+        super().__init__()
+        self.length, self.salt = length, salt
+
+    def __iter__(self) -> Any:
+        return OwnIterator(self.length, self.salt)
+
+
+class OwnIterator(bushel.DatasetIterator):
+    def __init__(self, length: int, salt: int):
+        super().__init__()
+        self.length, self.salt, self.at = length, salt, 0
+
+    def __next__(self) -> int:
+        if self.at == self.length:
+            raise StopIteration
+        if self.salt and self.at % 16 == 2 * self.salt + 1:
+            raise Trouble(f"no number {self.at}")
+        self.at += 1
+        return self.at - 1
+
+    def get_state(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class OwnPairs(bushel.IterDataset):
+    """A stream of a class of the user's own that draws from another: each element with its number."""
+
+    def __iter__(self) -> Any:
+        return OwnPairsIterator(iter(self._parent))
+
+
+class OwnPairsIterator(bushel.DatasetIterator):
+    def __init__(self, parent: Any):
+        super().__init__(parent)
+        self.number = 0
+
+    def __next__(self) -> Any:
+        element = next(self._parent)
+        self.number += 1
+        return self.number - 1, element
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._parent.get_state(), "number": self.number}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["parent"])
+        self.number = state["number"]
+
 
 # A plain function keeps the structure and the shapes of an element, so that elements of several branches still stack.
 PLAIN = {"map": [double, one_more], "random_map": [scaled, moved], "map_with_index": [plus_index]}
@@ -319,6 +421,8 @@ def _start(start: Leaf | Join, lib: ModuleType, threads: int, buffer: int) -> An
     if isinstance(start, Leaf):
         if start.kind == "range":
             return lib.MapDataset.range(*start.args)
+        if start.kind == "own":
+            return OwnStream(*start.args)
         if start.kind == "arrays":
             arrays = arrays_of(*start.args)
             return lib.MapDataset.source(lib.sources.ArrayDataSource(arrays) if lib is bushel else Records(arrays))
@@ -368,6 +472,14 @@ def _step(built: Any, step: Step, lib: ModuleType, threads: int, buffer: int) ->
         case "window_shuffle":
             kind = "WindowShuffleMapDataset" if isinstance(built, lib.MapDataset) else "WindowShuffleIterDataset"
             return getattr(lib.experimental, kind)(built, **args)
+        case "concat_split":
+            return lib.experimental.ConcatThenSplitIterDataset(built.map(as_tokens), length_struct=TOKEN_ROWS)
+        case "cache":
+            return built.cache(tempfile.mkdtemp() if args["files"] else None)
+        case "pulled":
+            return lib.experimental.ThreadPrefetchIterDataset(built, **args)
+        case "own":
+            return OwnPairs(built)
         case "pack":
             packer = getattr(lib.experimental, args.pop("packer"))
             return packer(built.map(as_tokens), length_struct=TOKEN_ROWS, **args)

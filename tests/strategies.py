@@ -24,6 +24,8 @@ from recipes import (
     Join,
     Leaf,
     Recipe,
+    Troubled,
+    TroubledBatch,
     none_for_thirds,
     several,
 )
@@ -101,8 +103,12 @@ def long_seeds() -> st.SearchStrategy[int]:
 
 
 @st.composite
-def leaves(draw: st.DrawFn, kind: Any = None, most: int = 300, exactly: int | None = None) -> Recipe:
+def leaves(
+    draw: st.DrawFn, kind: Any = None, most: int = 300, exactly: int | None = None, trouble: bool = False
+) -> Recipe:
     """A range or a source."""
+    if trouble and exactly is None:
+        exactly = draw(st.sampled_from([1, 3, 8, 16, 20, 33, 40, 50, 64]))
     kind = kind or draw(st.sampled_from(["range", "ints", "strings", "floats", "dicts", "arrays"]))
     if isinstance(kind, tuple):  # one layout of arrays
         length = exactly or draw(lengths(most))
@@ -119,7 +125,7 @@ def leaves(draw: st.DrawFn, kind: Any = None, most: int = 300, exactly: int | No
 
 
 @st.composite
-def joins(draw: st.DrawFn, depth: int, kind: Any = None, plain: bool = False) -> Recipe:
+def joins(draw: st.DrawFn, depth: int, kind: Any = None, plain: bool = False, trouble: bool = False) -> Recipe:
     """A mixture, a concatenation, a selection or a zip of pipelines."""
     how = draw(st.sampled_from(["mix", "mix", "concatenate", "select_from_datasets", "zip"]))
     if plain and how == "zip":
@@ -130,11 +136,15 @@ def joins(draw: st.DrawFn, depth: int, kind: Any = None, plain: bool = False) ->
     count = draw(st.integers(2, 4))
     exactly = draw(st.integers(1, 60)) if how == "zip" else None
     parts = tuple(
-        draw(map_recipes(depth=depth - 1, kind=kind, plain=alike, max_steps=2, exactly=exactly, within=how))
+        draw(
+            map_recipes(
+                depth=depth - 1, kind=kind, plain=alike, max_steps=2, exactly=exactly, within=how, trouble=trouble
+            )
+        )
         for _ in range(count)
     )
     if how == "mix":
-        parts = tuple(part for part in parts if part.facts.length) or (draw(leaves(kind)),)
+        parts = tuple(part for part in parts if part.facts.length) or (draw(leaves(kind, trouble=trouble)),)
     facts = [part.facts for part in parts]
     together = Facts(
         length=0,
@@ -158,7 +168,7 @@ def joins(draw: st.DrawFn, depth: int, kind: Any = None, plain: bool = False) ->
         case _:
             there = [number for number, one in enumerate(facts) if one.length]
             if not there:
-                return draw(leaves(kind))
+                return draw(leaves(kind, trouble=trouble))
             picks = st.sampled_from(there).flatmap(
                 lambda which: st.tuples(st.just(which), st.integers(0, min(facts[which].length, 1000) - 1))
             )
@@ -201,6 +211,7 @@ def map_recipes(
     max_steps: int = 6,
     exactly: int | None = None,
     within: str | None = None,
+    trouble: bool = False,
 ) -> Recipe:
     """A random MapDataset.
 
@@ -211,13 +222,14 @@ def map_recipes(
       max_steps: after the start.
       exactly: the length to keep.
       within: the join that this is a part of; only parts of a mixture may be endless.
+      trouble: functions may raise, and return None; data sets are short, and never endless.
     """
     if depth > 0 and exactly is None and draw(st.integers(0, 3)) == 0:
-        recipe = draw(joins(depth, kind, plain))
+        recipe = draw(joins(depth, kind, plain, trouble))
     else:
-        recipe = draw(leaves(kind, exactly=exactly))
+        recipe = draw(leaves(kind, exactly=exactly, trouble=trouble))
     for _ in range(draw(st.integers(0, max_steps))):
-        steps = _map_steps(recipe.facts, keep_length=exactly is not None, within=within, plain=plain)
+        steps = _map_steps(recipe.facts, exactly is not None, within, plain, trouble)
         recipe = draw(st.sampled_from(steps))(draw, recipe, plain)
     may_drop_all = recipe.facts.long and (recipe.facts.sparse or recipe.facts.nones)
     if (within is None and may_drop_all) or (within not in (None, "mix") and recipe.facts.endless):
@@ -225,8 +237,11 @@ def map_recipes(
     return recipe
 
 
-def _map_steps(facts: Facts, *, keep_length: bool, within: str | None, plain: bool) -> list[Any]:
+def _map_steps(facts: Facts, keep_length: bool, within: str | None, plain: bool, trouble: bool) -> list[Any]:
     steps = [_seed, _map, _map, _map_with_index, _random_map]
+    if trouble:
+        steps += 4 * [_troubled]
+        within = within or "trouble"  # never endless
     if grain_shuffles_rightly(facts.length) and grain_reaches_far(facts):
         steps += [_shuffle, _shuffle]
         steps.append(_window_shuffle)
@@ -338,14 +353,14 @@ def _batch(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
 
 
 @st.composite
-def stream_joins(draw: st.DrawFn, depth: int, kind: Any = None) -> Recipe:
+def stream_joins(draw: st.DrawFn, depth: int, kind: Any = None, trouble: bool = False) -> Recipe:
     """A mixture, an interleave or a zip of streams."""
     how = draw(st.sampled_from(["mix_streams", "mix_streams_by_key", "interleave", "zip_streams"]))
     alike = draw(st.integers(0, 6)) > 0
     if alike:
         kind = kind or draw(st.sampled_from(["range", "ints", "dicts", *(("arrays", one) for one in LAYOUTS)]))
     count = draw(st.integers(1, 3))
-    parts = [draw(stream_recipes(depth=depth - 1, kind=kind, plain=alike)) for _ in range(count)]
+    parts = [draw(stream_recipes(depth - 1, kind, alike, trouble)) for _ in range(count)]
     facts = Facts(
         length=max(part.facts.length for part in parts) * count,
         # Grain's interleave does not look at the seeds of its parts.
@@ -368,12 +383,18 @@ def stream_joins(draw: st.DrawFn, depth: int, kind: Any = None) -> Recipe:
 
 
 @st.composite
-def stream_recipes(draw: st.DrawFn, depth: int = 1, kind: Any = None, plain: bool = False) -> Recipe:
+def stream_recipes(
+    draw: st.DrawFn, depth: int = 1, kind: Any = None, plain: bool = False, trouble: bool = False
+) -> Recipe:
     """A random IterDataset: a MapDataset turned into a stream, or several streams joined, and steps after it."""
     if depth > 0 and draw(st.integers(0, 2)) == 0:
-        recipe = draw(stream_joins(depth, kind))
+        recipe = draw(stream_joins(depth, kind, trouble))
+    elif trouble and draw(st.integers(0, 5)) == 0:
+        length = draw(st.sampled_from([0, 4, 17, 30, 40]))
+        salt = draw(st.sampled_from([0, 0, 0, 3, 6]))
+        recipe = Recipe(Leaf("own", (length, salt)), (), Facts(length, stream=True))
     else:
-        recipe = draw(map_recipes(depth=1, kind=kind, plain=plain, max_steps=4))
+        recipe = draw(map_recipes(depth=1, kind=kind, plain=plain, max_steps=4, trouble=trouble))
         allow_nones = draw(st.booleans())
         facts = {
             "stream": True,
@@ -382,14 +403,19 @@ def stream_recipes(draw: st.DrawFn, depth: int = 1, kind: Any = None, plain: boo
             "nones": "zip" in recipe.operations or (allow_nones and (recipe.facts.sparse or recipe.facts.nones)),
         }
         recipe = recipe.then("to_iter_dataset", facts, allow_nones=allow_nones)
-    for _ in range(draw(st.integers(0, 4))):
-        recipe = draw(st.sampled_from(_stream_steps(recipe, plain)))(draw, recipe, plain)
+    for _ in range(draw(st.sampled_from([1, 2, 3, 4, 5]) if trouble and not plain else st.integers(0, 4))):
+        recipe = draw(st.sampled_from(_stream_steps(recipe, plain, trouble)))(draw, recipe, plain)
     return recipe
 
 
-def _stream_steps(recipe: Recipe, plain: bool) -> list[Any]:
+def _stream_steps(recipe: Recipe, plain: bool, trouble: bool) -> list[Any]:
     facts = recipe.facts
     steps = [_seed, _map, _map_with_index, _random_map, _limit]
+    if trouble:
+        steps += [*8 * [_troubled], _cache, _pulled, _own]
+        if not plain:
+            steps += [_batch, _troubled_batch, _concat_split]
+            steps += 4 * [_batch] if can_be_stacked(facts) else []
     if not facts.long:
         steps += [_stream_filter, _stream_flat_map, _window_shuffle]
         if grain_repeats_rightly(recipe):
@@ -435,3 +461,51 @@ def _stream_flat_map(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
 def recipes() -> st.SearchStrategy[Recipe]:
     """A random pipeline of either kind."""
     return st.one_of(map_recipes(), stream_recipes())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pipelines in trouble, for Bushel alone: functions that raise or return None, caches, datasets of the user's own
+
+
+def troubled_recipes() -> st.SearchStrategy[Recipe]:
+    """A random short pipeline of either kind whose functions may fail."""
+    streams = stream_recipes(depth=2, trouble=True)
+    return st.one_of(map_recipes(trouble=True), streams, streams, streams)
+
+
+def _troubled(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    kind = draw(st.sampled_from(["map", "map", "map_with_index", "random_map", "filter", "flat_map"]))
+    how = draw(st.sampled_from([*6 * ["raises"], "stops", "misses", "misses stretches"]))
+    salt = draw(st.sampled_from(range(24)))
+    if kind == "filter":
+        function = Troubled(draw(st.sampled_from(FILTERS)), salt, how)
+        return recipe.then("filter", {"sparse": True}, function=function)
+    if kind == "flat_map":
+        if plain or not recipe.facts.stream:
+            return recipe
+        return recipe.then("flat_map", {}, function=Troubled(draw(st.sampled_from(SPLITS)), salt, how), apply=True)
+    function = Troubled(_function(draw, kind, plain=True), salt, how)
+    facts = {"nones": True} if "misses" in how else {}
+    args = {"seed": draw(seeds())} if kind == "random_map" else {}
+    return recipe.then(kind, facts, function=function, **args)
+
+
+def _troubled_batch(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    batch_fn = TroubledBatch(draw(st.integers(0, 6)))
+    return recipe.then("batch", {"nones": False}, batch_size=draw(st.integers(1, 5)), batch_fn=batch_fn)
+
+
+def _cache(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    return recipe.then("cache", {}, files=draw(st.booleans()))
+
+
+def _pulled(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    return recipe.then("pulled", {}, prefetch_buffer_size=draw(st.integers(1, 4)))
+
+
+def _own(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    return recipe if plain else recipe.then("own", {})
+
+
+def _concat_split(draw: st.DrawFn, recipe: Recipe, plain: bool) -> Recipe:
+    return recipe.then("concat_split", {})

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from watching import run_script, start_script, wait_until
 
 import bushel
@@ -237,3 +239,69 @@ def test_what_cannot_be_sent_says_how_to_do_without(monkeypatch):
         MapDataset.range(100).column(function, options=TWO)
     assert "options=MultiprocessingOptions(num_workers=0)" in raised.value.__notes__[0]
     assert len(MapDataset.range(100).column(function, options=HERE)) == 100
+
+
+class GoesMissing:
+    """The identity, but for some numbers, in whose place it gives None."""
+
+    def __init__(self, missing):
+        self.missing = frozenset(missing)
+
+    def __call__(self, x):
+        return None if x in self.missing else x
+
+
+def twice(x):
+    return 2 * x
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    length=st.integers(1, 300),
+    stretches=st.lists(st.tuples(st.integers(0, 299), st.sampled_from([1, 2, 63, 64, 65, 128, 300])), max_size=3),
+    options=st.sampled_from([None, HERE, MultiprocessingOptions(num_workers=1), TWO]),
+    vectorized=st.booleans(),
+    shuffled=st.booleans(),
+    saved=st.booleans(),
+)
+@example(length=256, stretches=[(64, 64)], options=None, vectorized=False, shuffled=False, saved=False)
+@example(length=256, stretches=[(64, 64)], options=TWO, vectorized=True, shuffled=True, saved=True)
+@example(length=100, stretches=[(64, 36)], options=None, vectorized=False, shuffled=False, saved=True)
+@example(length=200, stretches=[(0, 64)], options=HERE, vectorized=False, shuffled=False, saved=False)
+@example(length=64, stretches=[(0, 64)], options=TWO, vectorized=False, shuffled=False, saved=True)
+def test_a_column_has_the_value_of_each_record_or_says_which_is_missing(
+    tmp_path_factory, length, stretches, options, vectorized, shuffled, saved
+):
+    missing = sorted({x for low, count in stretches for x in range(low, low + count) if x < length})
+    ds = MapDataset.range(length).map(GoesMissing(missing))
+    if shuffled:
+        ds = ds.shuffle(3)
+    folder = tmp_path_factory.mktemp("columns") if saved else None
+
+    def column():
+        return ds.column(twice, options=options, vectorized=vectorized, cache=folder)
+
+    if not missing:
+        assert np.asarray(column()).tolist() == [2 * x for x in range(length)]
+        assert sorted(ds.where(column() >= length)) == [x for x in range(length) if 2 * x >= length]
+        return
+    for _ in range(2):  # nothing is saved that a second computation would take for the column
+        with pytest.raises(ValueError, match=rf"element {missing[0]} of map\(.*\) is missing: it is None") as raised:
+            column()
+        assert f"record {missing[0]} of range({length})" in "".join(raised.value.__notes__)
+    assert folder is None or not list(folder.glob("*.npy"))
+
+
+def test_an_empty_dict_is_no_value():
+    with pytest.raises(TypeError, match="A column needs a number"):
+        MapDataset.range(10).column(lambda x: {})
+
+
+def test_a_column_saved_when_missing_elements_shifted_it_is_not_used(tmp_path, monkeypatch):
+    ds = MapDataset.range(256)
+    with monkeypatch.context() as before:
+        before.setattr(computing, "_FORMAT", 1)
+        ds.column(square, cache=tmp_path)
+    (file,) = tmp_path.glob("*.npy")
+    np.save(file, np.zeros(256))
+    assert np.asarray(ds.column(square, cache=tmp_path))[255] == 255 * 255

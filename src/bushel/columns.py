@@ -25,14 +25,14 @@ from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.apply import Map
 from bushel.graph.batch import Batch
-from bushel.graph.columns import Column, Part, computed_on
+from bushel.graph.columns import Column, NoneMissing, Part, computed_on
 from bushel.graph.node import MapNode
 from bushel.graph.streams import Ahead, Elements
 from bushel.iterator import PipelineIterator
 from bushel.state.digest import digest
 from bushel.state.identity import PYTHON, functions_digest, identity
 
-_FORMAT = 2
+_FORMAT = 3  # before, a column could hold values of other records, where elements of the data set were missing
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
 _SAVE_EVERY_S = 1.0
 _PIECES = 1024
@@ -81,7 +81,7 @@ def _piece_size(length: int) -> int:
 
 def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progress: Progress) -> Iterator[np.ndarray]:
     """Values from piece `begin` on, piece by piece: here as long as that is quick, then in worker processes."""
-    checked = Map(node.parent, _with_a_value(node), node.vectorized)
+    checked = Map(NoneMissing(node.parent), _with_a_value(node), node.vectorized)
     batches = Batch(checked, _piece_size(node.length))
     at, started = begin, time.monotonic()
     progress.show(min(begin * batches.batch_size, node.length))
@@ -92,11 +92,20 @@ def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progr
             pieces._set_next_index(at)
             try:
                 for piece in pieces:
+                    end = min((at + 1) * batches.batch_size, node.length)
+                    values = _as_values(piece, node)
+                    if len(values) != end - at * batches.batch_size:  # a value would stand for another record
+                        raise RuntimeError(
+                            f"{len(values)} values came for elements {at * batches.batch_size} to {end}."
+                        )
                     at += 1
-                    progress.show(min(at * batches.batch_size, node.length))
-                    yield _as_values(piece, node)
+                    progress.show(end)
+                    yield values
                     if here and time.monotonic() - started > _INLINE_S:
                         break
+                else:
+                    if at < batches.length:  # asking again would give the same
+                        raise RuntimeError(f"The values ended after piece {at} of {batches.length}.")
             except PipelineNotSent as error:
                 add_note(error, "bushel: options=MultiprocessingOptions(num_workers=0) computes it in this process.")
                 raise
@@ -120,10 +129,11 @@ def _as_values(piece: Any, node: Map) -> np.ndarray:
     """A batch of results as one array: a dict of numbers becomes a record with fields."""
     if isinstance(piece, np.ndarray) and piece.dtype.kind in "biufcSUmMV":
         return piece
-    if isinstance(piece, dict) and all(isinstance(v, np.ndarray) and not v.dtype.hasobject for v in piece.values()):
-        kinds = np.dtype([(str(name), leaf.dtype, leaf.shape[1:]) for name, leaf in piece.items()])
-        records = np.empty(len(next(iter(piece.values()))), kinds)
-        for name, leaf in piece.items():
+    fields: dict[Any, Any] = piece if isinstance(piece, dict) else {}
+    if fields and all(isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject for leaf in fields.values()):
+        kinds = np.dtype([(str(name), leaf.dtype, leaf.shape[1:]) for name, leaf in fields.items()])
+        records = np.empty(len(next(iter(fields.values()))), kinds)
+        for name, leaf in fields.items():
             records[str(name)] = leaf
         return records
     raise TypeError(

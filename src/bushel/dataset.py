@@ -493,7 +493,8 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """One small value for each record: computed once, over all of them, for `where`, `pack`, `sample` and others.
 
         A column belongs to records, not to positions. It is computed on the nearest dataset above that is the same in
-        every epoch, and follows its records through shuffles, slices, mixtures and maps.
+        every epoch, and follows its records through shuffles, slices, mixtures and maps. A missing element (None)
+        is an error.
 
         Args:
           function: gives a number, a small array of one shape, or a flat dict of them.

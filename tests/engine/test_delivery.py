@@ -685,3 +685,76 @@ def test_a_block_is_one_array_where_a_batch_is_cut_of_it(warm):
             found = list(it)
         assert same(found, expected), name
         assert all(batch["x"].flags.writeable for batch in found), name
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["stepped 1", "3 threads", "1 process", "2 processes", "3 processes"])
+def test_a_block_that_fails_before_it_has_counted_keeps_nobody_waiting(warm, name):
+    def fails(x: int) -> int:
+        if x == 2:
+            raise ValueError("no 2")
+        return x
+
+    def drawn(x: int, rng: np.random.Generator) -> int:
+        return x
+
+    # Blocks of the first stream wait for the counts of the one that fails, and the second is behind them in the pool.
+    first = bushel.MapDataset.range(60).map(fails).to_iter_dataset().filter(lambda x: True).random_map(drawn, seed=1)
+    others = [bushel.MapDataset.range(30).to_iter_dataset() for _ in range(3)]
+    with opened(bushel.experimental.InterleaveIterDataset([first, *others], cycle_length=4), warm[name]) as it:
+        assert [next(it) for _ in range(8)] == [0] * 4 + [1] * 4
+        with pytest.raises(ValueError, match="no 2"):
+            next(it)
+
+
+class FailsAt:
+    """The identity, but for some numbers; of a batch, the first counts."""
+
+    def __init__(self, name: str, bad: Any):
+        self.name, self.bad = name, frozenset(bad)
+
+    def __call__(self, x: Any) -> Any:
+        if int(np.ravel(x)[0]) in self.bad:
+            raise ValueError(f"{self.name} fails at {np.ravel(x)[0]}")
+        return x
+
+
+def until_it_fails(elements: Any) -> tuple[list[Any], str | None]:
+    found: list[Any] = []
+    try:
+        for element in elements:
+            found.append(np.ravel(element).tolist())
+    except ValueError as error:
+        return found, str(error)
+    return found, None
+
+
+def in_batches(elements: Any, size: int) -> Iterator[list[Any]]:
+    while batch := list(itertools.islice(elements, size)):
+        yield batch
+
+
+@settings(laws, max_examples=100)
+@given(
+    bad=st.lists(st.sets(st.integers(0, 59), max_size=3), min_size=4, max_size=4),
+    size=st.integers(1, 9),
+    name=names,
+    of_map=st.booleans(),
+)
+@example(bad=[{5}, {3}, set(), set()], size=8, name=INLINE, of_map=False)
+@example(bad=[set(), {5}, {3}, set()], size=8, name="stepped 1", of_map=False)
+@example(bad=[{59}, {58}, {57}, {54}], size=3, name="stepped 1", of_map=False)
+@example(bad=[{6}, {5}, set(), set()], size=9, name=INLINE, of_map=True)
+def test_the_first_element_that_fails_is_told_in_whatever_step_it_fails(warm, bad, size, name, of_map):
+    one, two, three, of_batches = (FailsAt(f"step {number}", some) for number, some in enumerate(bad))
+    # Element after element through all steps, as Python's own iterators go; a batch is made when it is full.
+    expected = until_it_fails(map(of_batches, in_batches(map(three, map(two, map(one, iter(range(60))))), size)))
+    ds: Any = bushel.MapDataset.range(60).map(one)
+    if not of_map:
+        ds = ds.to_iter_dataset()
+    ds = ds.map(two).map(three).batch(size).map(of_batches)
+    with opened(ds.to_iter_dataset() if of_map else ds, warm[name]) as it:
+        assert until_it_fails(it) == expected
+    if of_map and expected[1] is not None:
+        with pytest.raises(ValueError, match=rf"^{expected[1]}\b"):
+            ds.take(range(len(ds)))

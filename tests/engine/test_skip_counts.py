@@ -158,6 +158,7 @@ STEPS = {
     ),
     "rebatch": lambda ds, salt: ds.map(AsNumber(salt)).batch(3).rebatch(2),
     "repeat": lambda ds, salt: ds.repeat(2),
+    "cache": lambda ds, salt: ds.cache(),  # full from the second iterator on
     "a thread": lambda ds, salt: experimental.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=3),
 }
 

@@ -114,6 +114,58 @@ def test_after_an_error_the_pass_goes_on_and_is_kept(folder):
     assert function.calls == calls
 
 
+class FailsAt:
+    def __init__(self, *bad):
+        self.bad = bad
+
+    def __call__(self, x):
+        if x in self.bad:
+            raise ValueError(f"no {x}")
+        return x
+
+
+def counts(ds, **options):
+    """How many elements were skipped before each element, and at the end, or too many."""
+    found = []
+    with iter(ds.with_options(on_error="skip", **options)) as it:
+        try:
+            for element in it:
+                found.append((element, it.skipped, plain(it.get_state())))
+            found.append(("end", it.skipped, plain(it.get_state())))
+        except bushel.TooManySkipped as error:
+            found.append((str(error), it.skipped, plain(it.get_state())))
+    return found
+
+
+@pytest.mark.parametrize("bad", [[0], [3, 4], [9], [0, 5, 8, 9], range(10), []])
+def test_a_full_cache_tells_how_many_were_skipped(folder, bad):
+    def build():
+        return MapDataset.range(10).to_iter_dataset().map(FailsAt(*bad))
+
+    ds, without = build().cache(folder), build()
+    for again in (ds, ds, build().cache(folder) if folder else ds):
+        for limit in (None, 1, 3):
+            assert [told[:2] for told in counts(again, skip_limit=limit)] == [
+                told[:2] for told in counts(without, skip_limit=limit)
+            ]
+    assert counts(ds.repeat(2))[-1][1] == 2 * len(bad)
+    whole = counts(ds)
+    for element, skipped, state in whole:
+        with iter(ds.with_options(on_error="skip")) as it:
+            it.set_state(state, check=False)
+            assert it.skipped == skipped
+            assert len(list(it)) == len(whole) - 1 - [told[0] for told in whole].index(element) - (element != "end")
+            assert it.skipped == len(bad)
+
+
+def test_where_failures_raise_a_cache_without_the_elements_that_failed_is_not_used(folder):
+    ds = MapDataset.range(10).to_iter_dataset().map(FailsAt(4)).cache(folder)
+    assert list(ds.with_options(on_error="skip")) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+    with pytest.raises(ValueError, match="no 4"):
+        list(ds)
+    assert counts(ds)[-1][:2] == ("end", 1)
+
+
 def test_a_cache_keeps_the_laws(folder):
     check_resumes_anywhere(cached(recipes.with_weight, folder))
     check_same_for_any_executor(cached(recipes.with_weight, folder))

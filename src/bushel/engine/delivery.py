@@ -172,9 +172,8 @@ class BlockCursor(Cursor):
     def _count_skipped(self, result: Result | None, before: int) -> None:
         """Counts what was left out before a position."""
         while result is not None and result.skipped and result.skipped[0][0] < before:
-            position, error = result.skipped.pop(0)
             assert self._skips is not None
-            self._skips.add(self._program.which(position, position + 1), error)
+            self._skips.add(*result.skipped.pop(0)[1])
 
     def _next_block(self) -> bool:
         self._result = None

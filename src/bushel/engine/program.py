@@ -28,6 +28,7 @@ from bushel.graph.batch import is_ours, make_batch
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import InPlace, MapNode, Node, Origin, told
 from bushel.graph.ordered import BatchStream
+from bushel.graph.streams import LeftOut
 
 CountBefore = Callable[[int, int], int]
 """(counting step, how many elements reach it in this block) -> how many reached it in all blocks before."""
@@ -169,8 +170,8 @@ class Result:
     """What the rows took to travel, if they did."""
 
 
-Skipped = tuple[int, str]
-"""The position of an element that failed, and its error in words."""
+Skipped = tuple[int, LeftOut]
+"""A position, and what failed there."""
 
 Announce = Callable[[int, int], None]
 """Hears which positions are worked on next."""
@@ -218,15 +219,25 @@ def _tried(
             return _Run(program, low, high, count_before, lambda low, high: None, given, place).result()
         except _FailedAt as failure:
             failed = failure
-    good = low + (failed.position - low) // program.unit * program.unit
-    made = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
-    if good > low:
-        # The rows before are made again, now without it: functions are pure, and failure is rare.
+    # The rows before are made again, now without it: functions are pure, and failure is rare. One of those may fail,
+    # too, in a later step: steps run one after the other. Then it comes first, since it would if every element went
+    # alone through all steps; and a batch that is full is made before the elements after it.
+    nothing = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
+    while True:
+        made = nothing
         try:
-            made = _Run(program, low, good, count_before, None, given, place).result()
+            for part in _up_to_batches(program):
+                good = low + (failed.position - low) // part.unit * part.unit
+                made = _Run(part, low, good, count_before, None, given, place).result() if good > low else nothing
+            return dataclasses.replace(made, failure=failed.error)
         except _FailedAt as failure:
             failed = failure
-    return dataclasses.replace(made, failure=failed.error)
+
+
+def _up_to_batches(program: Program) -> list[Program]:
+    """What is done before each step that makes batches, then all of it."""
+    cuts = [number for number, step in enumerate(program.steps) if isinstance(step, BatchStream)]
+    return [*(dataclasses.replace(program, steps=program.steps[:cut]) for cut in cuts), program]
 
 
 class _FailedAt(Exception):
@@ -294,7 +305,8 @@ class _Run:
         if program.as_columns and len(block):
             with self._in_place():
                 block = blocks.as_columns(block) or block
-        return Result(block, marks, after, skipped=sorted(self.skipped), stays=stays)
+        skipped = sorted(self.skipped, key=lambda left_out: left_out[0])
+        return Result(block, marks, after, skipped=skipped, stays=stays)
 
     def _is_copied_before(self, number: int) -> bool:
         """Whether rows are copied before step `number` or the consumer gets them: into a batch, or to be sent."""
@@ -339,7 +351,9 @@ class _Run:
         """Leaves an element out, if that is wanted."""
         if not self.program.skip:
             raise failed from failed.error
-        self.skipped.append((failed.position, in_words(failed.error)))
+        known = self.program.node is not None
+        which = self.program.which(failed.position, failed.position + 1) if known else "an element"
+        self.skipped.append((failed.position, (which, in_words(failed.error), 1)))
 
     def _stepped(
         self, step: Elementwise, block: Block, marks: np.ndarray, first: int, numbered: bool

@@ -89,10 +89,11 @@ def those_that_pass(
             keep.append(number)
         except Exception as reason:
             position = int(result.marks[number, 0]) - 1
-            failure = explained(program.which(position, position + 1), reason)
+            which = program.which(position, position + 1)
+            failure = explained(which, reason)
             if not program.skip:
                 break
-            skipped.append((position, in_words(failure)))
+            skipped.append((position, (which, in_words(failure), 1)))
     states = result.states
     if states is not None and len(keep) < len(rows):
         kept = [states[0], *(states[number + 1] for number in keep)]
@@ -105,7 +106,7 @@ def those_that_pass(
         rows=made,
         marks=result.marks[keep],
         failure=result.failure if program.skip else failure,
-        skipped=sorted(skipped),
+        skipped=sorted(skipped, key=lambda left_out: left_out[0]),
         states=states,
     )
 

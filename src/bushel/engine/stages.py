@@ -332,9 +332,8 @@ class WholeCursor(Cursor):
 
     def _count_skipped(self, result: Result, before: int) -> None:
         while result.skipped and result.skipped[0][0] < before:
-            position, error = result.skipped.pop(0)
             assert self._skips is not None
-            self._skips.add(self._program.which(position, position + 1), error)
+            self._skips.add(*result.skipped.pop(0)[1])
 
     def _restart(self, state: State | None) -> None:
         if getattr(self, "_ticket", None) is not None:

@@ -253,27 +253,35 @@ class Stepped(Executor):
         self.parallelism = parallelism
         self._random = random.Random(seed)
         self._pending: list[Ticket] = []
+        self._lock = threading.RLock()  # a stream may be pulled by a thread of its own
 
     def submit(self, task: Task) -> Ticket:
         ticket = Ticket(task, Future())
-        self._pending.append(ticket)
+        with self._lock:
+            self._pending.append(ticket)
         return ticket
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
         while not ticket.done.done():
-            # Tasks that ask for counts must run in their order: one cannot step aside here and wait.
-            asking = [pending for pending in self._pending if pending.task.counts is None]
-            free = [pending for pending in self._pending if pending.task.counts is not None]
-            first: dict[int, Ticket] = {}
-            for pending in asking:
-                first.setdefault(id(pending.task.ledger), pending)
-            chosen = self._random.choice([*free, *first.values()])
-            self._pending.remove(chosen)
-            _compute(chosen)
+            with self._lock:
+                if not ticket.done.done():
+                    self._step()
         return ticket.done.result()
 
+    def _step(self) -> None:
+        # Tasks that ask for counts must run in their order: one cannot step aside here and wait.
+        asking = [pending for pending in self._pending if pending.task.counts is None]
+        free = [pending for pending in self._pending if pending.task.counts is not None]
+        first: dict[int, Ticket] = {}
+        for pending in asking:
+            first.setdefault(id(pending.task.ledger), pending)
+        chosen = self._random.choice([*free, *first.values()])
+        self._pending.remove(chosen)
+        _compute(chosen)
+
     def forget(self, tickets: list[Ticket]) -> None:
-        self._pending = [ticket for ticket in self._pending if ticket not in tickets]
+        with self._lock:
+            self._pending = [ticket for ticket in self._pending if ticket not in tickets]
 
     def close(self) -> None:
         self._pending.clear()

@@ -92,7 +92,7 @@ class StreamProgram:
                     raise
                 except BaseException as error:
                     failure = error
-            skipped.extend((number, error) for _, error, lost in left_out for _ in range(lost))
+            skipped.extend((number, one) for one in left_out)
             if failure is not None:
                 break
             states.append(cursor.get_state())

@@ -16,7 +16,7 @@ from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
-from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, told
+from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, take_in_order, told
 from bushel.index import epochs, words
 
 BatchFn = Callable[[Sequence[Any]], Any]
@@ -146,9 +146,9 @@ class _Batched(Plan):
         read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.take  # stacking copies all rows
         try:
             if self.node.parent.in_place is InPlace.AS_COLUMNS:
-                block = read(start, self.edges[high])
+                block = take_in_order(read, start, self.edges[high])
             else:
-                block = memory.apart(read, start, self.edges[high])
+                block = memory.apart(take_in_order, read, start, self.edges[high])
         except RowFailed as failed:
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,20 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, StateMismatch
 from bushel.graph.stores import Kept, Recording, Store
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, field, restore
+from bushel.graph.streams import (
+    Cursor,
+    LeftOut,
+    OneParent,
+    Opener,
+    Skips,
+    State,
+    aside,
+    count_listed,
+    counted,
+    field,
+    listing_skips,
+    restore,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -56,6 +70,8 @@ class _CacheCursor(Cursor):
         self.abandon()
         self.position, self.here = position, here
         self.kept = self.store.find(self.key)
+        if self.kept is not None and self.kept.skipped and self.skips is None:
+            self.kept = None  # elements failed when it was read, and failures raise here: the stream is read again
         self.behind = False  # the state says how many elements came before, but not where the parent was then
         self.ended = False
 
@@ -79,10 +95,16 @@ class _CacheCursor(Cursor):
     def _from_kept(self, kept: Kept, count: int) -> Block:
         if self.position > len(kept):
             raise self._beyond(self.position, len(kept))
+        if self.ended:
+            return []
         last = min(len(kept), self.position + count)
         rows = [kept.element(number) for number in range(self.position, last)]
-        self.ended = not rows
-        self.position, self.here = last, kept.end if self.ended else kept.state(last)
+        here = kept.state(last) if rows else kept.end
+        # As when the stream was read: an element counts with the row that comes after it, or at the end.
+        places = range(self.position, last) if rows else [last]
+        for place in places if kept.skipped else ():
+            count_listed(self.skips, kept.skipped.get(place, []))
+        self.position, self.here, self.ended = last, here, not rows
         return rows
 
     def _forget(self, kept: Kept, error: DamagedFile) -> None:
@@ -93,16 +115,21 @@ class _CacheCursor(Cursor):
 
     def _read(self, count: int) -> list[Any]:
         """Some elements of the parent. While they are recorded, one at a time: each has a state of its own."""
-        rows = blocks.rows_of(self.parent.pull(1 if self.recording is not None else count))
+        skipped: list[LeftOut] = []
+        if self.recording is None:
+            rows = blocks.rows_of(self.parent.pull(count))
+        else:
+            with listing_skips(self.skips) as skipped:
+                rows = blocks.rows_of(self.parent.pull(1))
         self.here = self.parent.get_state()
         self.position += len(rows)
         self.ended = not rows
         if self.recording is not None:
             try:
                 if rows:
-                    self.recording.add(rows[0], self.here)
+                    self.recording.add(rows[0], self.here, skipped)
                 else:
-                    self.recording.finish(self.here)
+                    self.recording.finish(self.here, skipped)
                     self.recording = None
             except OSError as error:  # the disk is full: the elements themselves are good
                 self.abandon()
@@ -160,6 +187,9 @@ class _CacheCursor(Cursor):
             except DamagedFile as error:
                 self._forget(self.kept, error)
         self.behind = filled and self.kept is None
+        if self.kept is not None and position == len(self.kept):
+            # What was skipped after the last element has been counted, if the state is that of the end.
+            self.ended = position in self.kept.skipped and _same(here, self.kept.end)
 
     def place_of(self, number: int) -> tuple[str | int, ...]:
         return ("parent",)
@@ -179,3 +209,8 @@ class _CacheCursor(Cursor):
     def close(self) -> None:
         self.abandon()
         super().close()
+
+
+def _same(one: State, other: State) -> bool:
+    """Whether two states are the same, also where one of them came from a file."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -15,11 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from bushel.base import blocks
+from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.contents import without_padding
+from bushel.base.errors import RowFailed, located
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
-from bushel.graph.node import Epochs, MapNode
+from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, one_each, told
 from bushel.graph.reindex import Reindex, Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory
@@ -156,6 +159,65 @@ class Column(NDArrayOperatorsMixin):
 
     def _part_of(self, node: MapNode) -> Part | None:
         return next((part for part in self._parts if part.node is node), None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoneMissing(MapNode):
+    """The parent's elements. A missing one is an error, since a column could hold no value in its place."""
+
+    parent: MapNode
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @property
+    def transparent(self) -> bool:
+        return True
+
+    @property
+    def length(self) -> int:
+        return self.parent.length
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _NoneMissing(self, indices, self.parent.plan(indices))
+
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return one_each(indices)
+
+    @property
+    def moves(self) -> bool:
+        return True
+
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs
+
+    def element_spec(self) -> Any:
+        return self.parent.element_spec()
+
+    def call(self) -> str:
+        return self.parent.call()
+
+
+@dataclasses.dataclass(slots=True)
+class _NoneMissing(Plan):
+    node: NoneMissing
+    indices: np.ndarray
+    parent: Plan
+
+    def take(self, low: int, high: int) -> Block:
+        block = self.parent.take(low, high)
+        missing = np.flatnonzero(~blocks.presence(block))
+        if not len(missing):
+            return block
+        row, index = int(missing[0]), int(self.indices[low + missing[0]])
+        error = ValueError(
+            f"A column has one value per element, and element {index} of {self.node.call()} is missing: it is None. "
+            "Compute the column on a dataset where no element is missing, such as the one before the function that "
+            "returned None."
+        )
+        raise RowFailed(row, located(error, told("column", index, self.node.origins(index))))
 
 
 def computed_on(node: MapNode) -> list[tuple[MapNode, MapNode]]:

@@ -220,11 +220,16 @@ class ElementwiseCursor(Through):
             try:
                 one, _ = self.node.run([element], self.count + row, lambda _, row=row: self.where_failed(row))
             except RowFailed as failed:
-                self.skips.add(f"an element of {self.node.placed()}", in_words(failed.error))
+                self.skips.add(self._which(row), in_words(failed.error))
                 continue
             made.extend(blocks.rows_of(one))
             stays[row] = len(one) > 0
         return made, stays
+
+    def _which(self, row: int) -> str:
+        """Row `row` of the parent's last pull in words, as workers call it."""
+        known = self.parent.trace(row)
+        return f"element {known[0]} of the output" if known else "an element"
 
     def get_state(self) -> State:
         if self.node.count_key is None:

@@ -47,6 +47,23 @@ class Plan(abc.ABC):
         return [rows if name is None else [row[name] for row in rows] for name in names]
 
 
+def take_in_order(take: Callable[[int, int], Block], low: int, high: int) -> Block:
+    """`take(low, high)` of a plan. If rows fail, the error is that of the first of them.
+
+    Operations work on whole blocks, one operation after the other. So the first that fails in a block need not have
+    failed at the first row that fails: the rows before it are taken again one by one, which tells.
+    """
+    try:
+        return take(low, high)
+    except RowFailed as failed:
+        for row in range(low, low + failed.row):
+            try:
+                take(row, row + 1)
+            except RowFailed as earlier:
+                raise RowFailed(row - low, earlier.error) from earlier.error
+        raise
+
+
 @dataclasses.dataclass(slots=True)
 class Reckoned(Plan):
     """Elements that are numbers and follow from their indices by arithmetic: known when they are planned."""
@@ -235,8 +252,8 @@ class MapNode(Node):
         return max((parent.fan_in for parent in self.parents), default=1)
 
     def take(self, indices: np.ndarray) -> Block:
-        """The elements at `indices`, as a block."""
-        return self.plan(indices).take(0, len(indices))
+        """The elements at `indices`, as a block. Raises RowFailed for the first that fails."""
+        return take_in_order(self.plan(indices).take, 0, len(indices))
 
 
 def one_each(indices: np.ndarray) -> MadeOf:

@@ -30,6 +30,7 @@ from bushel.graph.streams import (
     count_listed,
     counted,
     field,
+    pull_several,
     restore,
 )
 from bushel.index import mix
@@ -95,7 +96,7 @@ class BatchCursor(Through):
         parts: list[Block] = []
         read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.pull  # stacking copies all rows
         while missing and not self.ended:
-            block = read(missing)
+            block = pull_several(self.parent, missing, self.skips, read)
             if len(block):
                 parts.append(block)
                 missing -= len(block)
@@ -378,19 +379,36 @@ class _ZipCursor(Cursor):
         self.parents = parents
         self.node = node
         self.skips = skips
+        self.ended = False
 
     def pull(self, count: int) -> Block:
-        if count > 1:
-            # All at once, as long as no stream ends among them: near the end they go one by one, as their states tell.
-            before = self.mark()
-            with aside(self.skips) as failed:
+        if count > 1 and not self.ended and (block := self._together(count)) is not None:
+            return block
+        rows: list[Block] = []
+        while len(rows) < count and not self.ended:
+            block = self._one()
+            if len(block):
+                rows.append(block)
+            else:
+                self.ended = True  # else a longer stream would lose one more element each time it is asked
+        return blocks.joined(rows) if rows else []
+
+    def _together(self, count: int) -> Block | None:
+        """The next `count` tuples, each stream read in one go. None where a stream ends or fails among them.
+
+        Then they are read tuple by tuple, so that nothing is read beyond the end of the shortest stream.
+        """
+        before = self.mark()
+        with aside(self.skips) as failed:
+            try:
                 found = [self._exactly(parent, count) for parent in self.parents]
-                if None in found:
-                    self.rewind(before)
-            if None not in found:
-                count_listed(self.skips, failed)
-                return _zipped([block for block in found if block is not None], count)
-        return self._one()
+            except Exception:
+                found = [None]
+            if None in found:
+                self.rewind(before)
+                return None
+        count_listed(self.skips, failed)
+        return _zipped([block for block in found if block is not None], count)
 
     def _exactly(self, parent: Cursor, count: int) -> Block | None:
         parts: list[Block] = []
@@ -422,20 +440,27 @@ class _ZipCursor(Cursor):
                 raise ValueError(_unequal(other, "longer"))
 
     def mark(self) -> Any:
-        return [parent.mark() for parent in self.parents]
+        return [parent.mark() for parent in self.parents], self.ended
 
     def rewind(self, mark: Any) -> None:
-        for parent, parent_mark in zip(self.parents, mark, strict=True):
+        marks, self.ended = mark
+        for parent, parent_mark in zip(self.parents, marks, strict=True):
             parent.rewind(parent_mark)
 
     def state_of(self, mark: Any) -> State:
-        return {"parents": [parent.state_of(at) for parent, at in zip(self.parents, mark, strict=True)]}
+        marks, ended = mark
+        return self._state([parent.state_of(at) for parent, at in zip(self.parents, marks, strict=True)], ended)
 
     def get_state(self) -> State:
-        return {"parents": [parent.get_state() for parent in self.parents]}
+        return self._state([parent.get_state() for parent in self.parents], self.ended)
+
+    def _state(self, states: list[State], ended: bool) -> State:
+        # Grain's, and at the end one entry more: a longer stream must not be read further by whoever restores it.
+        return {"parents": states, "ended": True} if ended and not self.node.strict else {"parents": states}
 
     def set_state(self, state: State) -> None:
         saved = field(state, "parents", list)
+        ended = "ended" in state and field(state, "ended", bool)
         if len(saved) != len(self.parents):
             raise StateMismatch(
                 f"This state is of a zip of {len(saved)} streams; this one has {len(self.parents)}.", "parents"
@@ -443,6 +468,7 @@ class _ZipCursor(Cursor):
         for number, (parent, parent_state) in enumerate(zip(self.parents, saved, strict=True)):
             with inside("parents", number):
                 parent.set_state(parent_state)
+        self.ended = ended
 
     def place_of(self, number: int) -> tuple[str | int, ...]:
         return ("parents", number)

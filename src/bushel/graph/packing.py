@@ -14,7 +14,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.fill import filled
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, restore
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, pull_several, restore
 from bushel.index.packing import Bins, layout, too_long
 
 
@@ -236,7 +236,7 @@ class _PackCursor(Cursor):
         """The next `count` elements, or those that are left: then the parent is not asked again."""
         rows: list[Any] = []
         while len(rows) < count and not self.ended:
-            block = self.parent.pull(count - len(rows))
+            block = pull_several(self.parent, count - len(rows), self.skips)
             rows += blocks.rows_of(block)
             self.ended = not len(block)
         return rows

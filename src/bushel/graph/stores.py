@@ -1,6 +1,7 @@
 """Where a cache keeps the elements of a stream: in memory or in files. Only a stream read to its end is kept.
 
-With each element the stream's state after it is kept, so that whoever reads from here can say where it is.
+With each element the stream's state after it is kept, so that whoever reads from here can say where it is. The elements
+that failed and were skipped are kept as they were reported, so that they count again when the others are read again.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
 from bushel.base.ownership import copied
 from bushel.graph.part_folders import PartFolder, remove_forgotten, temporary_name
+from bushel.graph.streams import LeftOut, State
 
-State = dict[str, Any]
+Skipped = dict[int, list[LeftOut]]
+"""The elements that were skipped, by the number of elements that the stream had given before."""
+
 CHUNK_BYTES = 4 << 20
 CHUNK_ELEMENTS = 4096
 VERSION = 2
@@ -37,6 +41,11 @@ class Kept(Protocol):
     @property
     def end(self) -> State:
         """The stream's state once it has ended."""
+        ...
+
+    @property
+    def skipped(self) -> Skipped:
+        """The elements that failed and were left out when the stream was read."""
         ...
 
     def __len__(self) -> int: ...
@@ -54,16 +63,16 @@ class Recording(abc.ABC):
     """Elements of a stream that is being read, from its start on."""
 
     @abc.abstractmethod
-    def add(self, element: Any, state: State) -> None:
-        """Keeps one more element, and the state after it."""
+    def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
+        """Keeps one more element, the state after it, and the elements that were skipped on the way to it."""
 
     @abc.abstractmethod
     def back_to(self, count: int) -> None:
         """Forgets all but the first `count` elements."""
 
     @abc.abstractmethod
-    def finish(self, end: State) -> None:
-        """The stream has ended: from now on others find it."""
+    def finish(self, end: State, skipped: list[LeftOut]) -> None:
+        """The stream has ended, and these elements were skipped after its last one: from now on others find it."""
 
     @abc.abstractmethod
     def abandon(self) -> None:
@@ -110,6 +119,7 @@ class _InMemory:
     elements: list[Any]
     states: list[State]
     end: State
+    skipped: Skipped
 
     def __len__(self) -> int:
         return len(self.elements)
@@ -126,19 +136,33 @@ class _MemoryRecording(Recording):
         self._store, self._key = store, key
         self._elements: list[Any] = []
         self._states = [start]
+        self._skipped: Skipped = {}
 
-    def add(self, element: Any, state: State) -> None:
+    def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
+        _enter(self._skipped, len(self._elements), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
 
     def back_to(self, count: int) -> None:
         del self._elements[count:], self._states[count + 1 :]
+        self._skipped = _before(self._skipped, count)
 
-    def finish(self, end: State) -> None:
-        self._store.kept.setdefault(self._key, _InMemory(self._elements, self._states, end))
+    def finish(self, end: State, skipped: list[LeftOut]) -> None:
+        _enter(self._skipped, len(self._elements), skipped)
+        self._store.kept.setdefault(self._key, _InMemory(self._elements, self._states, end, self._skipped))
 
     def abandon(self) -> None:
-        self._elements, self._states = [], self._states[:1]
+        self._elements, self._states, self._skipped = [], self._states[:1], {}
+
+
+def _enter(table: Skipped, place: int, skipped: list[LeftOut]) -> None:
+    if skipped:
+        table[place] = list(skipped)
+
+
+def _before(table: Skipped, count: int) -> Skipped:
+    """Those that were skipped on the way to the first `count` elements."""
+    return {place: skipped for place, skipped in table.items() if place < count}
 
 
 class Files(Store):
@@ -161,7 +185,10 @@ class Files(Store):
             warnings.warn(f"The cache {index.parent} is filled again: {error}", stacklevel=2)
             self._remove(key, data)
             return None
-        return _InFiles(index.parent, content["chunks"], content["start"], content["end"], data)
+        # Caches that were written before skipped elements were kept have none.
+        tables = content.get("skipped", {}).items()
+        skipped = {int(place): [(*left_out,) for left_out in some] for place, some in tables}
+        return _InFiles(index.parent, content["chunks"], content["start"], content["end"], skipped, data)
 
     def forget(self, key: str, kept: Kept) -> None:
         if isinstance(kept, _InFiles):
@@ -183,16 +210,20 @@ class Files(Store):
 
 
 class _InFiles:
-    def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State, index: bytes):
+    def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State, skipped: Skipped, index: bytes):
         self._folder, self._chunks, self._start = folder, chunks, start
         self.index = index  # the content of its file, by which it is told from one that was made later
         self._edges = np.cumsum([0] + [count for count, _ in chunks])
         self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
-        self._end = end
+        self._end, self._skipped = end, skipped
 
     @property
     def end(self) -> State:
         return self._end
+
+    @property
+    def skipped(self) -> Skipped:
+        return self._skipped
 
     def __len__(self) -> int:
         return int(self._edges[-1])
@@ -223,8 +254,10 @@ class _FileRecording(Recording):
         self._states: list[State] = []
         self._bytes = 0
         self._chunks: list[list[int]] = []
+        self._skipped: Skipped = {}
 
-    def add(self, element: Any, state: State) -> None:
+    def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
+        _enter(self._skipped, self._count(), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
         self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
@@ -242,6 +275,9 @@ class _FileRecording(Recording):
         self._chunks.append([len(self._elements), zlib.crc32(data)])
         self._elements, self._states, self._bytes = [], [], 0
 
+    def _count(self) -> int:
+        return sum(size for size, _ in self._chunks) + len(self._elements)
+
     def back_to(self, count: int) -> None:
         while sum(size for size, _ in self._chunks) > count:
             _, checksum = self._chunks.pop()
@@ -249,12 +285,14 @@ class _FileRecording(Recording):
             self._elements, self._states = elements + self._elements, states + self._states
         left = count - sum(size for size, _ in self._chunks)
         del self._elements[left:], self._states[left:]
+        self._skipped = _before(self._skipped, count)
 
-    def finish(self, end: State) -> None:
+    def finish(self, end: State, skipped: list[LeftOut]) -> None:
+        _enter(self._skipped, self._count(), skipped)
         if self._elements:
             self._flush()
-        index = {"version": VERSION, "chunks": self._chunks, "start": self._start, "end": end}
-        sealed.write_json(self._part / _INDEX, index)
+        kept = {"chunks": self._chunks, "start": self._start, "end": end, "skipped": self._skipped}
+        sealed.write_json(self._part / _INDEX, {"version": VERSION, **kept})
         try:
             self._folder.rename(self._target)
         except OSError:

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.blocks import Block
-from bushel.base.errors import StateMismatch, TooManySkipped, inside
+from bushel.base.errors import StateMismatch, TooManySkipped, WorkerDied, inside
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.graph.node import MapNode, Node, Origin, told
 
@@ -186,6 +186,19 @@ class Skips:
             if not before or len(str(count)) > len(str(before)):
                 logger.warning("Skipped %s, the %d. of this stream:\n%s", which, count, error)
 
+    def mark(self) -> int:
+        """Remembers for `rewind` what this thread has counted or listed."""
+        listed = self.aside.get(threading.get_ident())
+        return self.count if listed is None else len(listed)
+
+    def rewind(self, mark: int) -> None:
+        """Forgets what this thread has counted or listed since a mark."""
+        listed = self.aside.get(threading.get_ident())
+        if listed is None:
+            self.count = mark
+        else:
+            del listed[mark:]
+
 
 @contextlib.contextmanager
 def aside(skips: Skips | None) -> Iterator[list[LeftOut]]:
@@ -211,6 +224,48 @@ def count_listed(skips: Skips | None, listed: list[LeftOut]) -> None:
     for left_out in listed:
         assert skips is not None
         skips.add(*left_out)
+
+
+@contextlib.contextmanager
+def listing_skips(skips: Skips | None) -> Iterator[list[LeftOut]]:
+    """Lists what fails meanwhile in this thread, and counts it at the end."""
+    too_many: TooManySkipped | None = None
+    with aside(skips) as listed:
+        try:
+            yield listed
+        except TooManySkipped as error:
+            too_many = error
+    count_listed(skips, listed)  # where there are too many it says so, with the number that were skipped before
+    if too_many is not None:
+        raise too_many
+
+
+def pull_several(parent: Cursor, count: int, skips: Skips | None, read: Callable[[int], Block] | None = None) -> Block:
+    """Up to `count` elements of `parent`, for a cursor that needs all of them; none at all only at the end.
+
+    They are read with `read`, which is the parent's `pull` unless it is given.
+
+    Operations work on whole blocks, one operation after the other. So the first that fails in a block need not have
+    failed at the first element that fails. After an error the elements are read again one by one, and the error is
+    that of the first element that fails then; or still the first error, if it was one that comes and goes.
+    """
+    read = read or parent.pull
+    if count == 1:
+        return read(1)
+    before, skipped = parent.mark(), None if skips is None else skips.mark()
+    try:
+        return read(count)
+    except WorkerDied:
+        raise  # workers compute in order, and others would die over the same element
+    except Exception as error:
+        failure = error
+    with aside(skips):
+        parent.rewind(before)
+    if skips is not None and skipped is not None:
+        skips.rewind(skipped)
+    while count and len(read(1)):
+        count -= 1
+    raise failure
 
 
 class Opener(Protocol):

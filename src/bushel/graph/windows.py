@@ -10,7 +10,7 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import StateMismatch
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, restore
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, pull_several, restore
 from bushel.index import shuffle
 
 
@@ -92,7 +92,7 @@ class _WindowCursor(Cursor):
         missing = self.node.window_size
         parts: list[Block] = []
         while missing:
-            part = self.parent.pull(missing)
+            part = pull_several(self.parent, missing, self.skips)
             if not len(part):
                 self.ended = True
                 break
