@@ -33,7 +33,8 @@ class TFRecordIterDataset(_FilePipeline[bytes]):
 
     Args:
       path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
-      verify: checks lengths and records against their checksums.
+      verify: compares lengths and records with their checksums; by default if a package is installed that computes
+        checksums, or else not, with a warning.
       storage_options: of the store where the files lie.
 
     >>> list(TFRecordIterDataset("nothing-*.tfrecord"))
@@ -45,14 +46,18 @@ class TFRecordIterDataset(_FilePipeline[bytes]):
         self,
         path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
-        verify: bool = True,
+        verify: bool | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ):
+        from bushel.sources import crc
         from bushel.sources.tfrecord_stream import TFRecordStream
 
-        super().__init__(
-            _node(path, storage_options, "TFRecordIterDataset", lambda p: TFRecordStream(p, verify, storage_options))
-        )
+        checked = crc.can_verify(verify)  # workers do the same as this process
+
+        def source(name: str) -> SequentialSource:
+            return TFRecordStream(name, checked, storage_options)
+
+        super().__init__(_node(path, storage_options, "TFRecordIterDataset", source))
 
 
 class ParquetIterDataset(_FilePipeline[dict[str, Any]]):
