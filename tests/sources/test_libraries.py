@@ -209,7 +209,7 @@ def test_a_panic_of_lance_is_an_error_like_others(tmp_path):
     path = str(tmp_path / "data.lance")
     lance.write_dataset(pa.table({"x": range(3)}), path)
     source = LanceDataSource(path)
-    source._columns = ["gone"]  # the package panics over it
+    source._stores[0]._columns = ["gone"]  # the package panics over it
     with pytest.raises(DamagedFile, match=r"data\.lance: rows \[1\] cannot be read"):
         source[1]
 
