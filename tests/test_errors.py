@@ -67,7 +67,7 @@ class BadSource:
 
 class BadManyReads(BadSource):
     def __getitems__(self, indices):
-        return [bad(index) for index in indices.tolist()]
+        return [bad(index) for index in indices]
 
 
 class BadDataset(MapDataset):
@@ -507,7 +507,7 @@ class StopSource:
 
 class StopManyReads(StopSource):
     def __getitems__(self, indices):
-        return [stop(index) for index in indices.tolist()]
+        return [stop(index) for index in indices]
 
 
 class StopDataset(MapDataset):

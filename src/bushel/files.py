@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from bushel.base import redact
 from bushel.dataset import _IterPipeline
@@ -16,15 +16,25 @@ from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
 from bushel.sources.protocol import SequentialSource
 
+T = TypeVar("T")
+
 _AT_A_TIME = 16  # as many files as Grain interleaves
 
 
-class TFRecordIterDataset(_IterPipeline[bytes]):
+class _FilePipeline(_IterPipeline[T]):
+    """A dataset of files that are looked at when an iterator is made: a missing one is an error there, as in Grain."""
+
+    def __init__(self, stream_node: StreamNode):
+        self._node = stream_node
+
+
+class TFRecordIterDataset(_FilePipeline[bytes]):
     """Records of TFRecord files, in order, as bytes. Files may be compressed with gzip or zlib.
 
     Args:
       path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
-      verify: checks lengths and records against their checksums.
+      verify: compares lengths and records with their checksums; by default if a package is installed that computes
+        checksums, or else not, with a warning.
       storage_options: of the store where the files lie.
 
     >>> list(TFRecordIterDataset("nothing-*.tfrecord"))
@@ -36,17 +46,21 @@ class TFRecordIterDataset(_IterPipeline[bytes]):
         self,
         path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         *,
-        verify: bool = True,
+        verify: bool | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ):
+        from bushel.sources import crc
         from bushel.sources.tfrecord_stream import TFRecordStream
 
-        super().__init__(
-            _node(path, storage_options, "TFRecordIterDataset", lambda p: TFRecordStream(p, verify, storage_options))
-        )
+        checked = crc.can_verify(verify)  # workers do the same as this process
+
+        def source(name: str) -> SequentialSource:
+            return TFRecordStream(name, checked, storage_options)
+
+        super().__init__(_node(path, storage_options, "TFRecordIterDataset", source))
 
 
-class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
+class ParquetIterDataset(_FilePipeline[dict[str, Any]]):
     """Rows of Parquet files, in order, as dicts of NumPy values.
 
     Args:
@@ -78,7 +92,7 @@ class ParquetIterDataset(_IterPipeline[dict[str, Any]]):
         super().__init__(_node(path, storage_options, "ParquetIterDataset", source))
 
 
-class WebDatasetIterDataset(_IterPipeline[dict[str, Any]]):
+class WebDatasetIterDataset(_FilePipeline[dict[str, Any]]):
     """Samples of WebDataset shards (tar files), in order: dicts of bytes by ending, such as "jpg", and `__key__`.
 
     Args:
@@ -133,11 +147,27 @@ class IterableIterDataset(_IterPipeline[Any]):
         super().__init__(Records(source, f"IterableIterDataset({source.name})"))
 
 
+class _NoFiles(SequentialSource):
+    """Stands for a pattern that matched no file: raises the error when an iterator is made."""
+
+    def __init__(self, message: str):
+        self._message = message
+
+    def open(self) -> NoReturn:
+        raise FileNotFoundError(self._message)
+
+    def fingerprint(self) -> NoReturn:
+        raise FileNotFoundError(self._message)
+
+
 def _node(
     path: Any, options: Mapping[str, Any] | None, name: str, source: Callable[[str], SequentialSource]
 ) -> StreamNode:
     from bushel.sources import stores
 
-    paths = stores.find(path, options)
+    try:
+        paths = stores.find(path, options)
+    except FileNotFoundError as error:  # a pattern that matches nothing
+        return Records(_NoFiles(str(error)), name)
     files = tuple(Records(source(entry), f"{name}({redact.base_name(entry)})") for entry in paths)
     return files[0] if len(files) == 1 else Interleave(files, _AT_A_TIME)

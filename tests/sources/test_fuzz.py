@@ -115,7 +115,7 @@ DOCUMENTED = {
     "ArrayRecord, `verify=True`": r"array_record .*verified",
     "ArrayRecord": r"array_record (?!.*verified).*",
     "TFRecord, also with gzip or zlib": r"tfrecord(?!.*unverified).*",
-    "TFRecord, `verify=False`": r"tfrecord.*unverified",
+    "TFRecord, `verify=False` or no package of CRC32C": r"tfrecord.*unverified",
     "`.npz`, compressed": r"npz compressed",
     "`.npy`, `.npz`, safetensors": r"npy|npz|npz inside|safetensors",
     "Parquet": r"parquet.*",

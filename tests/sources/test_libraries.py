@@ -121,6 +121,8 @@ def test_torch_datasets():
     assert np.array_equal(np.concatenate([b["x"] for b in batches]), np.outer(order, np.arange(3)))
     assert [b["y"].tolist() for b in batches] == [order[:10], order[10:20], order[20:]]
     assert same(in_workers(ds.batch(10)), batches)
+    part = torch.utils.data.Subset(Squares(), list(range(29, -1, -1)))  # its __getitems__ looks indices up in a list
+    assert MapDataset.source(part).batch(30)[0]["y"].tolist() == list(range(29, -1, -1))
     tensors = torch.utils.data.TensorDataset(torch.arange(6).reshape(3, 2))
     assert [row[0].tolist() for row in MapDataset.source(tensors)] == [[0, 1], [2, 3], [4, 5]]
 
@@ -207,7 +209,7 @@ def test_a_panic_of_lance_is_an_error_like_others(tmp_path):
     path = str(tmp_path / "data.lance")
     lance.write_dataset(pa.table({"x": range(3)}), path)
     source = LanceDataSource(path)
-    source._columns = ["gone"]  # the package panics over it
+    source._stores[0]._columns = ["gone"]  # the package panics over it
     with pytest.raises(DamagedFile, match=r"data\.lance: rows \[1\] cannot be read"):
         source[1]
 
@@ -327,6 +329,10 @@ def test_tfds_folders(tmp_path):
             their, our = dict(theirs[index]), dict(ours[index])
             assert plain(our.pop("steps")) == columns(their.pop("steps"))
             assert plain(our) == plain(their), index
+        as_it_is = MapDataset.source(theirs).map(lambda row: int(row["label"]))
+        labels = [int(theirs[index]["label"]) for index in range(count)]
+        for size in (1, 2, count):  # TFDS asks `if not indices`
+            assert np.concatenate(list(as_it_is.batch(size))).tolist() == labels
     labels = MapDataset.source(ours).map(lambda row: int(row["label"]))
     assert in_workers(labels) == list(labels)
 

@@ -38,7 +38,7 @@ from bushel.sources import (
     set_limits,
     tfrecord_stream,
 )
-from bushel.sources.tfrecord import length_checksums, masked
+from bushel.sources.crc import length_checksums, masked
 from bushel.trajectory import images as robots_images
 
 MIB = 1 << 20

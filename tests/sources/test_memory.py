@@ -257,6 +257,78 @@ def test_grains_name_for_many_reads_is_honoured():
     assert asked == [[5, 6, 7, 8, 9]]
 
 
+class LikeTFDS:
+    """A source that asks of its indices what the data sources of TFDS ask."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, record_key):
+        if not isinstance(record_key, int):
+            raise ValueError(f"Record key should be an integer, got {type(record_key)}")
+        return record_key
+
+    def __getitems__(self, record_keys):
+        if not record_keys:
+            return []
+        return [self[key] for key in record_keys]
+
+
+class LikeTorch:
+    """A dataset whose records lie under their numbers in a dict, and which is handed lists by PyTorch."""
+
+    def __init__(self):
+        self.records = {f"{number}.jpg": number for number in range(20)}
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return self.records[f"{index!r}.jpg"]
+
+    def __getitems__(self, indices):
+        assert type(indices) is list
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [LikeTFDS, LikeTorch])
+def test_sources_of_others_get_python_ints_in_a_list(kind):
+    ds = MapDataset.source(kind())
+    assert [ds[index] for index in (0, np.int64(3), -1)] == [0, 3, 19]
+    for size in (1, 2, 20):
+        assert np.concatenate(list(ds.batch(size))).tolist() == list(range(20))
+    order = list(MapDataset.range(20).shuffle(seed=1))
+    assert list(ds.shuffle(seed=1)) == order
+    assert ds.take(np.array([4, 2])) == [4, 2]
+    assert list(ds.shuffle(seed=1).to_iter_dataset().batch(7, batch_fn=list)) == [order[:7], order[7:14], order[14:]]
+
+
+def test_the_record_that_fails_among_many_is_found_by_python_ints():
+    class Bad(LikeTFDS):
+        def __getitems__(self, record_keys):
+            if not record_keys or 3 in record_keys:
+                raise ValueError("no record three")
+            return super().__getitems__(record_keys)
+
+    with pytest.raises(ValueError, match="no record three") as failure:
+        MapDataset.source(Bad()).batch(5)[0]
+    assert "record 3" in str(failure.value.__notes__)
+
+
+def test_own_sources_get_arrays(monkeypatch):
+    kinds = []
+    read = ArrayDataSource.__getitems__
+
+    def watched(self, indices):
+        kinds.append(type(indices))
+        return read(self, indices)
+
+    watched.__module__ = read.__module__
+    monkeypatch.setattr(ArrayDataSource, "__getitems__", watched)
+    assert MapDataset.source(ArrayDataSource(np.arange(20))).batch(5)[1].tolist() == [5, 6, 7, 8, 9]
+    assert set(kinds) == {np.ndarray}
+
+
 def test_mapped_arrays_are_sent_by_the_name_of_their_file(tmp_path):
     path = tmp_path / "big.npy"
     np.save(path, np.arange(3_000_000).reshape(-1, 3))

@@ -3,6 +3,7 @@
 import gzip
 import io
 import random
+import shutil
 import tarfile
 import threading
 import zlib
@@ -215,6 +216,30 @@ def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
     written(tmp_path, "tfrecord", RECORDS[::-1])  # so is that of another file of the same name
     assert list(TFRecordDataSource(path)) == RECORDS[::-1]
     assert len(read) == 2
+
+
+@pytest.mark.parametrize("name", ["TFRecordIterDataset", "ParquetIterDataset"])
+@pytest.mark.parametrize("path", ["none", "none-*", "", ["none", "nil"]], ids=str)
+def test_files_that_are_missing_are_reported_where_grain_reports_them(name, path, tmp_path):
+    paths = [str(tmp_path / one) for one in path] if isinstance(path, list) else str(tmp_path / path)
+    raised = []
+    for experimental in (bushel.experimental, grain.experimental):
+        ds = getattr(experimental, name)(paths).map(len)  # no error yet
+        with pytest.raises((OSError, TypeError)) as failure:
+            next(iter(ds))
+        raised.append(failure.type)
+    ours, theirs = raised
+    if theirs is TypeError:  # Grain's stream of TFRecord files takes no list
+        theirs = FileNotFoundError
+    assert issubclass(ours, theirs)
+
+
+def test_a_file_may_be_written_after_its_dataset_was_made(plain, tmp_path):
+    ds = TFRecordIterDataset(tmp_path / "later.tfrecord")
+    with pytest.raises(FileNotFoundError, match=r"later\.tfrecord"):
+        next(iter(ds))
+    shutil.copy(plain, tmp_path / "later.tfrecord")
+    assert list(ds) == RECORDS
 
 
 def test_a_state_outside_of_the_file_is_refused(plain):

@@ -15,7 +15,6 @@ from bushel.sources.ragged import RaggedDataSource
 if TYPE_CHECKING:
     from bushel.sources.array_files import load_arrays
     from bushel.sources.array_record import ArrayRecordDataSource
-    from bushel.sources.array_stores import HDF5DataSource, ZarrDataSource
     from bushel.sources.arrow import ArrowDataSource
     from bushel.sources.bagz import BagzDataSource
     from bushel.sources.checksums import check_checksums, write_checksums
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
     from bushel.sources.parquet import ParquetDataSource
     from bushel.sources.saved import SavedDataSource
     from bushel.sources.shared import SharedMemoryDataSource
+    from bushel.sources.stored_arrays import HDF5DataSource, ZarrDataSource
     from bushel.sources.tfds import TFDSDataSource
     from bushel.sources.tfrecord import TFRecordDataSource
 
 _FORMATS = {
     "array_files": ("load_arrays",),
     "array_record": ("ArrayRecordDataSource",),
-    "array_stores": ("HDF5DataSource", "ZarrDataSource"),
     "arrow": ("ArrowDataSource",),
     "bagz": ("BagzDataSource",),
     "checksums": ("check_checksums", "write_checksums"),
@@ -53,6 +52,7 @@ _FORMATS = {
     "parquet": ("ParquetDataSource",),
     "saved": ("SavedDataSource",),
     "shared": ("SharedMemoryDataSource",),
+    "stored_arrays": ("HDF5DataSource", "ZarrDataSource"),
     "tfds": ("TFDSDataSource",),
     "tfrecord": ("TFRecordDataSource",),
 }

@@ -1,13 +1,14 @@
-"""Arrays in HDF5 files and Zarr stores: one record per position of their first axis, read in columns."""
+"""Arrays in one HDF5 file or Zarr store: one record per position of their first axis, read in columns."""
 
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import re
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,13 +18,14 @@ from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.sources import stores
+from bushel.sources.joined import Store
 from bushel.sources.needs import package
 from bushel.sources.stores import Options, Path
 
 T = TypeVar("T")
 
 
-class _ArrayStore(abc.ABC):
+class ArrayStore(Store):
     """Named arrays of one length in a store. Opened where it is used: a pickle holds the path."""
 
     def __init__(self, path: Path, names: Sequence[str] | None, storage_options: Options | None):
@@ -32,14 +34,18 @@ class _ArrayStore(abc.ABC):
         self._options = redact.Options(storage_options or {})
         self._names = None if names is None else list(names)
         self._forget()
+        self._length = self._count()
+
+    def _count(self) -> int:
+        """How many records there are."""
         arrays = self._opened()
         lengths = {name: array.shape[0] if array.shape else None for name, array in arrays.items()}
         if not arrays or None in lengths.values() or len(set(lengths.values())) != 1:
             raise ValueError(
                 f"{self._name}: all arrays need the same first axis, one entry per record; their lengths are "
-                f"{lengths}. Choose some by their names."
+                f"{lengths}. Choose some by their names, or pass group='data/*' to make each such group a record."
             )
-        self._length = int(next(iter(arrays.values())).shape[0])
+        return int(next(iter(arrays.values())).shape[0])
 
     @abc.abstractmethod
     def _open(self, names: list[str] | None) -> dict[str, Any]:
@@ -56,13 +62,20 @@ class _ArrayStore(abc.ABC):
     def _opened(self) -> dict[str, Any]:
         with self._lock:
             if self._arrays is None:
-                found = self._open(self._names)
-                for name in self._names or ():
-                    if name not in found:
-                        known = ", ".join(map(repr, self._open(None)))
-                        raise ValueError(f"{self._name} has no array {name!r}; it has {known}.")
-                self._arrays = found
+                self._arrays = self._open_checked()
             return self._arrays
+
+    def _open_checked(self) -> dict[str, Any]:
+        found = self._open(self._names)
+        for name in self._names or ():
+            if name not in found:
+                known = ", ".join(map(repr, self._open(None)))
+                raise ValueError(f"{self._name} has no array {name!r}; it has {known}.")
+        return found
+
+    def close(self) -> None:
+        with self._lock:
+            self._arrays = None  # who reads them now holds them
 
     def __len__(self) -> int:
         return self._length
@@ -93,6 +106,9 @@ class _ArrayStore(abc.ABC):
         """Shape and dtype of each array of a record."""
         return trees.map_leaves(lambda array: ShapeDtypeStruct(tuple(array.shape[1:]), array.dtype), self._opened())
 
+    def layout(self) -> dict[str, str]:
+        return {name: f"{array.dtype}{list(array.shape[1:])}" for name, array in self._opened().items()}
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_arrays")}
 
@@ -104,40 +120,47 @@ class _ArrayStore(abc.ABC):
         return f"{type(self).__name__}({redact.base_name(self._path)}: {self._length} records)"
 
 
-class HDF5DataSource(_ArrayStore):
-    """Datasets of an HDF5 file: a record is a dict with one entry of each, by its path inside the file.
-
-    Args:
-      path: a file or URL.
-      names: only these datasets, such as "train/images", by any name that leads to them; all by default, each once.
-      storage_options: of the store where the file lies.
-    """
+class HDF5Store(ArrayStore):
+    """Datasets of an HDF5 file."""
 
     _version: list[Any] | None = None  # of the file when the source was made
 
-    def __init__(self, path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None):
-        super().__init__(path, names, storage_options)
-
-    def _open(self, names: list[str] | None) -> dict[str, Any]:
+    def _open_file(self) -> Any:
+        """The file, which must be the one that the source was made of. It stays open as long as something of it is."""
         h5py = package("h5py", "hdf5", "HDF5 files")
         content = stores.open_file(self._path, self._options)
         self._version = self._version or content.version()
         if content.version() != self._version:
             raise stores.changed(self._path, self._version, content.version())
         place = stores.stream(content) if stores.is_url(self._path) else self._path
-        found: dict[str, Any] = {}
+        with self._describing_damage():
+            return h5py.File(place, "r")
+
+    @contextlib.contextmanager
+    def _describing_damage(self) -> Iterator[None]:
+        """Turns whatever damaged metadata lead to into a `DamagedFile`."""
         try:
-            file = h5py.File(place, "r")
-            if names is None:
-                file.visititems(found.__setitem__)
-            else:
-                found = {name: file.get(name) for name in names}  # links too, which a visit leaves out
-            found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
-            if not stores.is_url(self._path):  # where to walk through the index would take many requests
-                for name, array in found.items():
-                    _check_chunks(array, name)
-        except Exception as error:  # whatever damaged metadata lead to
+            yield
+        except Exception as error:
             raise DamagedFile(f"{self._name} is no complete HDF5 file: {error}") from error
+
+    def _open(self, names: list[str] | None) -> dict[str, Any]:
+        file = self._open_file()
+        with self._describing_damage():
+            return self._datasets(file, names)
+
+    def _datasets(self, group: Any, names: list[str] | None) -> dict[str, Any]:
+        """Datasets of a group or file: all of them, or those of `names` that there are."""
+        h5py = package("h5py", "hdf5", "HDF5 files")
+        found: dict[str, Any] = {}
+        if names is None:
+            group.visititems(found.__setitem__)
+        else:
+            found = {name: group.get(name) for name in names}  # links too, which a visit leaves out
+        found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
+        if not stores.is_url(self._path):  # where to walk through the index would take many requests
+            for name, array in found.items():
+                _check_chunks(array, name)
         return found
 
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
@@ -182,17 +205,8 @@ def _check_chunks(array: Any, name: str) -> None:
         raise ValueError(f"the entry of {where} of {name!r} is damaged")
 
 
-class ZarrDataSource(_ArrayStore):
-    """Arrays of a Zarr group, or one array under the name "array": a record is a dict with one entry of each.
-
-    Args:
-      path: a folder or URL.
-      names: only these arrays; all by default.
-      storage_options: of the store where it lies.
-    """
-
-    def __init__(self, path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None):
-        super().__init__(path, names, storage_options)
+class ZarrStore(ArrayStore):
+    """Arrays of a Zarr group, or one array under the name "array"."""
 
     def _open(self, names: list[str] | None) -> dict[str, Any]:
         zarr = package("zarr", "zarr", "Zarr stores")
@@ -222,7 +236,10 @@ class ZarrDataSource(_ArrayStore):
         return array.oindex[positions] if len(positions) else array[:0]
 
     def fingerprint(self) -> Any:
-        arrays = self._opened()
+        return self._describe(self._opened())
+
+    def _describe(self, arrays: dict[str, Any]) -> list[Any]:
+        """What tells these arrays from others: their names, and the files that hold their metadata."""
         metadata = [
             "/".join(
                 filter(None, (self._path, array.path, "zarr.json" if array.metadata.zarr_format == 3 else ".zarray"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -13,40 +12,67 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile
+from bushel.sources import stores
 from bushel.sources.arrow_rows import ArrowRows
+from bushel.sources.joined import JoinedStores, Store, find_stores
 from bushel.sources.needs import package
-from bushel.sources.stores import Options, Path
+from bushel.sources.stores import Options
 
 T = TypeVar("T")
 
 _OF_LANCE = ("_rowid", "_rowaddr")  # columns that every data set has
 
 
-class LanceDataSource:
-    """Rows of a Lance data set as dicts, at any position. A null is None, in columns of floats NaN.
+class LanceDataSource(JoinedStores):
+    """Rows of Lance data sets as dicts, at any position. A null is None, in columns of floats NaN.
 
     Args:
-      path: a folder or a URL that the `lance` package knows.
+      paths: one or many folders or URLs that the `lance` package knows; patterns of local folders.
       columns: only these; all by default.
-      version: of the data set; the latest when the source is made, and the same one from then on.
+      version: of a single data set; the latest when the source is made, and the same one from then on.
       storage_options: of the store, as the `lance` package has them.
     """
 
     def __init__(
         self,
-        path: Path,
+        paths: Any,
         columns: Sequence[str] | None = None,
         *,
         version: int | None = None,
         storage_options: Options | None = None,
     ):
-        self._path, self._columns = os.fspath(path), None if columns is None else list(columns)
+        found = _data_sets(paths)
+        if version is not None and len(found) > 1:
+            raise ValueError(f"A version belongs to one Lance data set, and these paths name {len(found)}.")
+
+        def build(path: str) -> LanceStore:
+            return LanceStore(path, columns, version, storage_options)
+
+        super().__init__(found, build)
+
+
+def _data_sets(paths: Any) -> list[str]:
+    """The data sets that paths and patterns name."""
+    found = find_stores(paths, None, ("_versions/*.manifest",), "Lance data set", local_patterns=True)
+    for path in found:
+        if stores.is_url(path) and "*" in path:  # the settings are those of Lance's own client, which lists nothing
+            raise ValueError(f"{redact.shown(path)}: patterns name local Lance data sets alone. Name each URL.")
+    return found
+
+
+class LanceStore(Store):
+    """Rows of one Lance data set."""
+
+    def __init__(self, path: str, columns: Sequence[str] | None, version: int | None, storage_options: Options | None):
+        self._path, self._columns = path, None if columns is None else list(columns)
         self._options, self._version = redact.Options(storage_options or {}), version
         self._name = redact.shown(self._path)
         self._forget()
         data = self._opened()
-        facts = self._told("its manifest is damaged", lambda: (_names(data.schema), data.version, data.count_rows()))
-        known, (self._version, self._length) = list(facts[0]), facts[1:]
+        facts = self._told(
+            "its manifest is damaged", lambda: (dict(_types(data.schema)), data.version, data.count_rows())
+        )
+        known, self._version, self._length = facts
         for name in self._columns or ():
             if name not in known and name not in _OF_LANCE:
                 raise ValueError(f"{self._name} has no column {name!r}; its columns are {', '.join(map(repr, known))}.")
@@ -124,6 +150,15 @@ class LanceDataSource:
         digest = hashlib.blake2b("\n".join(files).encode(), digest_size=16).hexdigest()
         return [redact.object_name(self._path), self._version, self._length, self._columns, digest]
 
+    def layout(self) -> dict[str, str]:
+        data = self._opened()
+        types = self._told("its manifest is damaged", lambda: dict(_types(data.schema)))
+        return types if self._columns is None else {name: types.get(name, "") for name in self._columns}
+
+    def close(self) -> None:
+        with self._lock:
+            self._data = None
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in ("_lock", "_data")}
 
@@ -132,12 +167,12 @@ class LanceDataSource:
         self._forget()
 
     def __repr__(self) -> str:
-        return f"LanceDataSource({redact.base_name(self._path)}: {self._length} records)"
+        return f"LanceStore({redact.base_name(self._path)}: {self._length} records)"
 
 
-def _names(fields: Any, before: str = "") -> Iterator[str]:
-    """The names of columns; those inside of others have theirs before a dot."""
+def _types(fields: Any, before: str = "") -> Iterator[tuple[str, str]]:
+    """The names and types of columns; columns inside of others have the names of those before a dot."""
     for field in fields:
-        yield f"{before}{field.name}"
+        yield f"{before}{field.name}", str(field.type)
         if hasattr(field.type, "fields"):
-            yield from _names(field.type.fields, f"{before}{field.name}.")
+            yield from _types(field.type.fields, f"{before}{field.name}.")

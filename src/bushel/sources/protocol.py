@@ -17,8 +17,8 @@ class RandomAccessDataSource(Protocol[T_co]):
 
     A source may have three more methods:
 
-    - `__getitems__(indices)` reads many records at once and returns a sequence of them, or
-      `bushel.sources.Columns` (a tree of arrays with a leading axis) that the caller may keep and change;
+    - `__getitems__(indices)` gets a list of Python ints, reads these records at once and returns a sequence of them,
+      or `bushel.sources.Columns` (a tree of arrays with a leading axis) that the caller may keep and change;
     - `fingerprint()` returns something small and plain (strings, numbers, lists) that changes when the data
       do, for the identity in checkpoints; `file_fingerprint(paths)` is a good answer for files;
     - `__repr__` is how the source reads in messages.
@@ -43,7 +43,10 @@ class RandomAccessDataSource(Protocol[T_co]):
 
 
 def many_reads(source: Any) -> Callable[[Any], Any] | None:
-    """The method of a source that reads many records at once, if it has one that gives what `source[i]` gives.
+    """A function of an int64 array that reads many records at once; None where a source has to be read one by one.
+
+    Sources outside of this library get a list of Python ints, as from PyTorch: TFDS asks `if not indices`, which fails
+    for an array, and other sources look indices up in a dict or ask `isinstance(index, int)`.
 
     A Hugging Face dataset with a format (NumPy, JAX, pandas) converts whole columns of what is read together, so that a
     record would depend on its neighbours: such a dataset is read one by one.
@@ -51,7 +54,10 @@ def many_reads(source: Any) -> Callable[[Any], Any] | None:
     form = getattr(source, "format", None)
     if isinstance(form, dict) and form.get("type") not in (None, "python", "custom"):
         return None
-    return getattr(source, "__getitems__", None) or getattr(source, "_getitems", None)
+    read = getattr(source, "__getitems__", None) or getattr(source, "_getitems", None)
+    if read is None or str(getattr(read, "__module__", "")).startswith("bushel."):  # where the method was written
+        return read
+    return lambda positions: read(positions.tolist())
 
 
 def gives_new_records(source: Any) -> bool:

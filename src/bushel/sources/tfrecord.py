@@ -11,14 +11,15 @@ import json
 import os
 import struct
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from bushel.base import checks, sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources.needs import package
+from bushel.sources import crc
+from bushel.sources.crc import Checksum, masked
 from bushel.sources.records import RecordReader, RecordSource, copied_into
 from bushel.sources.stores import File, LocalFile, Options
 
@@ -28,45 +29,6 @@ _LENGTH = struct.Struct("<QI")
 _WORTH_KEEPING = 1 << 20
 _FAR = 4 << 20  # to a record that is this far away a new request is sooner than what lies between
 _FORMAT = 2  # of files of offsets; part of their names
-
-Checksum = Callable[[Any], int]
-
-
-def checksum() -> Checksum:
-    """The function behind the format's checksums, before masking."""
-    return package("crc32c", "tfrecord", "Checksums of TFRecord files (or verify=False)").crc32c
-
-
-def masked(crc: int) -> int:
-    """A checksum as the format stores it."""
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def length_checksums(lengths: np.ndarray) -> np.ndarray:
-    """The checksums of lengths as the format stores them, without a package: that of 0, and what each byte changes."""
-    crc = np.full(len(lengths), _NO_LENGTH, np.uint32)
-    rest = lengths.astype(np.uint64)
-    for changes in _CHANGES:
-        if not rest.any():
-            break
-        crc ^= changes[(rest & np.uint64(255)).astype(np.intp)]
-        rest >>= np.uint64(8)
-    return (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
-
-
-def _tables() -> tuple[int, list[np.ndarray]]:
-    """CRC32C of eight zero bytes; and for each of them, the first one first, what each of its 256 values changes."""
-    last = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        last = last >> 1 ^ (last & 1) * np.uint32(0x82F63B78)
-    changes, zeros = [last], np.array([0xFFFFFFFF], np.uint32)
-    for _ in range(8):
-        changes.append(last[changes[-1] & 255] ^ changes[-1] >> 8)  # one more byte after it
-        zeros = last[zeros & 255] ^ zeros >> 8
-    return zeros.item() ^ 0xFFFFFFFF, changes[7::-1]
-
-
-_NO_LENGTH, _CHANGES = _tables()
 
 
 def framed(record: bytes, crc32c: Checksum) -> bytes:
@@ -86,16 +48,17 @@ class TFRecordDataSource(RecordSource):
 
     Args:
       paths: one or many files, patterns or URLs.
-      verify: checks the checksum of every record.
+      verify: compares every record with its checksum; by default if a package is installed that computes checksums, or
+        else not, with a warning.
       storage_options: of the store where the files lie.
     """
 
-    def __init__(self, paths: Any, *, verify: bool = True, storage_options: Options | None = None):
-        self._verify = bool(verify)
+    def __init__(self, paths: Any, *, verify: bool | None = None, storage_options: Options | None = None):
+        self._verify = crc.can_verify(verify)  # workers do the same as this process
         super().__init__(paths, storage_options)
 
     def _reader(self, file: File) -> RecordReader:
-        return _TFRecordFile(file, checksum() if self._verify else None)
+        return _TFRecordFile(file, crc.for_reading() if self._verify else None)
 
     def read_parts(
         self, indices: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray

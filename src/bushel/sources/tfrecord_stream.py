@@ -15,10 +15,11 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch, TooLarge
-from bushel.sources import limits, stores
+from bushel.sources import crc, limits, stores
+from bushel.sources.crc import Checksum, length_checksums
 from bushel.sources.protocol import SequentialReader
 from bushel.sources.stores import File, Options
-from bushel.sources.tfrecord import FOOTER, HEADER, Checksum, bad_length, checksum, length_checksums
+from bushel.sources.tfrecord import FOOTER, HEADER, bad_length
 
 _WINDOW = 1 << 20
 _PIECE = 4 << 20  # of what is decompressed at once
@@ -31,12 +32,12 @@ class TFRecordStream:
     """The records of one TFRecord file, in order, as bytes."""
 
     path: str
-    verify: bool = True
+    verify: bool | None = None
     storage_options: Options | None = None
 
     def open(self) -> TFRecordReader:
         file = stores.open_file(self.path, self.storage_options)
-        return TFRecordReader(file, checksum() if self.verify else None)
+        return TFRecordReader(file, crc.for_reading() if crc.can_verify(self.verify) else None)
 
     def fingerprint(self) -> Any:
         return stores.fingerprint([self.path], self.storage_options)

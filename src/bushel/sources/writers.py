@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import BinaryIO
 
+from bushel.sources import crc
 from bushel.sources.needs import package
-from bushel.sources.tfrecord import checksum, framed
+from bushel.sources.tfrecord import framed
 
 _ROWS_PER_GROUP = 1000
 
@@ -44,7 +45,7 @@ class TFRecordWriter(Writer):
 
     def __init__(self, path: str, compress: bool):
         del compress  # a compressed file can only be read in order
-        self._crc32c = checksum()
+        self._crc32c = crc.for_writing()
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115
 
     def write(self, record: bytes) -> None:

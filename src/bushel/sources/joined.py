@@ -1,0 +1,199 @@
+"""Stores that are sources of their own (HDF5 files, Zarr stores, Lance data sets), many of them as one index space."""
+
+from __future__ import annotations
+
+import abc
+import collections
+import concurrent.futures
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.base import blocks, checks, redact
+from bushel.base.blocks import Block, Columns
+from bushel.sources import stores
+from bushel.sources.stores import Options
+
+_OPENED_TOGETHER = 16
+_OPEN_AT_ONCE = 128  # each HDF5 file takes a descriptor of the process
+_WILD = re.compile(r"[*?\[]")
+
+
+class Store(abc.ABC):
+    """One store: records at any position, from any thread. A pickle holds its path."""
+
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
+
+    @abc.abstractmethod
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+
+    @abc.abstractmethod
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block: ...
+
+    @abc.abstractmethod
+    def fingerprint(self) -> Any: ...
+
+    @abc.abstractmethod
+    def layout(self) -> dict[str, str]:
+        """The type of each entry of a record, as text, as far as it is the same for all records."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Lets go of what is open, once the reads that go on have ended. The next read opens it again."""
+
+
+class JoinedStores:
+    """The records of one or many stores, one store after the other. Base of the sources for each format.
+
+    Args:
+      paths: of the stores.
+      build: makes the store of a path.
+    """
+
+    def __init__(self, paths: Sequence[str], build: Callable[[str], Store]):
+        self._paths = list(paths)
+
+        def build_and_close(path: str) -> tuple[Store, dict[str, str]]:
+            store = build(path)
+            layout = store.layout()
+            if len(paths) > _OPEN_AT_ONCE:
+                store.close()
+            return store, layout
+
+        if len(paths) == 1:
+            built = [build_and_close(paths[0])]
+        else:
+            with concurrent.futures.ThreadPoolExecutor(min(_OPENED_TOGETHER, len(paths))) as pool:
+                built = list(pool.map(build_and_close, paths))
+        self._stores = [store for store, _ in built]
+        for path, (_, layout) in zip(paths, built):
+            _check_layout(paths[0], built[0][1], path, layout)
+        self._ends = np.cumsum([len(store) for store in self._stores])
+        self._length = int(self._ends[-1])
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._recent: collections.OrderedDict[int, None] = collections.OrderedDict()
+
+    def _store(self, number: int) -> Store:
+        """A store, which may stay open. The one that was read longest ago is closed if too many are."""
+        if len(self._stores) > _OPEN_AT_ONCE:
+            with self._lock:
+                self._recent[number] = None
+                self._recent.move_to_end(number)
+                oldest = self._recent.popitem(last=False)[0] if len(self._recent) > _OPEN_AT_ONCE else None
+            if oldest is not None:
+                self._stores[oldest].close()
+        return self._stores[number]
+
+    @property
+    def paths(self) -> list[str]:
+        """The files or folders, in the order of their records."""
+        return list(self._paths)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place = checks.integer(index, "index")
+        if not -self._length <= place < self._length:
+            raise IndexError(f"index {place} is out of range for {self._length} records")
+        place %= self._length
+        number = int(self._ends.searchsorted(place, "right"))
+        return self._store(number)[place - (int(self._ends[number - 1]) if number else 0)]
+
+    def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """The records at `indices`: each store that holds some of them is read once."""
+        if len(self._stores) == 1:
+            return self._stores[0].__getitems__(indices)
+        places = checks.positions(indices, self._length)
+        if not len(places):
+            return self._stores[0].__getitems__(places)
+        numbers = self._ends.searchsorted(places, "right")
+        within = places - np.concatenate(([0], self._ends))[numbers]
+        order = np.argsort(numbers, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        block = blocks.joined([self._store(int(numbers[part[0]])).__getitems__(within[part]) for part in parts])
+        back = np.argsort(order)
+        if isinstance(block, Columns):
+            return Columns({name: column[back] for name, column in block.tree.items()}, len(places))
+        return [block[place] for place in back.tolist()]
+
+    def fingerprint(self) -> Any:
+        """What tells all of these stores from others."""
+        prints = [self._store(number).fingerprint() for number in range(len(self._stores))]
+        return prints[0] if len(prints) == 1 else prints
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_recent")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._forget()
+
+    def __repr__(self) -> str:
+        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
+        return f"{type(self).__name__}({redact.base_name(self._paths[0])}{more}: {self._length} records)"
+
+
+def _check_layout(first: str, expected: dict[str, str], path: str, found: dict[str, str]) -> None:
+    """Refuses stores whose records have different entries: a batch of them would depend on which came together."""
+    for name in sorted({*expected, *found}):
+        here, there = found.get(name), expected.get(name)
+        if here != there:
+            raise ValueError(
+                f"{redact.shown(path)} and {redact.shown(first)} cannot be read as one: {name!r} is "
+                f"{here or 'missing'} in the former and "
+                f"{there or 'missing'} in the latter. Choose entries that both have by their names, or make two "
+                "sources."
+            )
+
+
+def find_stores(
+    paths: Any, options: Options | None, markers: Sequence[str], what: str, *, local_patterns: bool = False
+) -> list[str]:
+    """The folders that paths and patterns name, those of a pattern sorted. A pattern that names none is an error.
+
+    Args:
+      paths: one or many paths, patterns or URLs.
+      options: of the store where they lie.
+      markers: files of which each such folder holds at least one; they may be patterns too.
+      what: how such folders are called in messages.
+      local_patterns: leaves URLs as they are.
+    """
+    if isinstance(paths, (str, bytes, os.PathLike)):
+        paths = [paths]
+    elif not isinstance(paths, Iterable):
+        raise stores.no_paths(paths)
+    found: list[str] = []
+    for path in paths:
+        text = stores.local(path).rstrip("/") or "/"
+        if stores.is_url(text):
+            plain = local_patterns or text.startswith(("http://", "https://"))  # a web server lists nothing
+        else:
+            plain = os.path.exists(text)
+        if plain or not _WILD.search(text):
+            found.append(text)
+            continue
+        matches = {folder for marker in markers for folder in _holding(text, marker, options)}
+        if not matches:
+            raise FileNotFoundError(f"No {what} matches {redact.shown(text)!r}.")
+        found += sorted(matches)
+    if not found:
+        raise ValueError("No paths were given: a source needs at least one.")
+    return found
+
+
+def _holding(pattern: str, marker: str, options: Options | None) -> list[str]:
+    """The folders that match a pattern and hold a file that matches `marker`."""
+    try:
+        files = stores.find(f"{pattern}/{marker}", options)
+    except FileNotFoundError:
+        return []
+    return [file.rsplit("/", marker.count("/") + 1)[0] for file in files]
