@@ -57,15 +57,15 @@ class ArrayStore(Store):
 
     def _forget(self) -> None:
         self._lock = threading.Lock()
-        self._arrays: dict[str, Any] | None = None
+        self._arrays: dict[Any, Any] | None = None
 
-    def _opened(self) -> dict[str, Any]:
+    def _opened(self) -> dict[Any, Any]:
         with self._lock:
             if self._arrays is None:
                 self._arrays = self._open_checked()
             return self._arrays
 
-    def _open_checked(self) -> dict[str, Any]:
+    def _open_checked(self) -> dict[Any, Any]:
         found = self._open(self._names)
         for name in self._names or ():
             if name not in found:

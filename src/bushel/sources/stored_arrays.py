@@ -133,9 +133,10 @@ class _Groups(ArrayStore):
             raise ValueError(f"{self._name} has no group that matches {'/'.join(self._pattern)!r}.")
         return len(groups)
 
-    def _open_checked(self) -> dict[str, Any]:
+    def _open_checked(self) -> dict[Any, Any]:
+        """The paths of groups and the groups themselves, by their positions."""
         groups = self._open_groups()
-        return {name: groups[name] for name in sorted(groups, key=_by_numbers)}
+        return dict(enumerate((name, groups[name]) for name in sorted(groups, key=_by_numbers)))
 
     def _open_groups(self) -> dict[str, Any]:
         """The groups that match, by their paths."""
@@ -150,7 +151,7 @@ class _Groups(ArrayStore):
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:  # type: ignore[override]
         """The groups at `indices`."""
-        groups = list(self._opened().items())
+        groups = self._opened()
         return [self._record(*groups[place]) for place in checks.positions(indices, len(self)).tolist()]
 
     def _record(self, name: str, group: Any) -> dict[str, Any]:
@@ -212,7 +213,7 @@ class ZarrGroups(_Groups, ZarrStore):
         return group if self._names is None else {name: group[name] for name in self._names if name in group}
 
     def fingerprint(self) -> Any:
-        arrays = {f"{name}/{inner}": array for name, group in self._opened().items() for inner, array in group.items()}
+        arrays = {f"{name}/{inner}": array for name, group in self._opened().values() for inner, array in group.items()}
         return [self._describe(arrays), self._names, "/".join(self._pattern)]
 
 
