@@ -283,7 +283,7 @@ def test_groups_of_many_files_and_whole_files_are_records(name, tmp_path):
     frames = build(str(tmp_path / f"episode_*.{name}"))
     assert len(frames) == 3 + 4 + 5
     assert same(frames[3], {key: value[0] for key, value in demo(1).items()})
-    with pytest.raises(NotImplementedError, match="records .* are groups, whose arrays may have any length"):
+    with pytest.raises(NotImplementedError, match=r"records .* are groups, whose arrays may have any length"):
         episodes.element_spec()
     write(tmp_path / f"all.{name}", DEMOS)
     both = build([tmp_path / f"all.{name}"] * 2, group="data/*")
