@@ -199,7 +199,7 @@ def portable(error: BaseException) -> tuple[bytes, str]:
     stack = traceback.extract_tb(error.__traceback__)
     frames = [(frame.filename, frame.name, frame.lineno or 0) for frame in stack if not is_ours(frame.filename)]
     text = "".join(traceback.format_list(frame for frame in stack if not is_ours(frame.filename)))
-    shown = (text + "".join(traceback.format_exception_only(error))).rstrip()
+    shown = ("".join(traceback.format_exception_only(error)) + text).rstrip()
     for cause in (error.__cause__, None):
         for way in (wire.Pickler, _TakenApart):
             with contextlib.suppress(Exception):
