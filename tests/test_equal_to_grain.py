@@ -15,6 +15,7 @@ import threading
 import types
 from typing import Any
 
+import comparing
 import grain
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ class Run:
 
 def plain_state(it: Any) -> str:
     """An iterator's state as JSON, without what only Bushel writes."""
-    return json.dumps({key: value for key, value in it.get_state().items() if key != "bushel"}, sort_keys=True)
+    return json.dumps(comparing.plain(it.get_state()), sort_keys=True)
 
 
 def comparable(states: list[str]) -> list[Any]:

@@ -316,11 +316,15 @@ class FilterWatch:
         while done < len(stays):
             part = stays[done : done + max(1, self.WINDOW - self._seen)]
             done += len(part)
+            dropped = len(part) - int(np.count_nonzero(part))
             self._seen += len(part)
-            self._dropped += len(part) - int(np.count_nonzero(part))
+            self._dropped += dropped
             if self._seen >= self.WINDOW:
                 if self._dropped / self._seen >= self._raise_ratio:
-                    return done - 1, ValueError(self._told("raise", self._raise_ratio))  # asked again, it says so again
+                    error = ValueError(self._told("raise", self._raise_ratio))
+                    # These elements are read again after the error: then they must not count twice.
+                    self._seen, self._dropped = self._seen - len(part), self._dropped - dropped
+                    return done - 1, error
                 if self._dropped / self._seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
                     self._quiet_until = time.monotonic() + self.EVERY_S
                     logger.warning(self._told("warn", self._warn_ratio))
