@@ -758,3 +758,13 @@ def test_the_first_element_that_fails_is_told_in_whatever_step_it_fails(warm, ba
     if of_map and expected[1] is not None:
         with pytest.raises(ValueError, match=rf"^{expected[1]}\b"):
             ds.take(range(len(ds)))
+
+
+def test_the_state_of_a_last_batch_is_behind_what_a_batch_before_it_dropped():
+    ds = bushel.MapDataset.range(8).to_iter_dataset().batch(5, drop_remainder=True).batch(2)
+    with iter(ds) as it:
+        expected = next(it).tolist(), it.get_state()
+    for executor in (Stepped(1), Threads(2)):
+        with ds.iterate_on(executor) as it:
+            assert (next(it).tolist(), it.get_state()) == expected
+            assert next(it, None) is None

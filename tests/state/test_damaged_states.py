@@ -6,6 +6,8 @@ nothing: the iterator goes on as if it had never seen it. A position far away ta
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import recipes
@@ -175,4 +177,14 @@ def test_hundreds_of_damaged_states_of_each_kind(name):
 @given(recipe=stream_recipes(), seed=st.integers(0, 2**32))
 def test_damaged_states_of_random_pipelines(recipe, seed):
     assume("zip_streams" not in recipe.operations)  # a damaged position makes its streams unequal, which it tells
+    assume(runs(recipe))
     check_all(lambda: iter(recipes.as_stream(recipe, bushel)), seed, count=15)
+
+
+def runs(recipe) -> bool:
+    """Whether a pipeline gives its elements where nothing is damaged: batches of unequal batches, say, do not."""
+    try:
+        list(itertools.islice(recipes.as_stream(recipe, bushel), 200))
+    except Exception:
+        return False
+    return True

@@ -15,33 +15,45 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+
+class _Pattern:
+    """A regular expression that is compiled when it is first used: most processes that import Bushel never need one."""
+
+    def __init__(self, text: str, flags: int = 0):
+        self._text, self._flags = text, flags
+
+    def __getattr__(self, name: str) -> Any:
+        value = self.__dict__[name] = getattr(re.compile(self._text, self._flags), name)
+        return value
+
+
 HIDDEN = "..."
 """What stands in the place of a secret."""
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")
+_SCHEME = _Pattern(r"([A-Za-z][A-Za-z0-9+.-]*):/{1,3}")
 _ENCODED = r"%(?:25)*"
-_IN_TEXT = re.compile(
+_IN_TEXT = _Pattern(
     rf"\b[A-Za-z][A-Za-z0-9+.-]{{0,30}}(?::|{_ENCODED}3A)(?:/|{_ENCODED}2F){{2}}[^\s\"'<>`]*[^\s\"'<>`.,;:)\]}}]",
     re.IGNORECASE,
 )
-_CHAIN = re.compile(r"::(?=[A-Za-z][A-Za-z0-9+.-]{0,30}:[/:])")
+_CHAIN = _Pattern(r"::(?=[A-Za-z][A-Za-z0-9+.-]{0,30}:[/:])")
 _WEB = ("http", "https")
 _CONTAINER_FIRST = ("abfs", "abfss", "adl", "az", "azure", "wasb", "wasbs")
 """Schemes that write container@account, where nothing before the @ is secret."""
 _AT = r"(?:@|%(?:25)*40)"
-_USER = re.compile(rf"(?!\[)([^/?#]*|[^/?#:]*:(?!\d*(?:[/?#]|$)).*){_AT}", re.IGNORECASE | re.DOTALL)
+_USER = _Pattern(rf"(?!\[)([^/?#]*|[^/?#:]*:(?!\d*(?:[/?#]|$)).*){_AT}", re.IGNORECASE | re.DOTALL)
 """What stands before the host. Secrets of S3 often hold a slash, which people forget to encode."""
-_COLON = re.compile(r":|%(?:25)*3A", re.IGNORECASE)
-_MARKS = re.compile(r"[?&#=;]|%(?:25)*(?:3F|26|23|3D|3B)", re.IGNORECASE)
-_QUERY = re.compile(r"[?#]|%(?:25)*(?:3F|23)", re.IGNORECASE)
-_EQUALS = re.compile(r"=|%(?:25)*3D", re.IGNORECASE)
+_COLON = _Pattern(r":|%(?:25)*3A", re.IGNORECASE)
+_MARKS = _Pattern(r"[?&#=;]|%(?:25)*(?:3F|26|23|3D|3B)", re.IGNORECASE)
+_QUERY = _Pattern(r"[?#]|%(?:25)*(?:3F|23)", re.IGNORECASE)
+_EQUALS = _Pattern(r"=|%(?:25)*3D", re.IGNORECASE)
 """What makes a query outside of the web, where the names of objects may hold a question mark."""
-_ORACLE = re.compile(r"(oraclecloud\.com/p/)[^/]+")
+_ORACLE = _Pattern(r"(oraclecloud\.com/p/)[^/]+")
 
-_IN_PATH = re.compile(r";([^/;=]+)=[^/;]*")
+_IN_PATH = _Pattern(r";([^/;=]+)=[^/;]*")
 """Parameters inside of a path."""
 
-_SIGNING = re.compile(
+_SIGNING = _Pattern(
     r"x-(?:amz|goog|oss|ms|cos|obs)-.*|q-.*|s[vspetri]|srt|spr|sip|sdd|ske|skt|sks|skv|skoid|sktid|saoid|suoid|scid|ses"
     r"|key|\w*(?:token|signature|secret|password|credential)s?|(?:aws|oss|google)?access(?:key)?id"
     r"|(?:.*[-_])?(?:sig|sign|signature|token|auth|tempauth|authorization|oauth|credential|expires?|expiry|exp|policy"
@@ -57,24 +69,24 @@ _NAMES = (
     r"|(?:sas|session|security|access|bearer|auth|refresh|id)[_-]?token|shared_?access_?(?:signature|key)|signature|sig"
     r"|credentials?"
 )
-_PAIR = re.compile(
+_PAIR = _Pattern(
     rf"(?:(?<![A-Za-z0-9_-])|(?<=3F)|(?<=26)|(?<=23))({_NAMES})([\"']?\s*(?:=|:|%(?:25)*3D)\s*[\"']?)([^\s\"'&;,<>)}}\]]{{4,}})",
     re.IGNORECASE,
 )
-_HEADER = re.compile(r"(authorization[\"']?\s*[:=]\s*[\"']?)[^\"'\n]+", re.IGNORECASE)
-_BEARER = re.compile(r"\b((?:Bearer|SharedKey|AWS4-HMAC-SHA256)\s+)[^\s\"',;<>]+")
-_KEY_ID = re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{12,}\b")
-_ELEMENT = re.compile(r"<(\w{0,40}(?:Sign|Token|Canonical|Secret|AccessKey)\w{0,40})>[^<]*")
+_HEADER = _Pattern(r"(authorization[\"']?\s*[:=]\s*[\"']?)[^\"'\n]+", re.IGNORECASE)
+_BEARER = _Pattern(r"\b((?:Bearer|SharedKey|AWS4-HMAC-SHA256)\s+)[^\s\"',;<>]+")
+_KEY_ID = _Pattern(r"\b(?:AKIA|ASIA)[0-9A-Z]{12,}\b")
+_ELEMENT = _Pattern(r"<(\w{0,40}(?:Sign|Token|Canonical|Secret|AccessKey)\w{0,40})>[^<]*")
 """What S3 sends when a signature is wrong: the signature, and what should have been signed."""
 
-_HARMLESS = re.compile(
+_HARMLESS = _Pattern(
     r"(?:aws_|azure_|google_|client_)?(?:region|default_region|endpoint|endpoint_url|endpoint_override|bucket|"
     r"bucket_name|container|account_name|project|timeout_s|retries|cache_dir|cache_bytes|cache_folder|protocol|"
     r"requester_pays|anon|allow_http|skip_signature|use_ssl|host|port)",
     re.IGNORECASE,
 )
 """Options whose values stay readable in messages of stores: without the endpoint nobody finds what is wrong."""
-_REPEATED = re.compile(r"(?:\.{3}){2,}")
+_REPEATED = _Pattern(r"(?:\.{3}){2,}")
 _LONG = 6
 """Shorter values of parameters, such as `sp=r`, are words: to hide them would take them out of all texts."""
 _DEPTH = 6
@@ -254,7 +266,7 @@ def _without_pairs(text: str) -> str:
     return _KEY_ID.sub(HIDDEN, text)
 
 
-def _pattern(secret: str) -> re.Pattern[str]:
+def _pattern(secret: str) -> _Pattern:
     """A secret as it is, and as it reads in URLs and in headers."""
     import base64  # for errors alone: `import bushel` stays light
 
@@ -268,7 +280,7 @@ def _pattern(secret: str) -> re.Pattern[str]:
         secret.encode("unicode_escape").decode(),
     } - {secret, ""}
     choices = "|".join([re.escape(secret), *(f"(?i:{re.escape(text)})" for text in sorted(quoted, key=len)[::-1])])
-    return re.compile(choices if len(secret) >= _LONG else rf"(?<![A-Za-z0-9])(?:{choices})(?![A-Za-z0-9])")
+    return _Pattern(choices if len(secret) >= _LONG else rf"(?<![A-Za-z0-9])(?:{choices})(?![A-Za-z0-9])")
 
 
 def _of_url(text: str) -> Iterator[str]:

@@ -261,6 +261,8 @@ class _Run:
     given: Block | None
     place: Allocator | None
     skipped: list[Skipped] = dataclasses.field(default_factory=list)
+    last_mark: np.ndarray | None = None
+    """Where the stream has ended, if a batch has dropped the elements that were left."""
 
     def result(self) -> Result:
         program = self.program
@@ -392,7 +394,14 @@ class _Run:
             except Exception as error:
                 raise _FailedAt(int(marks[start, 0]) - 1, located(error, f"bushel: {step.call()} failed.")) from error
             ends.append(end - 1)
-        return own(batches) if step.shares else batches, marks[ends]
+        found = marks[ends]
+        if len(block) % step.batch_size:  # the end of the stream
+            if step.drop_remainder:
+                self.last_mark = marks[-1]
+            elif self.last_mark is not None:
+                # This batch was filled only once the stream had ended, with what a batch before it has dropped.
+                found[-1, : len(self.last_mark)] = self.last_mark
+        return own(batches) if step.shares else batches, found
 
 
 def _where(step: Elementwise, program: Program, marks: np.ndarray, numbered: bool) -> Callable[[int], str]:

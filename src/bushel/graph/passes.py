@@ -7,11 +7,17 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from typing import TYPE_CHECKING
 
+from bushel.base.lazy import Lazy
 from bushel.graph import reindex
-from bushel.graph.limits import RepeatStream
 from bushel.graph.node import Node
 from bushel.graph.streams import Elements, StreamNode
+
+if TYPE_CHECKING:
+    from bushel.graph import limits
+else:
+    limits = Lazy("bushel.graph.limits")
 
 _finished: weakref.WeakSet[Node] = weakref.WeakSet()
 """Datasets that an iterator has read to the end."""
@@ -52,7 +58,7 @@ def _shuffles_once(node: Node) -> bool:
     nodes = [node]
     for step in nodes:  # the list grows while it is read
         operation = step.map if isinstance(step, reindex.Reindex) else step
-        if isinstance(operation, (reindex.Repeat, RepeatStream)):
+        if isinstance(operation, (reindex.Repeat, limits.RepeatStream)):
             return False
         shuffled = shuffled or isinstance(operation, reindex.Shuffle)
         nodes.extend(step.parents)
