@@ -88,7 +88,7 @@ def plain_state(it: Any) -> str:
 
 
 ENDED = '"ended"'
-"""The state of a zip that has ended with its shortest stream: Grain reads on in the longer ones whenever it is asked."""
+"""The state of a zip that has ended with its shortest stream: Grain reads on in the longer ones when it is asked."""
 
 
 def comparable(states: list[str]) -> list[Any]:

@@ -125,7 +125,8 @@ def placing(place: str) -> Iterator[None]:
 @contextlib.contextmanager
 def built(recipe: Recipe, options: dict[str, Any]) -> Iterator[Any]:
     """The stream of a recipe, with caches of its own."""
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    # A worker that was given up may write into a cache for a moment longer.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", folder)
         ds = recipes.as_stream(recipe, bushel)
         yield ds.with_options(**options) if options else ds

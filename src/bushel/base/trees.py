@@ -142,6 +142,8 @@ def describe(tree: Any) -> str:
         inner = ", ".join(describe(value) for value in tree)
         shown = f"[{inner}]" if isinstance(tree, list) else f"({inner})"
         return shown if kind in (list, tuple) else kind.__name__ + shown
+    if isinstance(tree, (np.str_, np.bytes_)):  # a text, whether it has been in an array on its way or not
+        return "str" if isinstance(tree, np.str_) else "bytes"
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
         return f"{np.dtype(tree.dtype) if isinstance(tree.dtype, type) else tree.dtype}{list(tree.shape)}"
     return "None" if tree is None else kind.__name__

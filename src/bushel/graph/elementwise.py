@@ -290,6 +290,8 @@ class FilterWatch:
         self._seen = 0
         self._dropped = 0
         self._quiet_until = 0.0
+        self._verdict: str | None = None
+        """What was said of the last elements, if they were too many."""
 
     def count(self, total: int, kept: int, stays: np.ndarray | None) -> None:
         """Counts `total` elements of which `kept` stayed; `stays` tells which, unless it was all or none."""
@@ -316,19 +318,18 @@ class FilterWatch:
         while done < len(stays):
             part = stays[done : done + max(1, self.WINDOW - self._seen)]
             done += len(part)
-            dropped = len(part) - int(np.count_nonzero(part))
             self._seen += len(part)
-            self._dropped += dropped
+            self._dropped += len(part) - int(np.count_nonzero(part))
             if self._seen >= self.WINDOW:
                 if self._dropped / self._seen >= self._raise_ratio:
-                    error = ValueError(self._told("raise", self._raise_ratio))
-                    # These elements are read again after the error: then they must not count twice.
-                    self._seen, self._dropped = self._seen - len(part), self._dropped - dropped
-                    return done - 1, error
+                    # Asked again it says so again, in the same words.
+                    self._verdict = self._verdict or self._told("raise", self._raise_ratio)
+                    return done - 1, ValueError(self._verdict)
                 if self._dropped / self._seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
                     self._quiet_until = time.monotonic() + self.EVERY_S
                     logger.warning(self._told("warn", self._warn_ratio))
                 self._seen = self._dropped = 0
+                self._verdict = None
         return None
 
     def _told(self, what: str, ratio: float) -> str:
