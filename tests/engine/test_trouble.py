@@ -151,6 +151,9 @@ def in_words(error: Exception) -> tuple[str, str]:
     said = str(error)
     if isinstance(error, TooManySkipped):  # which element it was, and of which records it is made, not all can say
         said = "\n".join(said.partition(" failed, and ")[2].splitlines()[:2])
+    if said.startswith("Expected all input elements to have the same structure"):
+        # Workers stack rows of one kind before they are cut into batches, so that a float is told as a float64[].
+        said = said.splitlines()[0]
     return type(error).__name__, said
 
 
