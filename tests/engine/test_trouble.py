@@ -273,7 +273,7 @@ def test_trouble_is_the_same_on_every_executor(pools, plan):
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@settings(laws, max_examples=3000)
+@settings(laws, max_examples=5000)
 @given(plan=plans())
 def test_much_trouble_is_the_same_on_every_executor(pools, plan):
     with watchdog(pools):
