@@ -1123,7 +1123,10 @@ def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
 
 def _first_element(any_node: Node) -> Any:
     """The first element after a step of a pipeline that is not missing; None where there is none."""
-    with iter(_as_dataset(any_node)) as elements:
+    stream = streams.Elements(any_node) if isinstance(any_node, MapNode) else any_node
+    assert isinstance(stream, StreamNode)
+    # A node of its own, so that looking at an element is no pass of the user's: see graph/passes.py.
+    with PipelineIterator(streams.Ahead(stream, MultiprocessingOptions())) as elements:
         return next(elements, None)
 
 
