@@ -9,7 +9,7 @@ from typing import Any, overload
 from bushel.base import checks
 from bushel.dataset import IterDataset, MapDataset, ThreadPrefetchIterDataset
 from bushel.engine import Report
-from bushel.graph.streams import State
+from bushel.graph.state_fields import State
 from bushel.iterator import DatasetIterator, ThreadPrefetchDatasetIterator
 
 _NOT_IN_JAX = "OSUTMm"  # kinds of dtypes: objects, texts and times

@@ -20,7 +20,8 @@ from bushel.graph.explain import Explanation
 from bushel.graph.node import MapNode
 from bushel.graph.options import WithOptions
 from bushel.graph.reindex import IndexMap, Reindex
-from bushel.graph.streams import Ahead, Elements, State, StreamNode, counted
+from bushel.graph.state_fields import State, read_count
+from bushel.graph.streams import Ahead, Elements, StreamNode
 from bushel.index import epochs
 from bushel.iterator import DatasetIterator, PipelineIterator, get_next_index
 from bushel.state import envelope, identity
@@ -114,7 +115,7 @@ class ElasticIterator(DatasetIterator[Any]):
 
     def set_state(self, state: State, *, check: bool = True) -> None:
         """Goes to a position that any host has saved, with any number of hosts and any global batch size."""
-        position = counted(envelope.unseal(state, self._identity, check=check), _POSITION)
+        position = read_count(envelope.unseal(state, self._identity, check=check), _POSITION)
         if position > self._hosts.length:
             raise StateMismatch(
                 f"This state is at element {position}; the dataset has {self._hosts.length}. Was it saved with more?",

@@ -16,10 +16,12 @@ from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
 from bushel.graph import show
+from bushel.graph.cursors import Cursor
 from bushel.graph.custom import IteratorCursor
 from bushel.graph.explain import Explanation, explain_next
 from bushel.graph.passes import Passes
-from bushel.graph.streams import Cursor, State, StreamNode
+from bushel.graph.state_fields import State
+from bushel.graph.streams import StreamNode
 from bushel.state import envelope, files, identity
 from bushel.state.loader import parsed
 

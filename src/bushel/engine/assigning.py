@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from bushel.engine.jobs import Job, Peer
+from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Ledger
-from bushel.engine.whole import StreamProgram
 
 DEPTH = 2  # tasks a worker holds: the one it runs, and the next
 

@@ -1,190 +1,175 @@
-"""Delivery: blocks are computed by an executor in any order, and handed over in one. The same for all executors.
+"""Delivery: hands over the rows of a program in order, whoever computes them.
 
-The cursor knows what was delivered and nothing else: its state is that of the last row it gave. What was computed
-ahead can be thrown away at any time.
+An executor computes blocks ahead of the consumer, in any order; or, without one, rows are computed here when they are
+asked for. The cursor keeps the position of the last row that it gave and nothing else: what was computed ahead can be
+thrown away at any time. So the executor can be changed between two rows. Where rows come from: positions.py, drawn.py.
 """
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, trees
-from bushel.base.blocks import Block, Columns
-from bushel.base.errors import PositionOutOfRange, WorkerDied, in_words, inside
+from bushel.base import blocks
+from bushel.base.blocks import Block
+from bushel.base.errors import PipelineNotSent, WorkerDied, in_words, inside
 from bushel.base.options import DatasetOptions
-from bushel.engine.program import Program, Result, state_of
+from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
+from bushel.engine.program import Program, Result, counts_of, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
-from bushel.graph.elementwise import FilterWatch
-from bushel.graph.node import Origin
+from bushel.graph.cursors import Cursor, Mark
+from bushel.graph.filter_watch import FilterWatch
 from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import Cursor, Skips, State, counted, field
-
-BLOCK_S = 20e-3
-"""A block should take about so long to compute: much more than handing it over, much less than anyone notices."""
+from bushel.graph.skips import Skips
+from bushel.graph.state_fields import State
 
 
-MOST_POSITIONS = 1 << 20
-"""So many may be under way, where nothing else sets a bound."""
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Who computes rows, and how far ahead of the consumer."""
+
+    executor: Executor
+    blocks_ahead: int
+    """How many blocks may be under way or wait to be handed over."""
+    most: int = MOST_POSITIONS
+    """How many positions may be in all of them, at most."""
 
 
-def check_position(position: int, length: int) -> None:
-    """Raises IndexError where a position is not in the data."""
-    if not 0 <= position <= length:
-        raise IndexError(f"Checkpoint `next_index` {position} is out of range for dataset of length {length}.")
-
-
-def position_of(state: State, length: int) -> int:
-    """The position in a state, checked."""
-    position = field(state, "next_index", int)
-    try:
-        check_position(position, length)
-    except IndexError as error:
-        raise PositionOutOfRange(str(error), "next_index") from None
-    return position
-
-
-class Sizer:
-    """How many positions a block should hold, learned from the blocks before. Small records travel many at a time."""
-
-    def __init__(self, unit: int, most: int, block_bytes: int):
-        self._unit = unit
-        self._most = max(1, most // unit)  # in units
-        self._block_bytes = block_bytes
-        self._units = 1
-
-    def positions(self) -> int:
-        return self._units * self._unit
-
-    def learn(self, positions: int, seconds: float, size_bytes: int | None) -> None:
-        """Learns from a block. Without a size, where it came back empty, blocks do not grow."""
-        units = max(1, positions // self._unit)
-        by_time = BLOCK_S * units / max(seconds, 1e-9)
-        by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
-        wanted = int(min(by_time, by_bytes, 8 * self._units))  # grow by steps: the first block is no fair sample
-        self._units = max(1, min(wanted, self._most))
-
-
-class Switched(Cursor):
-    """A cursor that another one does the work of; which one that is may change on the way. States are the same."""
-
-    _inner: Cursor
-
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        return self._inner.trace(row)
-
-    def get_state(self) -> State:
-        return self._inner.get_state()
-
-    def set_state(self, state: State) -> None:
-        self._inner.set_state(state)
-
-    def catch_up(self) -> None:
-        self._inner.catch_up()
-
-    def get_next_index(self) -> int:
-        return self._inner.get_next_index()
-
-    def set_next_index(self, index: int) -> None:
-        self._inner.set_next_index(index)
-
-    def start_prefetch(self) -> None:
-        self._inner.start_prefetch()
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class BlockCursor(Cursor):
-    """The rows of a program in order, computed ahead by an executor.
+class Delivery(Cursor):
+    """The rows of a program in order.
 
     Args:
       program: what to run.
+      placement: who runs it; None computes rows here when they are asked for.
       options: those of the whole pipeline.
-      ahead: how many blocks may be under way or waiting to be handed over.
-      most: how many positions may be, at most.
-      skips: counts the elements that failed and were left out.
-      watches: those of `program.droppers`, where they have seen elements already.
+      skips: counts the elements that failed and were skipped.
     """
 
     def __init__(
-        self,
-        program: Program,
-        executor: Executor,
-        options: DatasetOptions,
-        *,
-        ahead: int,
-        most: int = MOST_POSITIONS,
-        skips: Skips | None = None,
-        watches: Sequence[FilterWatch] | None = None,
+        self, program: Program, placement: Placement | None, options: DatasetOptions, skips: Skips | None = None
     ):
         self._program = program
-        self._executor = executor
-        self._ahead = ahead
-        self._most = max(most, program.unit)
-        self._length = program.length
-        self._sizer = self._new_sizer()
-        self._watches = watches or [FilterWatch(what, options) for what in program.droppers]
         self._skips = skips
+        self._watches = [FilterWatch(what, options) for what in program.droppers]
+        self._length = program.length
         self._position = 0
-        self._counts = [0] * len(program.counting)
+        self._counts: Sequence[int] = (0,) * len(program.counting)
         self._tickets: collections.deque[Ticket] = collections.deque()
+        self._ledger = Ledger([])
         self._result: Result | None = None
         self._row = 0
         self._high = 0  # the position after the result
-        self._last: tuple[int, int] = (0, 0)
         self._closed = False
-        self._restart()
+        self._placement = placement
+        self._run_at(placement)
 
-    def _new_sizer(self) -> Sizer:
-        # Twice as many as can be under way: while those are computed, others are handed over.
-        most_in_one = max(1, self._most // max(1, min(self._ahead, 2 * self._executor.parallelism)))
-        return Sizer(self._program.unit, most_in_one, self._executor.block_bytes)
+    # Where rows come from.
+
+    @abc.abstractmethod
+    def _pull_here(self, count: int) -> Result | None:
+        """Computes up to `count` rows here and moves behind them; None at the end. Rows may all have been dropped."""
+
+    @abc.abstractmethod
+    def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
+        """The rows that a task for positions [low, high) brings along, if it does, and where they end."""
+
+    @abc.abstractmethod
+    def _end_rows(self) -> None:
+        """All rows are delivered. Moves to the end, or raises the error that ended the rows."""
+
+    @abc.abstractmethod
+    def _not_sent(self, error: PipelineNotSent) -> None:
+        """The executor cannot run this program: raises, or runs it here from now on."""
+
+    @abc.abstractmethod
+    def _learn(self, result: Result, positions: int) -> None:
+        """Learns from a block of so many positions where the next ones should be computed."""
+
+    @abc.abstractmethod
+    def _count_skipped(self, result: Result | None, before: int) -> None:
+        """Counts the elements that were skipped before a position."""
+
+    @abc.abstractmethod
+    def _source_mark(self) -> Mark:
+        """The position of the rows that the program starts from, at the row that was delivered last."""
+
+    @abc.abstractmethod
+    def _rewind_source(self, mark: Mark) -> None:
+        """Goes to a position of these rows."""
+
+    @abc.abstractmethod
+    def _source_state(self, mark: Mark) -> State:
+        """The state at a position of these rows."""
+
+    @abc.abstractmethod
+    def _source_mark_of(self, state: State) -> Mark:
+        """The position that a state of these rows describes."""
+
+    @abc.abstractmethod
+    def _source_index(self) -> int:
+        """The index of the next of these rows."""
+
+    @abc.abstractmethod
+    def _source_mark_at(self, index: int) -> Mark:
+        """The position of the row with an index."""
+
+    # Pulling.
 
     def pull(self, count: int) -> Block:
-        while True:
+        while True:  # rows may be dropped, and the placement may change meanwhile
+            if self._placement is not None:
+                rows = self._pull_ahead(count)
+            elif (result := self._pull_here(count)) is None:
+                return []
+            else:
+                rows = result.rows if len(result.rows) else None
+            if rows is not None:
+                return rows
+
+    def _pull_ahead(self, count: int) -> Block | None:
+        """The next rows of the executor's; none at the end. None if rows are computed here from now on."""
+        while self._placement is not None:
             result = self._result
             if result is not None and self._row < len(result.rows):
-                low = self._row
-                high = min(low + count, len(result.rows))
-                self._row = high
-                self._position, *self._counts = result.marks[high - 1].tolist()
-                self._last = (low, high)
+                low, self._row = self._row, min(self._row + count, len(result.rows))
+                self._position, *self._counts = result.marks[self._row - 1].tolist()
                 self._count_skipped(result, self._position)
-                return blocks.part_of(result.rows, low, high)
+                return blocks.part_of(result.rows, low, self._row)
             if result is not None and result.failure is not None:
-                if self._steps_over(result.failure):
+                if self._step_over(result.failure):
                     continue
                 self._count_skipped(result, max([position + 1 for position, _ in result.skipped], default=0))
                 self._restart()
                 raise result.failure
             if result is not None:
-                self._position, self._counts = self._high, list(self._after)
+                self._position, self._counts = self._high, self._after
                 self._count_skipped(result, self._position)
-            if not self._next_block():
-                self._position, self._counts = self._length, list(self._after)
-                return []
-
-    def _count_skipped(self, result: Result | None, before: int) -> None:
-        """Counts what was left out before a position."""
-        while result is not None and result.skipped and result.skipped[0][0] < before:
-            assert self._skips is not None
-            self._skips.add(*result.skipped.pop(0)[1])
+            if not self._next_block() and self._placement is not None:
+                self._end_rows()
+                return [] if self._placement is not None else None
+        return None
 
     def _next_block(self) -> bool:
+        """Takes the next block; False at the end."""
+        assert self._placement is not None
         self._result = None
-        self._fill()
+        try:
+            self._fill()
+        except PipelineNotSent as error:
+            self._not_sent(error)
+            return False
         if not self._tickets:
             return False
         ticket = self._tickets[0]
         try:
-            result, seconds = awaited(self._executor, ticket)
+            result, seconds = awaited(self._placement.executor, ticket)
         except BaseException as error:
-            if self._steps_over(error):
+            if self._step_over(error):
                 return self._next_block()
             if not self._closed:
                 self._restart()
@@ -192,18 +177,20 @@ class BlockCursor(Cursor):
         if self._closed:
             raise ValueError("This iterator was closed while its next element was being computed.")
         self._tickets.popleft()
-        self._result, self._row, self._high = self._watched(ticket.task.low, result), 0, ticket.task.high
+        self._result, self._row, self._high = self.watch_filters(ticket.task.low, result), 0, ticket.task.high
         if result.failure is None:
             self._after = result.after
-        expected = -(-(ticket.task.high - ticket.task.low) // self._program.unit)
-        # A worker makes what a filter drops later, too: bytes are counted as if all of them had stayed.
+        positions = ticket.task.high - ticket.task.low
+        expected = -(-positions // self._program.unit)
+        # A worker also makes the rows that a filter drops later: bytes are counted as if all of them had stayed.
         size = size_of_result(result) * expected // len(result.rows) if len(result.rows) else None
-        self._sizer.learn(ticket.task.high - ticket.task.low, seconds, size)
+        self._sizer.learn(positions, seconds, size)
+        self._learn(result, positions)
         self._fill()
         return True
 
-    def _steps_over(self, error: BaseException) -> bool:
-        """Leaves out an element that kills workers, if elements that fail are left out."""
+    def _step_over(self, error: BaseException) -> bool:
+        """Skips an element that kills workers, if elements that fail are skipped; False for other errors."""
         if self._skips is None or not isinstance(error, WorkerDied) or error.at is None:
             return False
         low, high = error.at
@@ -216,117 +203,145 @@ class BlockCursor(Cursor):
         self._restart()
         return True
 
-    def _watched(self, low: int, result: Result) -> Result:
+    def count_skipped_in(self, result: Result | None, before: int) -> None:
+        """Counts the elements that the program skipped before a position."""
+        while result is not None and result.skipped and result.skipped[0][0] < before:
+            assert self._skips is not None
+            self._skips.add(*result.skipped.pop(0)[1])
+
+    def watch_filters(self, low: int, result: Result) -> Result:
         """The result, cut short before the first element at which a filter had dropped too many."""
-        found: list[tuple[int, ValueError]] = []
+        errors: list[tuple[int, ValueError]] = []
         for number, (watch, stays) in enumerate(zip(self._watches, result.stays)):
             judged = watch.judge(stays)
             if judged is not None:
                 place, error = judged
                 for before in reversed(result.stays[:number]):
                     place = place if isinstance(before, int) else int(np.flatnonzero(before)[place])
-                found.append((low + place, error))
-        if not found:
+                errors.append((low + place, error))
+        if not errors:
             return result
-        position, error = min(found, key=lambda at: at[0])
+        position, error = min(errors, key=lambda at: at[0])
         good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
-        skipped = [left_out for left_out in result.skipped if left_out[0] < position]
+        skipped = [one for one in result.skipped if one[0] < position]
         return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error, skipped)
 
     def _fill(self) -> None:
-        while len(self._tickets) < self._ahead * self._executor.stretch() and self._next < self._length:
+        """Submits tasks until enough of them are under way."""
+        placement = self._placement
+        if placement is None:
+            return
+        executor, most = placement.executor, max(placement.most, self._program.unit)
+        while len(self._tickets) < placement.blocks_ahead * executor.stretch() and self._next < self._length:
             high = min(self._length, self._next + self._sizer.positions())
-            if self._tickets and high - self._position > self._most:
+            if self._tickets and high - self._position > most:
                 break  # until there is room for a whole block: else blocks would stay as small as the first ones
             if high < self._length:
                 high -= (high - self._next) % self._program.unit
-            given, high = self._given(self._next, high)
+            given, high = self._draw(self._next, high)
             if high == self._next:
                 break
             counts = self._counts_at(self._next)
             task = Task(self._program, self._next, high, self._number, counts, self._ledger, given)
-            self._tickets.append(self._executor.submit(task))
+            self._tickets.append(executor.submit(task))
             self._next = high
             self._number += 1
 
-    def _given(self, low: int, high: int) -> tuple[Block | None, int]:
-        """The rows that a task brings along, and where they end."""
-        return None, high
-
     def _counts_at(self, position: int) -> list[int] | None:
-        """How many elements each counting step has seen at `position`, where that is arithmetic."""
+        """How many elements each counting step has seen at `position`, if that is arithmetic."""
         if self._program.sparse:
             return None if self._program.counting else []
         units = self._program.unit_before_counting
         return [base + (position - self._base) // unit for base, unit in zip(self._base_counts, units, strict=True)]
 
+    def _run_at(self, placement: Placement | None) -> None:
+        """From the next row on, rows are computed elsewhere, or here."""
+        self._forget_tickets()
+        self._placement = placement
+        if placement is not None:
+            self._new_sizer(placement)
+        self._begin_again()
+
+    def _new_sizer(self, placement: Placement) -> None:
+        # Twice as many as can be under way: while those are computed, others are handed over.
+        at_once = max(1, min(placement.blocks_ahead, 2 * placement.executor.parallelism))
+        most = max(1, max(placement.most, self._program.unit) // at_once)
+        self._sizer = Sizer(self._program.unit, most, placement.executor.block_bytes)
+
     def _restart(self) -> None:
-        """Forgets all that was computed ahead, and begins again after what was delivered."""
+        """Throws away all that was computed ahead, and begins again after the row that was delivered last."""
+        self._rewind_source(self._source_mark())
+        self._forget_tickets()
+        self._begin_again()
+
+    def _forget_tickets(self) -> None:
         if self._tickets:
+            assert self._placement is not None
             self._ledger.abort()
-            self._executor.forget(list(self._tickets))
+            self._placement.executor.forget(list(self._tickets))
             self._tickets.clear()
+
+    def _begin_again(self) -> None:
         self._result = None
         self._next = self._base = self._position
-        self._base_counts = list(self._counts)
-        self._after = list(self._counts)
+        self._after = self._base_counts = list(self._counts)
         self._number = 0
         self._ledger = Ledger(self._base_counts)
 
-    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        if self._result is None or self._program.unit > 1:
-            return None
-        position = int(self._result.marks[self._last[0] + row, 0]) - 1
-        return position, self._program.origins(position)
+    # Positions.
 
-    def get_state(self) -> State:
-        return state_of(self._program, self._state_of_rows(), self._counts)
+    def mark(self) -> Mark:
+        return self._source_mark(), self._counts
 
-    def set_state(self, state: State) -> None:
-        counts = []
-        for step in reversed(self._program.counting):
-            assert step.count_key is not None
-            with inside(*["parent"] * len(counts)):
-                counts.append(counted(state, step.count_key))
-                state = field(state, "parent", dict)
+    def rewind(self, mark: Mark) -> None:
+        source, self._counts = mark
+        self._rewind_source(source)
+        self._forget_tickets()
+        self._begin_again()
+
+    def state_of(self, mark: Mark) -> State:
+        source, counts = mark
+        return state_of(self._program, self._source_state(source), counts)
+
+    def mark_of(self, state: State) -> Mark:
+        inner, counts = counts_of(self._program, state)
         with inside(*["parent"] * len(counts)):
-            self._set_state_of_rows(state, counts[::-1])
-
-    def _state_of_rows(self) -> State:
-        return {"next_index": self._position}
-
-    def _set_state_of_rows(self, state: State, counts: list[int]) -> None:
-        self._seek(position_of(state, self._length), counts)
+            return self._source_mark_of(inner), counts
 
     def get_next_index(self) -> int:
-        index: int | None = self._position
-        counts = iter(self._counts)
-        for step in self._program.steps:
+        counts, sizes = list(self._counts), []
+        index = None
+        for step in reversed(self._program.steps):
             if isinstance(step, BatchStream):
-                index = None if index is None else -(-index // step.batch_size)
+                sizes.append(step.batch_size)
             elif step.count_key:
-                index = next(counts)
+                index = counts.pop()
+                break
             elif step.drops:
-                index = None  # how many are left is known to no one
-        return super().get_next_index() if index is None else index
+                raise NotImplementedError(
+                    "The index of the next element is not known: how many elements a filter drops is not known."
+                )
+        if index is None:
+            index = self._source_index()
+        for size in reversed(sizes):
+            index = -(-index // size)
+        return index
 
     def set_next_index(self, index: int) -> None:
         if self._program.drops:
-            super().set_next_index(index)
+            raise NotImplementedError(
+                "This stream cannot seek to an index: what comes next depends on what came before."
+            )
         counts: list[int] = []
         for step in reversed(self._program.steps):
             if isinstance(step, BatchStream):
                 index *= step.batch_size
             elif step.count_key:
                 counts.append(index)
-        self._seek(index, counts[::-1])
-
-    def _seek(self, position: int, counts: list[int]) -> None:
-        check_position(position, self._length)
-        self._position, self._counts = position, counts
-        self._restart()
+        self.rewind((self._source_mark_at(index), counts[::-1]))
 
     def start_prefetch(self) -> None:
+        super().start_prefetch()
         self._fill()
 
     def close(self) -> None:
@@ -337,24 +352,6 @@ class BlockCursor(Cursor):
         with contextlib.suppress(IndexError):
             while True:  # one by one: another thread may be about to add more
                 tickets.append(self._tickets.popleft())
-        self._executor.forget(tickets)
-
-
-def size_of_result(result: Result) -> int:
-    """Bytes of the rows of a result: what they took to travel, or what is seen of them."""
-    return size_of(result.rows) if result.size_bytes is None else result.size_bytes
-
-
-def size_of(rows: Block) -> int:
-    """Bytes of the arrays, texts and bytes in a block; of many rows, the first few stand for all."""
-    if isinstance(rows, Columns):
-        return sum(leaf.nbytes for leaf in trees.leaves(rows.tree))
-    some = rows[:4]
-    total = sum(_size_of_leaf(leaf) for row in some for leaf in trees.leaves(row))
-    return total * len(rows) // max(1, len(some))
-
-
-def _size_of_leaf(leaf: Any) -> int:
-    if isinstance(leaf, np.ndarray):
-        return leaf.nbytes
-    return len(leaf) if isinstance(leaf, bytes | str) else 0
+        if self._placement is not None:
+            self._placement.executor.forget(tickets)
+        super().close()

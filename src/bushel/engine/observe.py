@@ -18,8 +18,10 @@ from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Stage
 from bushel.engine.tally import Tally
 from bushel.engine.tasks import Executor, Task, Ticket, awaited
+from bushel.graph.cursors import Cursor, Same
 from bushel.graph.node import Node
-from bushel.graph.streams import Cursor, Same, Skips, StreamNode
+from bushel.graph.skips import Skips
+from bushel.graph.streams import StreamNode
 
 _DELIVERY = -1
 
@@ -135,12 +137,6 @@ class _TimedCursor(Same):
     def pull(self, count: int) -> Block:
         with tally.timed(self._number) as stage:
             block = self.parent.pull(count)
-            stage.made(block)
-        return block
-
-    def look(self, count: int) -> Block:
-        with tally.timed(self._number) as stage:
-            block = self.parent.look(count)
             stage.made(block)
         return block
 

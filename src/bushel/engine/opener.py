@@ -7,40 +7,32 @@ import dataclasses
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
 
 from bushel.base.blocks import Block
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
-from bushel.engine.delivery import BlockCursor, Switched
-from bushel.engine.inline import ElementsCursor, UntilSlow
+from bushel.engine.delivery import Placement
+from bushel.engine.drawn import DrawnDelivery
 from bushel.engine.observe import Observer
+from bushel.engine.positions import PositionDelivery
 from bushel.engine.program import Misfit, Program
-from bushel.engine.stages import StageCursor, WholeCursor
+from bushel.engine.stream_delivery import StreamDelivery
+from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
-from bushel.engine.whole import StreamProgram
+from bushel.graph.batch import is_ours
+from bushel.graph.cursors import Cursor, Mark, Over, Same
 from bushel.graph.custom import CustomStream
-from bushel.graph.elementwise import Elementwise, FilterWatch
+from bushel.graph.elementwise import Elementwise
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node
 from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchCursor, BatchStream
-from bushel.graph.streams import (
-    Ahead,
-    Cursor,
-    Elements,
-    Pulled,
-    Same,
-    SeedStream,
-    Skips,
-    State,
-    StreamNode,
-    aside,
-    counted,
-    restore,
-)
+from bushel.graph.skips import Skips, collect_skips
+from bushel.graph.state_fields import State, read_count
+from bushel.graph.streams import Ahead, Elements, OneParent, Ordered, Pulled, SeedStream, StreamNode
 
 
 def open_stream(
@@ -112,18 +104,91 @@ class _Opener:
         return self.executor is not None
 
     def open(self, node: StreamNode) -> Cursor:
-        if self.executor is None:
-            return self.observer.cursor(node, node.open(self))
-        base, steps = _steps_above(node)
+        base, steps = self._split(node)
         if isinstance(base, Elements):
-            return _ChainCursor(base, steps, self)
-        return self.over(self.observer.cursor(base, base.open(self), marked=True), steps)
+            return self._open_elements(base, steps)
+        return self.over(self._open_base(base), steps)
+
+    def _split(self, node: StreamNode) -> tuple[StreamNode, list[Step]]:
+        """The steps that end with `node`, in order, and the stream that they begin from."""
+        steps: list[Step] = []
+        while True:
+            if isinstance(node, (Elementwise, BatchStream)):
+                steps.append(node)
+            elif not isinstance(node, (SeedStream, WithOptions)) and not self._is_ignored(node):
+                return node, steps[::-1]
+            assert isinstance(node, OneParent)
+            node = node.parent
+
+    def _is_ignored(self, node: StreamNode) -> bool:
+        """Whether a node asks for workers or threads, and has them already or cannot have them."""
+        if isinstance(node, Pulled):
+            return not node.size
+        if not isinstance(node, Ahead):
+            return False
+        if self.executor is not None or self.alone or node.options.num_workers == 0:
+            return True  # of two `mp_prefetch`, one inside the other, the outer one serves both
+        # A worker starts no workers: a user's dataset in there may ask for some, or a module that is being imported.
+        return in_worker() and not node.threads
+
+    def _open_base(self, node: StreamNode) -> Cursor:
+        if isinstance(node, Ahead):
+            num_workers = cores() if node.options.num_workers is None else node.options.num_workers
+            blocks_ahead = num_workers * (2 + node.options.per_worker_buffer_size)
+            pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers)))
+            return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
+        if isinstance(node, Pulled):
+            return self.observer.pulled(self.open(node.parent), node.size)
+        assert isinstance(node, Ordered)
+        return self.observer.cursor(node, node.open(self), marked=self.executor is not None)
+
+    def _open_elements(self, node: Elements, steps: list[Step]) -> Cursor:
+        if self.executor is not None:
+            return self._open_chain(node, steps)
+        options = self.read_options or node.read_options
+        if (options is not None and not options.threaded) or (options is None and _in_memory(node.parent)):
+            return self._open_chain(node, steps)
+        # Threads compute the elements of the map node alone: the steps after it may not be made for threads.
+        executors: list[Executor] = []
+
+        def in_threads() -> Placement:
+            chosen = options or default_options(node.parent)
+            executors.append(self.observer.executor(Threads(chosen.num_threads)))
+            return Placement(executors[0], chosen.prefetch_buffer_size, chosen.prefetch_buffer_size)
+
+        def end_threads() -> None:
+            for executor in executors:
+                executor.close()
+
+        program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
+        if options is None:
+            cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
+        else:
+            cursor = PositionDelivery(program, in_threads(), self.options, self.skips)
+        return self.over(_Owner(self.observer.delivery(cursor), end_threads), steps)
+
+    def _open_chain(self, elements: Elements, steps: list[Step]) -> Cursor:
+        """The elements of a map node and the steps after them, as one program if no element can be missing."""
+        program = Program(elements.parent, elements.allow_nones, tuple(steps), skip=self.skips is not None)
+        if program.sparse:
+            return self.cut_in_consumer(program)
+        whole = self.in_order(program)
+        return _ChainCursor(whole, program, self) if program.unit > 1 or program.counting else whole
+
+    def cut_in_consumer(self, program: Program) -> Cursor:
+        """The rows of a program, of which elements may be missing: batches are cut in the consumer."""
+        kinds = [isinstance(step, BatchStream) for step in program.steps]
+        cut = kinds.index(True) if True in kinds else len(kinds)
+        rest = list(program.steps[cut:])
+        stacked_next = bool(rest) and isinstance(rest[0], BatchStream) and is_ours(rest[0].batch_fn)
+        rows = dataclasses.replace(program, steps=program.steps[:cut], stacked_next=stacked_next, may_miss=True)
+        return self.over(self.in_order(rows), rest)
 
     def part(self, node: StreamNode) -> Cursor:
         if self.executor is None or not _has_opaque_leaf(node):
             return self.open(node)
         program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
-        return self.observer.delivery(WholeCursor(program, self.executor, self.skips))
+        return self.observer.delivery(StreamDelivery(program, self.executor, self.skips))
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
         def opened() -> Iterator[Any]:
@@ -143,52 +208,25 @@ class _Opener:
         return dataclasses.replace(self, options=options, observer=observer, read_options=read_options)
 
     def over(self, cursor: Cursor, steps: list[Step]) -> Cursor:
-        """Operations on rows that come from the consumer's side: batches are cut there, the rest may go to workers."""
-        assert self.executor is not None
+        """Steps on the rows of a cursor. Batches are cut in the consumer; the rest may go to workers."""
         for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
             if elementwise:
-                stage = cast("list[Elementwise]", list(run))
-                cursor = StageCursor(cursor, stage, self.executor, self.blocks_ahead, self.options, self.observer)
+                program = Program(None, allow_nones=True, steps=tuple(run), skip=self.skips is not None)
+                drawn = DrawnDelivery(cursor, program, self.placement(), self.options, self.skips)
+                cursor = self.observer.delivery(drawn)
             else:
                 for step in run:
                     batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
-                    cursor = self.observer.cursor(step, batches, marked=True)
+                    cursor = self.observer.cursor(step, batches, marked=self.executor is not None)
         return cursor
 
-    def in_blocks(self, program: Program) -> Cursor:
-        """The rows of a program, computed by the executor."""
-        assert self.executor is not None
-        cursor = BlockCursor(program, self.executor, self.options, ahead=self.blocks_ahead, skips=self.skips)
-        return self.observer.delivery(cursor)
+    def placement(self) -> Placement | None:
+        """Who computes what can be computed ahead; None is the consumer, when it is asked for."""
+        return None if self.executor is None else Placement(self.executor, self.blocks_ahead)
 
-    def elements(self, node: Elements) -> Cursor:
-        options = self.read_options or node.read_options
-        if options is not None and options.threaded:
-            return self._in_threads(node, options)
-        cursor = ElementsCursor(node, self.options, self.skips)
-        if options is not None or _in_memory(node.parent):
-            return cursor
-        return UntilSlow(cursor, lambda: self._in_threads(node, default_options(node.parent), [cursor.watch]))
-
-    def _in_threads(self, node: Elements, options: ReadOptions, watches: Sequence[FilterWatch] | None = None) -> Cursor:
-        executor = self.observer.executor(Threads(options.num_threads))
-        program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
-        size = options.prefetch_buffer_size
-        cursor = BlockCursor(program, executor, self.options, ahead=size, most=size, skips=self.skips, watches=watches)
-        return _Owner(self.observer.delivery(cursor), executor.close)
-
-    def ahead(self, node: Ahead) -> Cursor:
-        if self.executor is not None or self.alone:  # one mark inside another: one pool serves both
-            return self.open(node.parent)
-        if in_worker() and not node.threads:  # a user's dataset in there has it, or a module that is being imported
-            return self.open(node.parent)
-        num_workers = cores() if node.options.num_workers is None else node.options.num_workers
-        blocks_ahead = num_workers * (2 + node.options.per_worker_buffer_size)
-        pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers)))
-        return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
-
-    def pulled(self, node: Pulled) -> Cursor:
-        return self.observer.pulled(self.open(node.parent), node.size)
+    def in_order(self, program: Program) -> Cursor:
+        """The rows of a program over a map node."""
+        return self.observer.delivery(PositionDelivery(program, self.placement(), self.options, self.skips))
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
@@ -270,16 +308,6 @@ def _in_memory(node: Node) -> bool:
 Step = Elementwise | BatchStream
 
 
-def _steps_above(node: StreamNode) -> tuple[StreamNode, list[Step]]:
-    """The run of operations that ends with `node`, and the stream that it begins from."""
-    steps: list[Step] = []
-    while isinstance(node, (Elementwise, BatchStream, SeedStream, Ahead, WithOptions)):
-        if isinstance(node, (Elementwise, BatchStream)):
-            steps.append(node)
-        node = node.parent
-    return node, steps[::-1]
-
-
 def _has_opaque_leaf(node: Node) -> bool:
     """Whether something of a stream can only be read in order, by one reader."""
     if isinstance(node, (MapNode, CustomStream)):
@@ -287,44 +315,62 @@ def _has_opaque_leaf(node: Node) -> bool:
     return not node.parents or any(_has_opaque_leaf(parent) for parent in node.parents)
 
 
-class _ChainCursor(Switched):
-    """A run of operations in blocks.
+class _ChainCursor(Cursor):
+    """The rows of a program that relies on all elements being there; goes on in another way if one is missing.
 
-    Batches are made by the executor as long as no element is missing: then every batch is known by arithmetic.
-    Where elements may be missing, batches are cut here, of rows that the executor has made.
+    As long as no element is missing, every batch is known by arithmetic, and the program makes batches. A `map` of the
+    user's that returns None shows only on the way that elements are missing (`Misfit`). From then on batches are cut
+    in the consumer. States are the same in both ways.
     """
 
-    def __init__(self, elements: Elements, steps: list[Step], opener: _Opener):
-        self._elements, self._steps, self._opener = elements, steps, opener
-        whole = self._program(steps)
-        self._inner = self._cut_here() if whole.sparse else opener.in_blocks(whole)
-
-    def _program(self, steps: list[Step], **more: bool) -> Program:
-        skip = self._opener.skips is not None
-        return Program(self._elements.parent, self._elements.allow_nones, tuple(steps), skip=skip, **more)
-
-    def _cut_here(self) -> Cursor:
-        kinds = [isinstance(step, BatchStream) for step in self._steps]
-        cut = kinds.index(True) if True in kinds else len(kinds)
-        rest = self._steps[cut:]
-        as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
-        program = self._program(self._steps[:cut], as_columns=as_columns, may_miss=True)
-        return self._opener.over(self._opener.in_blocks(program), rest)
+    def __init__(self, whole: Cursor, program: Program, opener: _Opener):
+        self._rows, self._program, self._opener = whole, program, opener
 
     def pull(self, count: int) -> Block:
         try:
-            return self._inner.pull(count)
+            return self._rows.pull(count)
         except Misfit:
-            # The first missing element of a pipeline that seemed to have them all: from here on, batches are cut here.
-            whole, cut = self._inner, self._cut_here()
+            whole, cut = self._rows, self._opener.cut_in_consumer(self._program)
             cut.set_state(whole.get_state())
-            self._inner = cut
+            self._rows = cut
             whole.close()
             return cut.pull(count)
 
+    def mark(self) -> Mark:
+        return self._rows, self._rows.mark()
 
-class _SkippingCursor(Same):
-    """Keeps in its state how many elements were left out."""
+    def rewind(self, mark: Mark) -> None:
+        rows, at = mark
+        if rows is self._rows:
+            rows.rewind(at)
+        else:
+            self._rows.set_state(rows.state_of(at))
+
+    def state_of(self, mark: Mark) -> State:
+        rows, at = mark
+        return rows.state_of(at)
+
+    def mark_of(self, state: State) -> Mark:
+        return self._rows, self._rows.mark_of(state)
+
+    def catch_up(self) -> None:
+        self._rows.catch_up()
+
+    def get_next_index(self) -> int:
+        return self._rows.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self._rows.set_next_index(index)
+
+    def start_prefetch(self) -> None:
+        self._rows.start_prefetch()
+
+    def close(self) -> None:
+        self._rows.close()
+
+
+class _SkippingCursor(Over):
+    """Keeps in its state how many elements were skipped."""
 
     def __init__(self, parent: Cursor, skips: Skips):
         super().__init__(parent)
@@ -333,36 +379,33 @@ class _SkippingCursor(Same):
     def pull(self, count: int) -> Block:
         return self.parent.pull(count)
 
-    def get_state(self) -> State:
-        return {"parent": self.parent.get_state(), "skipped": self._skips.count}
-
-    def set_state(self, state: State) -> None:
-        if "skipped" not in state:  # of a run that did not skip
-            state = {"parent": state, "skipped": 0}
-        count = counted(state, "skipped")
-        with aside(self._skips):
-            restore(self.parent, state, "parent")
-        self._skips.count = count
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
-
-    def catch_up(self) -> None:
-        with aside(self._skips):  # all of it was counted
-            super().catch_up()
-
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return self.parent.mark(), self._skips.count
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         parent, count = mark
-        with aside(self._skips):  # going back may read again
+        with collect_skips(self._skips):  # going back may read again
             self.parent.rewind(parent)
         self._skips.count = count
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         parent, count = mark
         return {"parent": self.parent.state_of(parent), "skipped": count}
+
+    def mark_of(self, state: State) -> Mark:
+        if isinstance(state, dict) and "skipped" not in state:  # of a run that did not skip
+            return self.parent.mark_of(state), 0
+        return self.parent_mark_of(state), read_count(state, "skipped")
+
+    def catch_up(self) -> None:
+        with collect_skips(self._skips):  # all of it was counted
+            super().catch_up()
+
+    def get_next_index(self) -> int:
+        return self.parent.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self.parent.set_next_index(index)
 
 
 class _Owner(Same):

@@ -29,8 +29,8 @@ from bushel.engine.jobs import Job, Peer
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.room import Room
 from bushel.engine.shipping import Shared, Told
+from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
-from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Packed
 from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
 from bushel.graph.node import merged

@@ -1,17 +1,19 @@
-"""Programs: what is done to one block of positions, wherever it is done. A pure function of the positions.
+"""Programs: the one place that runs per-element operations and batches, for all executors.
 
-A program is a run of a stream that needs no look at neighbours: the elements of a map node, or rows that are given,
-then per-element operations, then perhaps batches. It says of each row it makes where the stream stands after it, so
-that the one who delivers rows can tell the state without having run anything.
+A program is a stretch of a stream that does not look at neighbours: the elements of a map node, or rows that are
+given, then per-element operations, then perhaps batches. Running it on a block of positions is a pure function of
+the positions. The result says for each row where the stream stands after it, so that delivery knows the state.
+Errors, retries element by element, and skipping are here and nowhere else; ordered stages are in graph/.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,17 @@ import numpy as np
 from bushel.base import blocks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, add_note, in_words, located
+from bushel.base.errors import RowFailed, add_note, in_words, inside, located
 from bushel.base.memory import Allocator
 from bushel.base.ownership import copied_block, own, own_block
 from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import is_ours, make_batch
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import InPlace, MapNode, Node, Origin, told
+from bushel.graph.node import InPlace, MapNode, Node, Origin, Plan, told
 from bushel.graph.ordered import BatchStream
-from bushel.graph.streams import LeftOut
+from bushel.graph.skips import SkipNote
+from bushel.graph.state_fields import read_count, read_field
 
 CountBefore = Callable[[int, int], int]
 """(counting step, how many elements reach it in this block) -> how many reached it in all blocks before."""
@@ -42,12 +45,12 @@ class Program:
     """None where each task brings its rows."""
     allow_nones: bool = False
     steps: tuple[Elementwise | BatchStream, ...] = ()
-    as_columns: bool = False
-    """Whether whoever receives the rows would rather have them as columns, for a batch of its own."""
+    stacked_next: bool = False
+    """Whether the receiver stacks the rows into batches. It copies them then, and takes columns as well as rows."""
     may_miss: bool = False
     """Whether elements may be missing although no operation drops any: a `map` has returned None."""
     skip: bool = False
-    """Whether an element that fails is left out, and told in `Result.skipped`."""
+    """Whether an element that fails is skipped, and listed in `Result.skipped`."""
 
     @property
     def length(self) -> int:
@@ -110,13 +113,13 @@ class Program:
         if node is None or node.in_place is InPlace.NEVER:
             return False
         if not self.steps:
-            return node.in_place is InPlace.AS_COLUMNS or not self.as_columns
+            return node.in_place is InPlace.AS_COLUMNS or not self.stacked_next
         return node.in_place is InPlace.AS_COLUMNS and len(self.steps) == 1 and self.batches_in_place(self.steps[0])
 
     def batches_in_place(self, step: BatchStream | Elementwise) -> bool:
         """Whether a step makes results that no function of the user's sees."""
         ours = isinstance(step, BatchStream) and is_ours(step.batch_fn)
-        return ours and step is self.steps[-1] and not self.as_columns
+        return ours and step is self.steps[-1] and not self.stacked_next
 
     @property
     def droppers(self) -> list[str]:
@@ -145,14 +148,15 @@ class Misfit(Exception):
 
 @dataclasses.dataclass(slots=True)
 class Result:
-    """What became of the positions [low, high): rows, and where the stream stands after each of them.
+    """The rows that a program made of the positions [low, high), and where the stream stands after each of them.
 
     `marks` has a line per row: the next position, then for each counting step how many elements it has seen.
-    A `failure` belongs to the row after the last.
+    A `failure` belongs to the row after the last one.
     """
 
     rows: Block
     marks: np.ndarray
+    """Empty in a result of `run_here` without a failure: all of its rows are delivered at once."""
     after: list[int]
     """How many elements each counting step has seen after the whole block, those dropped later included."""
     failure: BaseException | None = None
@@ -170,66 +174,125 @@ class Result:
     """What the rows took to travel, if they did."""
 
 
-Skipped = tuple[int, LeftOut]
+Skipped = tuple[int, SkipNote]
 """A position, and what failed there."""
 
 Announce = Callable[[int, int], None]
-"""Hears which positions are worked on next."""
+"""Is called with the positions that are worked on next."""
+
+PLAN_AHEAD = 8192
+"""How many source indices are computed at once. Index arithmetic costs nanoseconds in bulk, microseconds alone."""
+
+_FIRST_PLAN = 64
+
+
+class Rows(abc.ABC):
+    """Where a program gets the rows that it starts from."""
+
+    @abc.abstractmethod
+    def read(self, low: int, high: int, *, private: bool) -> Block:
+        """The rows at positions [low, high); after a failure they are asked for again. Raises RowFailed.
+
+        If they are not `private`, the caller only reads them, and they may belong to somebody else, such as a source.
+        """
+
+
+class PlannedRows(Rows):
+    """Elements of a map node. With `ahead`, indices are planned for more elements than are read; plans grow."""
+
+    def __init__(self, node: MapNode, *, ahead: bool = False):
+        self._node = node
+        self._most = max(1, PLAN_AHEAD // node.fan_in) if ahead else 1
+        self._size = min(_FIRST_PLAN, self._most)
+        self._plan: Plan | None = None
+        self._start = self._end = 0
+
+    def read(self, low: int, high: int, *, private: bool) -> Block:
+        if self._plan is None or low < self._start or high > self._end:
+            end = max(high, min(self._node.length, low + self._size))
+            plan = self._node.plan(np.arange(low, end))
+            self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two
+            self._size = min(self._most, 2 * self._size)
+        read = self._plan.take if private else self._plan.look
+        return read(low - self._start, high - self._start)
+
+
+class GivenRows(Rows):
+    """Rows that a task brought along; the first one is at position `first`."""
+
+    def __init__(self, block: Block, first: int):
+        self._block, self._first = block, first
+
+    def read(self, low: int, high: int, *, private: bool) -> Block:
+        # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
+        return copied_block(blocks.part_of(self._block, low - self._first, high - self._first))
 
 
 def run(
     program: Program,
+    rows: Rows,
     low: int,
     high: int,
     count_before: CountBefore,
     announce: Announce | None = None,
-    given: Block | None = None,
     place: Allocator | None = None,
 ) -> Result:
-    """Runs a program on positions [low, high). A failing element cuts the block short; those before it are there.
+    """Runs a program on positions [low, high). A failing element cuts the block short; the rows before it are there.
 
-    With `announce` it goes element by element, each announced before it is begun. Where elements that fail are
-    skipped, the block is not cut. What no function of the user's sees is made in `place`.
+    With `announce` it goes element by element, each announced before it is begun. If elements that fail are
+    skipped, the block is not cut. Results that no function of the user's sees are made in `place`.
     """
     begun = time.perf_counter()
     spent: Tally | None = {} if program.timed else None
     with contextlib.nullcontext() if spent is None else tally.taken(spent):
-        result = _tried(program, low, high, count_before, announce, given, place)
+        result = _run(program, _Job(rows, low, high, count_before, place), announce)
     result.tally, result.work_s = spent, time.perf_counter() - begun
     return result
 
 
-def _tried(
-    program: Program,
-    low: int,
-    high: int,
-    count_before: CountBefore,
-    announce: Announce | None,
-    given: Block | None,
-    place: Allocator | None,
-) -> Result:
-    failed: _FailedAt
+def run_here(program: Program, rows: Rows, low: int, high: int, counts: Sequence[int]) -> Result:
+    """Runs a program in the consumer, which has seen all elements before `low`: `counts` are known."""
+    return _run(program, _Job(rows, low, high, lambda step, count: counts[step], here=True), None)
+
+
+@dataclasses.dataclass(slots=True)
+class _Job:
+    """What a program is run on."""
+
+    rows: Rows
+    low: int
+    high: int
+    count_before: CountBefore
+    place: Allocator | None = None
+    here: bool = False
+    """Whether the consumer runs it, and takes all rows at once: then rows stay rows, and no marks are needed."""
+
+
+def _run(program: Program, job: _Job, announce: Announce | None) -> Result:
+    """Runs a block; after a failure again, so that the failure is that of the first element that fails."""
     try:
-        return _Run(program, low, high, count_before, announce, given, place).result()
+        return _Try(program, job, announce).result(marks=not job.here)
     except _FailedAt as failure:
         failed = failure
-    if announce is None:
-        # A function of whole columns, or a source that reads many at once, does not tell which element it was.
+    low = job.low
+    # A function of whole columns, or a source that reads many records at once, does not tell which element it was.
+    if announce is None and (program.skip or job.high - low > 1):
         try:
-            return _Run(program, low, high, count_before, lambda low, high: None, given, place).result()
+            return _Try(program, job, lambda low, high: None).result()
         except _FailedAt as failure:
             failed = failure
-    # The rows before are made again, now without it: functions are pure, and failure is rare. One of those may fail,
-    # too, in a later step: steps run one after the other. Then it comes first, since it would if every element went
-    # alone through all steps; and a batch that is full is made before the elements after it.
+    # The rows before the failure are made again, now without it: functions are pure, and failures are rare. One of
+    # these may fail, too, in a later step, since steps run one after the other. Then its failure comes first, as it
+    # would if every element went alone through all steps; and a full batch is made before the elements after it.
     nothing = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
     while True:
-        made = nothing
+        result = nothing
         try:
             for part in _up_to_batches(program):
                 good = low + (failed.position - low) // part.unit * part.unit
-                made = _Run(part, low, good, count_before, None, given, place).result() if good > low else nothing
-            return dataclasses.replace(made, failure=failed.error)
+                before = dataclasses.replace(job, high=good)
+                result = _Try(part, before, None).result() if good > low else nothing
+            return dataclasses.replace(result, failure=failed.error)
         except _FailedAt as failure:
             failed = failure
 
@@ -249,66 +312,86 @@ class _FailedAt(Exception):
         self.error = error
 
 
-@dataclasses.dataclass(slots=True)
-class _Run:
+class _Try:
     """One try of a program on a block."""
 
-    program: Program
-    low: int
-    high: int
-    count_before: CountBefore
-    announce: Announce | None
-    given: Block | None
-    place: Allocator | None
-    skipped: list[Skipped] = dataclasses.field(default_factory=list)
-    last_mark: np.ndarray | None = None
-    """Where the stream has ended, if a batch has dropped the elements that were left."""
+    __slots__ = ("announce", "job", "numbered", "program", "skipped", "trail")
 
-    def result(self) -> Result:
-        program = self.program
-        block = self._taken()
-        marks = np.arange(self.low + 1, self.high + 1)[:, None]
+    def __init__(self, program: Program, job: _Job, announce: Announce | None):
+        self.program, self.job, self.announce = program, job, announce
+        self.skipped: list[Skipped] = []
+        self.numbered = program.node is not None
+        """Whether the position of a row is that of an element, which messages may name."""
+        self.trail: list[np.ndarray | int | BatchStream] = []
+        """What happened to the rows: which stayed, from where they were counted, how they were batched."""
+
+    def result(self, *, marks: bool = True) -> Result:
+        program, job = self.program, self.job
+        block = self._read()
         stays: list[np.ndarray | int] = [] if program.node is None else [len(block)]
-        if not program.allow_nones:
-            dense = blocks.dense(block)
-            if len(dense) != len(block):
-                if program.unit > 1 or (program.counting and not program.sparse):
-                    raise Misfit
-                stays = [blocks.presence(block)]
-                marks = marks[stays[0]]
-                block = dense
+        if not program.allow_nones and (present := _missing(block)) is not None:
+            if program.unit > 1 or (program.counting and not program.sparse):
+                raise Misfit
+            stays = [present]
+            self.trail.append(present)
+            block = blocks.dense(block)
         after: list[int] = []
-        numbered = program.node is not None  # whether positions are those of the elements
         for number, step in enumerate(program.steps):
             if isinstance(step, BatchStream):
-                with tally.timed(tally.number_of(step)) as stage:
+                with tally.timed(step) if program.timed else _UNTIMED as stage:
                     with self._in_place(program.batches_in_place(step)):
-                        block, marks = self._batched(step, block, marks)
+                        block = self._batch(step, block)
                     stage.made(block)
-                numbered = False
+                self.trail.append(step)
+                self.numbered = False
                 continue
-            first = 0
+            count, first = len(block), 0
             if step.count_key:
-                first = self.count_before(len(after), len(block))
-                marks = np.column_stack([marks, np.arange(first + 1, first + len(block) + 1)])
-                after.append(first + len(block))
+                first = job.count_before(len(after), count)
+                after.append(first + count)
+                self.trail.append(first)
             kept = None
-            count = len(block)
             if count:
-                with tally.timed(tally.number_of(step)) as stage:
-                    block, kept = self._stepped(step, block, marks, first, numbered)
-                    stage.made(block)
+                if program.timed:
+                    with tally.timed(step) as stage:
+                        block, kept = self._step(step, block, first)
+                        stage.made(block)
+                else:
+                    block, kept = self._step(step, block, first)
                 if kept is not None:
-                    marks = marks[kept]
+                    self.trail.append(kept)
                 if step.shares and (isinstance(block, Columns) or not self._is_copied_before(number + 1)):
                     block = own_block(block)
             if step.drops:
                 stays.append(count if kept is None else kept)
-        if program.as_columns and len(block):
+        if program.stacked_next and not job.here and len(block):
             with self._in_place():
                 block = blocks.as_columns(block) or block
-        skipped = sorted(self.skipped, key=lambda left_out: left_out[0])
-        return Result(block, marks, after, skipped=skipped, stays=stays)
+        self.skipped.sort(key=lambda skipped: skipped[0])
+        return Result(block, self._marks() if marks else _NO_MARKS, after, skipped=self.skipped, stays=stays)
+
+    def _marks(self) -> np.ndarray:
+        """For each row so far the next position, then for each counting step how many elements it has seen."""
+        marks = np.arange(self.job.low + 1, self.job.high + 1)[:, None]
+        end: np.ndarray | None = None
+        for entry in self.trail:
+            if isinstance(entry, np.ndarray):
+                marks = marks[entry]
+            elif isinstance(entry, int):
+                marks = np.column_stack([marks, np.arange(entry + 1, entry + 1 + len(marks))])
+            else:
+                size, count = entry.batch_size, len(marks)
+                ends = np.arange(size - 1, count, size)
+                if count % size and not entry.drop_remainder:
+                    ends = np.append(ends, count - 1)
+                batches = marks[ends]
+                if count % size and entry.drop_remainder:
+                    end = marks[-1]
+                elif count % size and end is not None:
+                    # The last batch was filled only once the stream had ended, with what a batch before has dropped.
+                    batches[-1, : len(end)] = end
+                marks = batches
+        return marks
 
     def _is_copied_before(self, number: int) -> bool:
         """Whether rows are copied before step `number` or the consumer gets them: into a batch, or to be sent."""
@@ -316,107 +399,123 @@ class _Run:
         if number < len(steps):
             step = steps[number]
             return isinstance(step, BatchStream) and is_ours(step.batch_fn)
-        return self.program.as_columns or self.place is not None
+        return self.program.stacked_next or self.job.place is not None
 
     def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
-        """What is made meanwhile is a result, if it is `allowed`: it goes where results go."""
-        return memory.allocating(self.place) if allowed and self.place is not None else contextlib.nullcontext()
+        """While this is open, new arrays are made where results go, if that is `allowed`."""
+        place = self.job.place
+        return memory.allocating(place) if allowed and place is not None else contextlib.nullcontext()
 
-    def _taken(self) -> Block:
-        node, low = self.program.node, self.low
+    def _read(self) -> Block:
+        """The rows that the program starts from."""
+        rows, low, high, node = self.job.rows, self.job.low, self.job.high, self.program.node
         if node is None:
-            assert self.given is not None
-            # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
-            return copied_block(blocks.part_of(self.given, 0, self.high - low))
+            return rows.read(low, high, private=True)
         if self.announce is None:
             try:
-                plan = node.plan(np.arange(low, self.high))
                 with self._in_place(self.program.takes_in_place):
-                    return (plan.look if self._is_copied_before(0) else plan.take)(0, self.high - low)
+                    return rows.read(low, high, private=not self._is_copied_before(0))
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
-        rows: list[Any] = []
-        for position in range(low, self.high):
+        read: list[Any] = []
+        for position in range(low, high):
             self.announce(position, position + 1)
             try:
-                rows.extend(blocks.rows_of(node.take(np.arange(position, position + 1))))
+                read.extend(blocks.rows_of(rows.read(position, position + 1, private=True)))
             except RowFailed as failed:
                 self._skip(self._failed(position, failed.error))
-                rows.append(None)
-        return rows
+                read.append(None)
+        return read
 
     def _failed(self, position: int, error: Exception) -> _FailedAt:
         add_note(error, f"bushel: this was element {position} of the output.")
         return _FailedAt(position, error)
 
     def _skip(self, failed: _FailedAt) -> None:
-        """Leaves an element out, if that is wanted."""
-        if not self.program.skip:
+        """Notes that an element is skipped, or raises if elements are not skipped."""
+        program = self.program
+        if not program.skip:
             raise failed from failed.error
-        known = self.program.node is not None
-        which = self.program.which(failed.position, failed.position + 1) if known else "an element"
+        which = "an element" if program.node is None else program.which(failed.position, failed.position + 1)
         self.skipped.append((failed.position, (which, in_words(failed.error), 1)))
 
-    def _stepped(
-        self, step: Elementwise, block: Block, marks: np.ndarray, first: int, numbered: bool
-    ) -> tuple[Block, np.ndarray | None]:
-        where = _where(step, self.program, marks, numbered)
+    def _step(self, step: Elementwise, block: Block, first: int) -> tuple[Block, np.ndarray | None]:
+        """One per-element operation on all rows. Returns the rows that stay, and which they are if some do not."""
         if self.announce is None:
             try:
-                return step.run(block, first, where)
+                return step.run(block, first, self._where(step))
             except RowFailed as failed:
-                raise _FailedAt(int(marks[failed.row, 0]) - 1, failed.error) from failed.error
+                raise _FailedAt(int(self._marks()[failed.row, 0]) - 1, failed.error) from failed.error
+        positions = (self._marks()[:, 0] - 1).tolist()
+        where = self._where(step)
         made: list[Any] = []
         stays = np.ones(len(block), dtype=bool)
         for row, element in enumerate(blocks.rows_of(block)):
-            position = int(marks[row, 0]) - 1
-            self.announce(position, position + 1)
+            self.announce(positions[row], positions[row] + 1)
             try:
                 one, kept = step.run([element], first + row, lambda _, row=row: where(row))
             except RowFailed as failed:
-                self._skip(_FailedAt(position, failed.error))
+                self._skip(_FailedAt(positions[row], failed.error))
                 stays[row] = False
                 continue
             made.extend(blocks.rows_of(one))
             stays[row] = kept is None or bool(kept[0])
         return made, stays
 
-    def _batched(self, step: BatchStream, block: Block, marks: np.ndarray) -> tuple[Block, np.ndarray]:
-        batches, ends = [], []
-        for start in range(0, len(block), step.batch_size):
-            end = min(start + step.batch_size, len(block))
-            if end - start < step.batch_size and step.drop_remainder:
+    def _batch(self, step: BatchStream, block: Block) -> list[Any]:
+        size, count = step.batch_size, len(block)
+        batches: list[Any] = []
+        for start in range(0, count, size):
+            end = min(start + size, count)
+            if end - start < size and step.drop_remainder:
                 break
             if self.announce is not None:
+                marks = self._marks()
                 self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
             try:
                 batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
             except Exception as error:
-                raise _FailedAt(int(marks[start, 0]) - 1, located(error, f"bushel: {step.call()} failed.")) from error
-            ends.append(end - 1)
-        found = marks[ends]
-        if len(block) % step.batch_size:  # the end of the stream
-            if step.drop_remainder:
-                self.last_mark = marks[-1]
-            elif self.last_mark is not None:
-                # This batch was filled only once the stream had ended, with what a batch before it has dropped.
-                found[-1, : len(self.last_mark)] = self.last_mark
-        return own(batches) if step.shares else batches, found
+                position = int(self._marks()[start, 0]) - 1
+                raise _FailedAt(position, located(error, f"bushel: {step.call()} failed.")) from error
+        return own(batches) if step.shares else batches
+
+    def _where(self, step: Elementwise) -> Callable[[int], str]:
+        """A function that says where row `row` failed in a step."""
+
+        def where(row: int) -> str:
+            if not self.numbered:
+                return f"bushel: {step.placed()} failed."
+            position = int(self._marks()[row, 0]) - 1
+            return told(step.placed(), position, self.program.origins(position))
+
+        return where
 
 
-def _where(step: Elementwise, program: Program, marks: np.ndarray, numbered: bool) -> Callable[[int], str]:
-    def where(row: int) -> str:
-        if not numbered:
-            return f"bushel: {step.placed()} failed."
-        position = int(marks[row, 0]) - 1
-        return told(step.placed(), position, program.origins(position))
-
-    return where
+_NO_MARKS = np.zeros((0, 1), dtype=np.int64)
+_UNTIMED = tally.Untimed()
 
 
-def state_of(program: Program, state: dict[str, Any], counts: list[int]) -> dict[str, Any]:
+def _missing(block: Block) -> np.ndarray | None:
+    """One bool per row, True where it is there; None if all are."""
+    if isinstance(block, Columns):
+        return block.present
+    return blocks.presence(block) if any(row is None for row in block) else None
+
+
+def state_of(program: Program, state: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:
     """The state of the stream that a program stands for, in Grain's form; `state` is that of its rows."""
     for step, count in zip(program.counting, counts, strict=True):
         assert step.count_key is not None
         state = {"parent": state, step.count_key: count}
     return state
+
+
+def counts_of(program: Program, state: Any) -> tuple[Any, list[int]]:
+    """The state of a program's rows and the counts of its steps, out of a state that `state_of` made."""
+    counts: list[int] = []
+    for step in reversed(program.counting):
+        assert step.count_key is not None
+        with inside(*["parent"] * len(counts)):
+            counts.append(read_count(state, step.count_key))
+            state = read_field(state, "parent", dict)
+    return state, counts[::-1]

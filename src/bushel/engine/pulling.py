@@ -13,7 +13,9 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.engine import stall
 from bushel.engine.tasks import FORKED
-from bushel.graph.streams import Cursor, LeftOut, Skips, State, aside, count_listed
+from bushel.graph.cursors import Cursor, Mark
+from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
+from bushel.graph.state_fields import State
 
 _CLOSE_S = 1.0
 _END = object()
@@ -24,7 +26,7 @@ class _Queue:
 
     def __init__(self, size: int):
         self.size = size
-        self.ready: collections.deque[tuple[Any, Any, list[LeftOut]]] = collections.deque()
+        self.ready: collections.deque[tuple[Any, Any, list[SkipNote]]] = collections.deque()
         self.changed = threading.Condition()
         self.stopped = False
         self.pulling = False
@@ -61,7 +63,7 @@ class ThreadedCursor(Cursor):
         self._parent = parent
         self._size = size
         self._skips = skips
-        self._state = parent.get_state()
+        self._mark = parent.mark()
         self._queue: _Queue | None = None
         self._thread: threading.Thread | None = None
         self._ended = False
@@ -72,7 +74,7 @@ class ThreadedCursor(Cursor):
         queue = self._started()
         queue.check_process()
         rows: list[Any] = []
-        left_out: list[LeftOut] = []
+        skipped: list[SkipNote] = []
         waited_s = 0.0
         with queue.changed:
             while not queue.ready:
@@ -82,19 +84,18 @@ class ThreadedCursor(Cursor):
                     waited_s += stall.STALL_S
                     stall.say(waited_s, stall.of_threads(filter(None, [self._thread]), idle=""))
             while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
-                row, state, found = queue.ready.popleft()
-                self._state = state
-                left_out += found
+                row, self._mark, before = queue.ready.popleft()
+                skipped += before
                 if row is _END:
                     self._ended = True
                     break
                 rows.append(row)
             queue.changed.notify_all()
-            failed, _, found = queue.ready[0] if not rows and not self._ended else (None, None, [])
-        count_listed(self._skips, left_out + found)
+            failed, _, before = queue.ready[0] if not rows and not self._ended else (None, None, [])
+        count_collected(self._skips, skipped + before)
         if failed is not None:
             self._rest()
-            self._parent.set_state(self._state)
+            self._parent.rewind(self._mark)
             raise failed.error
         return rows
 
@@ -125,24 +126,35 @@ class ThreadedCursor(Cursor):
                 queue.changed.wait_for(lambda: not queue.pulling, timeout_s)
         self._queue = self._thread = None
 
-    def get_state(self) -> State:
-        return self._state
+    def mark(self) -> Mark:
+        return self._mark
 
-    def set_state(self, state: State) -> None:
+    def rewind(self, mark: Mark) -> None:
         self._rest()
-        self._parent.set_state(state)
-        self._state, self._ended = self._parent.get_state(), False
+        self._parent.rewind(mark)
+        self._mark, self._ended = mark, False
+
+    def state_of(self, mark: Mark) -> State:
+        return self._parent.state_of(mark)
+
+    def mark_of(self, state: State) -> Mark:
+        self._rest()
+        return self._parent.mark_of(state)
+
+    def catch_up(self) -> None:
+        if self._queue is None:  # else the thread is past this position already
+            super().catch_up()
 
     def get_next_index(self) -> int:
         if self._queue is not None:
             self._rest()
-            self._parent.set_state(self._state)  # back from where the thread was
+            self._parent.rewind(self._mark)  # back from where the thread was
         return self._parent.get_next_index()
 
     def set_next_index(self, index: int) -> None:
         self._rest()
         self._parent.set_next_index(index)
-        self._state, self._ended = self._parent.get_state(), False
+        self._mark, self._ended = self._parent.mark(), False
 
     def start_prefetch(self) -> None:
         if not self._ended:
@@ -166,15 +178,15 @@ def _pull_ahead(parent: Cursor, queue: _Queue, skips: Skips | None) -> None:
             if queue.stopped:
                 return
             queue.pulling = True
-        item: tuple[Any, Any, list[LeftOut]]
-        with aside(skips) as left_out:
+        item: tuple[Any, Any, list[SkipNote]]
+        with collect_skips(skips) as skipped:
             try:
                 block = parent.pull(1)
-                item = (blocks.rows_of(block)[0] if len(block) else _END, parent.get_state(), left_out)
+                item = (blocks.rows_of(block)[0] if len(block) else _END, parent.mark(), skipped)
             except RowFailed as failed:
-                item = (_Failed(failed.error), None, left_out)
+                item = (_Failed(failed.error), None, skipped)
             except BaseException as error:
-                item = (_Failed(error), None, left_out)
+                item = (_Failed(error), None, skipped)
         with queue.changed:
             queue.ready.append(item)
             queue.pulling = False

@@ -23,8 +23,8 @@ from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
 from bushel.engine.slabs import anonymous_file, write
+from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tally import Tally
-from bushel.engine.whole import StreamProgram
 
 
 def dumped(value: Any, what: str) -> bytes:

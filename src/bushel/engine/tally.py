@@ -66,10 +66,10 @@ def add(total: Tally, part: Tally) -> None:
             sums[place] += entry
 
 
-class _Untimed:
+class Untimed:
     """Stands where no tally is taken."""
 
-    def __enter__(self) -> _Untimed:
+    def __enter__(self) -> Untimed:
         return self
 
     def __exit__(self, *_: Any) -> None:
@@ -79,7 +79,7 @@ class _Untimed:
         pass
 
 
-_UNTIMED = _Untimed()
+_UNTIMED = Untimed()
 
 
 class _Timed:
@@ -111,9 +111,10 @@ class _Timed:
         measurement.inner = self._outer + time.perf_counter() - self._begun  # with what measuring took: it is nobody's
 
 
-def timed(number: int | None) -> _Timed | _Untimed:
-    """A context that times a stage, where a tally is taken on this thread; tell it what was `made`."""
+def timed(stage: Node | int | None) -> _Timed | Untimed:
+    """A context that times a stage (a node or its number), if this thread is measured; tell it what was `made`."""
     measurement = _current.get()
+    number = number_of(stage) if isinstance(stage, Node) else stage
     return _UNTIMED if measurement is None or number is None else _Timed(measurement, number)
 
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from bushel.base.memory import Allocator
 from bushel.engine import stall
-from bushel.engine.program import Announce, CountBefore, Program, Result, run
-from bushel.engine.whole import StreamProgram
+from bushel.engine.program import Announce, CountBefore, GivenRows, PlannedRows, Program, Result, Rows, run
+from bushel.engine.stream_program import StreamProgram
 
 
 class Aborted(Exception):
@@ -131,16 +131,17 @@ def run_task(
     """Runs a task, wherever it is run; what can be made in `place` is."""
     if isinstance(program, StreamProgram):
         return program.run(low, high, given, announce)
+    rows = GivenRows(given, low) if program.node is None else PlannedRows(program.node)
     try:
-        return run(program, low, high, count_before, announce, given, place)
+        return run(program, rows, low, high, count_before, announce, place)
     except (Exception, SystemExit):
         raise
     except BaseException:
-        return _run_until_stopped(program, low, high, count_before, announce, given)
+        return _run_until_stopped(program, rows, low, high, count_before, announce)
 
 
 def _run_until_stopped(
-    program: Program, low: int, high: int, count_before: CountBefore, announce: Announce | None, given: Any
+    program: Program, rows: Rows, low: int, high: int, count_before: CountBefore, announce: Announce | None
 ) -> Result:
     """Runs a block once more in which a function has raised what is no Exception: it comes after the rows before it."""
     at = low
@@ -152,14 +153,14 @@ def _run_until_stopped(
             announce(first, last)
 
     try:
-        return run(program, low, high, count_before, note, given)
+        return run(program, rows, low, high, count_before, note)
     except (Exception, SystemExit):
         raise
     except BaseException as error:
         good = low + (at - low) // program.unit * program.unit
         made = Result([], np.zeros((0, 1 + len(program.counting)), dtype=np.int64), [])
         if good > low:
-            made = run(program, low, good, count_before, None, given)
+            made = run(program, rows, low, good, count_before)
         return dataclasses.replace(made, failure=made.failure or error)
 
 

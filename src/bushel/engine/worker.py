@@ -22,8 +22,8 @@ from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.shipping import Told
 from bushel.engine.slabs import Slot
+from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import become_worker, run_task
-from bushel.engine.whole import StreamProgram
 from bushel.engine.wire import Channel, Packed
 
 

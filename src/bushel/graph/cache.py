@@ -11,25 +11,15 @@ from typing import Any
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, StateMismatch
+from bushel.graph.cursors import Cursor, Mark, Over
+from bushel.graph.skips import SkipNote, Skips, collect_skips, collect_then_count, count_collected
+from bushel.graph.state_fields import State, read_count, read_field
 from bushel.graph.stores import Kept, Recording, Store
-from bushel.graph.streams import (
-    Cursor,
-    LeftOut,
-    OneParent,
-    Opener,
-    Skips,
-    State,
-    aside,
-    count_listed,
-    counted,
-    field,
-    listing_skips,
-    restore,
-)
+from bushel.graph.streams import OneParent, Opener, Ordered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Cache(OneParent):
+class Cache(OneParent, Ordered):
     """The parent's elements, which are kept once they were read to the end.
 
     `key` tells under which name they are kept: the identity of the pipeline at the time an iterator is made.
@@ -52,28 +42,26 @@ class Cache(OneParent):
         return "cache()"
 
 
-class _CacheCursor(Cursor):
+class _CacheCursor(Over):
     """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache."""
 
     def __init__(self, parent: Cursor, node: Cache, skips: Skips | None):
-        self.parents = (parent,)
-        self.parent = parent
+        super().__init__(parent)
         self.skips = skips
-        self.store, self.key = node.store, node.key()
-        self.start = parent.get_state()
-        self.kept: Kept | None = None
+        self.store, self.name = node.store, node.key()
+        self.start = self.here = parent.get_state()
+        self.position = 0
+        self.kept = self._find_kept()
         self.recording: Recording | None = None
-        self.begin(0, self.start)
-
-    def begin(self, position: int, here: State) -> None:
-        """Stands at a position, where the parent's state is `here`."""
-        self.abandon()
-        self.position, self.here = position, here
-        self.kept = self.store.find(self.key)
-        if self.kept is not None and self.kept.skipped and self.skips is None:
-            self.kept = None  # elements failed when it was read, and failures raise here: the stream is read again
-        self.behind = False  # the state says how many elements came before, but not where the parent was then
         self.ended = False
+        self.behind = False
+        """Whether the parent's position is not known, and has to be found by reading from the start."""
+
+    def _find_kept(self) -> Kept | None:
+        """The elements that are kept already, if they can be used."""
+        kept = self.store.find(self.name)
+        # If elements were skipped when they were read, and failures raise here, the stream has to be read again.
+        return None if kept is not None and kept.skipped and self.skips is None else kept
 
     def pull(self, count: int) -> Block:
         if self.kept is not None:
@@ -83,11 +71,11 @@ class _CacheCursor(Cursor):
                 self._forget(self.kept, error)
                 self.parent.set_state(self.here)  # goes on without the cache, from the same place
         if self.behind:
-            with aside(self.skips):
+            with collect_skips(self.skips):
                 self._catch_up()
         rows: list[Any] = []
         if self.position == 0 and self.here == self.start and self.recording is None:
-            self.recording = self.store.record(self.key, self.start)
+            self.recording = self.store.record(self.name, self.start)
         while len(rows) < count and not self.ended:
             rows += self._read(count - len(rows))
         return rows
@@ -103,23 +91,23 @@ class _CacheCursor(Cursor):
         # As when the stream was read: an element counts with the row that comes after it, or at the end.
         places = range(self.position, last) if rows else [last]
         for place in places if kept.skipped else ():
-            count_listed(self.skips, kept.skipped.get(place, []))
+            count_collected(self.skips, kept.skipped.get(place, []))
         self.position, self.here, self.ended = last, here, not rows
         return rows
 
     def _forget(self, kept: Kept, error: DamagedFile) -> None:
         """Makes nothing of what is kept any more: it is damaged, and is recorded again by the next whole pass."""
         warnings.warn(f"A cache is damaged. Its elements are computed, and kept, again: {error}", stacklevel=2)
-        self.store.forget(self.key, kept)
+        self.store.forget(self.name, kept)
         self.kept = None
 
     def _read(self, count: int) -> list[Any]:
         """Some elements of the parent. While they are recorded, one at a time: each has a state of its own."""
-        skipped: list[LeftOut] = []
+        skipped: list[SkipNote] = []
         if self.recording is None:
             rows = blocks.rows_of(self.parent.pull(count))
         else:
-            with listing_skips(self.skips) as skipped:
+            with collect_then_count(self.skips) as skipped:
                 rows = blocks.rows_of(self.parent.pull(1))
         self.here = self.parent.get_state()
         self.position += len(rows)
@@ -139,7 +127,7 @@ class _CacheCursor(Cursor):
     def _catch_up(self) -> None:
         self.parent.set_state(self.start)
         position, self.position, self.behind = self.position, 0, False
-        self.recording = self.store.record(self.key, self.start)
+        self.recording = self.store.record(self.name, self.start)
         while self.position < position:
             if not self._read(1):
                 raise self._beyond(position, self.position)
@@ -155,51 +143,48 @@ class _CacheCursor(Cursor):
             self.recording.abandon()
             self.recording = None
 
-    def mark(self) -> Any:
-        return self.parent.mark(), self.recording, (self.position, self.here, self.kept, self.behind, self.ended)
+    def mark(self) -> Mark:
+        return self.position, self.here, self.kept, self.behind, self.ended, self.recording
 
-    def rewind(self, mark: Any) -> None:
-        parent, recording, (self.position, self.here, self.kept, self.behind, self.ended) = mark
-        self.parent.rewind(parent)
+    def rewind(self, mark: Mark) -> None:
+        position, here, kept, behind, ended, recording = mark
         if self.recording is not recording:
             self.abandon()  # begun or finished since: the rest of this pass is not recorded
         elif recording is not None:
-            recording.back_to(self.position)
+            recording.back_to(position)
+        if kept is None:
+            self.parent.set_state(self.start if behind else here)
+        self.position, self.here, self.kept, self.behind, self.ended = position, here, kept, behind, ended
 
-    def state_of(self, mark: Any) -> State:
-        *_, (position, here, _, behind, _) = mark
+    def state_of(self, mark: Mark) -> State:
+        position, here, _, behind, *_ = mark
         return {"parent": here, "position": position, "cache_filled": behind}
 
-    def get_state(self) -> State:
-        return {"parent": self.here, "position": self.position, "cache_filled": self.behind}
-
-    def set_state(self, state: State) -> None:
-        position, filled = counted(state, "position"), field(state, "cache_filled", bool)
-        here = field(state, "parent", dict)
-        kept = self.store.find(self.key)
+    def mark_of(self, state: State) -> Mark:
+        position, filled = read_count(state, "position"), read_field(state, "cache_filled", bool)
+        here = read_field(state, "parent", dict)
+        self.parent_mark_of(state)  # checks it
+        kept = self._find_kept()
         if kept is not None and position > len(kept):
             raise self._beyond(position, len(kept))
-        restore(self.parent, state, "parent")
-        self.begin(position, here)
-        if filled and self.kept is not None:  # in Grain's words: the parent stands elsewhere
-            try:
-                self.here = self.kept.state(min(position, len(self.kept)))
-            except DamagedFile as error:
-                self._forget(self.kept, error)
-        self.behind = filled and self.kept is None
-        if self.kept is not None and position == len(self.kept):
+        ended = False
+        if kept is not None and position == len(kept):
             # What was skipped after the last element has been counted, if the state is that of the end.
-            self.ended = position in self.kept.skipped and _same(here, self.kept.end)
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
+            ended = position in kept.skipped and _same(here, kept.end)
+        if filled and kept is not None:  # a state of Grain's: `here` is not the parent's position there
+            try:
+                here = kept.state(min(position, len(kept)))
+            except DamagedFile as error:
+                self._forget(kept, error)
+                kept = None
+        return position, here, kept, filled and kept is None, ended, None
 
     def catch_up(self) -> None:
         if self.kept is not None:
             return
         super().catch_up()
         if self.behind:
-            with aside(self.skips):
+            with collect_skips(self.skips):
                 self._catch_up()
 
     def start_prefetch(self) -> None:

@@ -5,7 +5,6 @@ An element with several features is cut in all of them where the first one is fu
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 import logging
@@ -17,9 +16,12 @@ import numpy as np
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
 from bushel.graph.fill import filled
-from bushel.graph.packing import as_sequence, checked_lengths
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, checked, counted, field, restore
+from bushel.graph.pack_stream import as_sequence, checked_lengths
+from bushel.graph.skips import Skips
+from bushel.graph.state_fields import State, check_type, read_count, read_field
+from bushel.graph.streams import OneParent, Opener, Ordered
 from bushel.index.packing import layout
 
 logger = logging.getLogger("bushel")
@@ -33,7 +35,7 @@ class BOSHandling(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ConcatThenSplit(OneParent):
+class ConcatThenSplit(OneParent, Ordered):
     """Rows of fixed length, cut from all sequences one after the other."""
 
     length_struct: Mapping[str, int]
@@ -79,7 +81,7 @@ class _Piece:
     Features in `whole` are never cut: they come with each part. `cut` is how a state tells of a part.
     """
 
-    before: State
+    before: Mark
     features: dict[str, np.ndarray]
     whole: frozenset[str]
     bounds: dict[str, tuple[int, int]]
@@ -99,74 +101,78 @@ _CUTS, _GIVEN = "remainder_slices", "elements_from_buffer_after_checkpoint"
 _WHOLE = (-1, -1)  # in a state: no element has been cut
 
 
-class _ConcatCursor(Cursor):
-    """Its state is that before the first row of the last reading, and how many rows were handed out since."""
+class _ConcatCursor(GroupCursor):
+    """A group is the rows that one reading fills; `extra` is the cut of the element that the first one begins with.
+
+    `beyond` is the part of an element that had no room in the group.
+    """
+
+    key = "parent_state"
 
     def __init__(self, parent: Cursor, node: ConcatThenSplit, skips: Skips | None):
-        self.parents = (parent,)
-        self.parent = parent
+        super().__init__(parent, skips)
         self.node = node
-        self.skips = skips
         self.lengths = checked_lengths(node.length_struct)
         self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]
-        self.ready: collections.deque[_Row] = collections.deque()
-        self.rest: _Piece | None = None
-        self.ended = False
-        self.before = parent.get_state()
-        self.cut: _Cut | None = None
-        self.given = 0
-        self.behind = False
         self.warned = False
 
     def pull(self, count: int) -> Block:
-        if self.behind:
-            with aside(self.skips):
-                self._catch_up()
-        rows: list[_Row] = []
-        while len(rows) < count and (row := self._next_row()) is not None:
-            rows.append(row)
+        rows = make_rows(self, count, lambda: next(iter(blocks.rows_of(self.next_rows(1))), END), self.skips)
+        if not rows and not len(self.group):
+            self.before, self.extra = self.parent.mark(), None  # Grain's state at the end
         return self._filled(rows) if rows else []
 
-    def _next_row(self) -> _Row | None:
-        if not self.ready:
-            if self.ended:
-                return None
-            self._checkpoint()
-            self._read()
-            if not self.ready:
-                self._checkpoint()
-                return None
-        self.given += 1
-        return self.ready.popleft()
+    def position_before_group(self) -> tuple[Mark, _Cut | None]:
+        return (self.parent.mark(), None) if self.beyond is None else (self.beyond.before, self.beyond.cut)
 
-    def _checkpoint(self) -> None:
-        """The state from which the next reading can be done again."""
-        self.before = self.parent.get_state() if self.rest is None else self.rest.before
-        self.cut = None if self.rest is None else self.rest.cut
-        self.given = 0
-
-    def _read(self) -> None:
+    def read_group(self) -> list[_Row] | None:
         """Reads until a row is full. Rows that elements fill all alone come after it."""
+        if self.behind and self.extra is not None:
+            self.beyond = self._cut_again(self.extra)
+        if self.behind and not self.given:
+            return []
+        alone: list[_Row] = []
         row: _Row = []
         room = dict(self.lengths)
         while True:
-            piece, self.rest = self.rest or self._element(), None
+            piece, self.beyond = self.beyond or self._element(), None
             if piece is None:
-                self.ended = True
                 break
             if piece.cut is None and not self.node.split_full_length_features and self._is_full(piece):
-                self.ready.append([piece])
+                alone.append([piece])
                 continue
-            self.rest = self._add(piece, row, room)
-            if self.rest is not None:
+            self.beyond = self._add(piece, row, room)
+            if self.beyond is not None:
                 break
-        if row:
-            self.ready.appendleft(row)
+        return [row, *alone] if row else alone or None
+
+    def _cut_again(self, cut: _Cut) -> _Piece:
+        """The part of the next element that a state had left over."""
+        whole = self._element()
+        if whole is None:
+            raise StateMismatch("This state is in the middle of an element that is not there any more.", _CUTS)
+        for name, (low, high) in cut.items():
+            length = len(whole.features[name])
+            if name not in whole.whole and (low < 0 or high > length):
+                raise StateMismatch(
+                    f"This state has tokens {low} to {high} of feature {name!r} of an element, which has {length}. "
+                    "Was it saved with other data?",
+                    _CUTS,
+                    name,
+                )
+        return whole.part(cut)
+
+    def describe_mismatch(self, rows: int) -> StateMismatch:
+        return StateMismatch(
+            f"This state is after row {self.given} of those that are read together; there are {rows}. "
+            "Was it saved with other data?",
+            _GIVEN,
+        )
 
     def _element(self) -> _Piece | None:
-        before = self.parent.get_state()
-        rows = blocks.rows_of(self.parent.pull(1))
+        before = self.parent.mark()
+        rows = blocks.rows_of(self.read_parent(1))
         if not rows:
             return None
         try:
@@ -251,37 +257,18 @@ class _ConcatCursor(Cursor):
                 data[f"{name}_positions"] = laid.positions()
         return Columns(data, len(rows))
 
-    def mark(self) -> Any:
-        here = (self.rest, self.ended, self.before, self.cut, self.given, self.behind)
-        return self.parent.mark(), tuple(self.ready), here
-
-    def rewind(self, mark: Any) -> None:
-        parent, ready, (self.rest, self.ended, self.before, self.cut, self.given, self.behind) = mark
-        self.ready = collections.deque(ready)
-        self.parent.rewind(parent)
-
-    def state_of(self, mark: Any) -> State:
-        *_, (_, _, before, cut, given, _) = mark
-        return self._state(before, cut, given)
-
-    def get_state(self) -> State:
-        return self._state(self.before, self.cut, self.given)
-
-    def _state(self, before: State, cut: _Cut | None, given: int) -> State:
+    def state_of(self, mark: Mark) -> State:
+        before, given, cut = mark
         cut = cut or dict.fromkeys(self.cuttable, _WHOLE)
         return {
-            "parent_state": before,
+            "parent_state": self.parent.state_of(before),
             _CUTS: {name: list(pair) for name, pair in cut.items()},
             _GIVEN: given,
         }
 
-    def set_state(self, state: State) -> None:
-        given = counted(state, _GIVEN)
-        cut = self._cut_of(field(state, _CUTS, dict))
-        restore(self.parent, state, "parent_state")
-        self.before, self.cut, self.given = self.parent.get_state(), cut, given
-        self.ready, self.rest, self.ended = collections.deque(), None, False
-        self.behind = bool(given or cut)
+    def mark_of(self, state: State) -> Mark:
+        given, cut = read_count(state, _GIVEN), self._cut_of(read_field(state, _CUTS, dict))
+        return self.parent_mark_of(state), given, cut
 
     def _cut_of(self, saved: Mapping[str, Any]) -> _Cut | None:
         if set(saved) != set(self.cuttable):
@@ -299,44 +286,7 @@ class _ConcatCursor(Cursor):
     def _pair_of(self, pair: Any, name: str) -> tuple[int, int]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise StateMismatch(f"A cut is a pair of numbers; the one of {name!r} is {pair!r}.", _CUTS, name)
-        return checked(pair[0], int, _CUTS, name, 0), checked(pair[1], int, _CUTS, name, 1)
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent_state",)
-
-    def catch_up(self) -> None:
-        super().catch_up()
-        if self.behind:
-            with aside(self.skips):
-                self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Reads again what the state stands for: the element that was cut, and the rows of one reading."""
-        given, cut, self.behind = self.given, self.cut, False
-        if cut is not None:
-            whole = self._element()
-            if whole is None:
-                raise StateMismatch("This state is in the middle of an element that is not there any more.", _CUTS)
-            for name, (low, high) in cut.items():
-                length = len(whole.features[name])
-                if name not in whole.whole and (low < 0 or high > length):
-                    raise StateMismatch(
-                        f"This state has tokens {low} to {high} of feature {name!r} of an element, which has {length}. "
-                        "Was it saved with other data?",
-                        _CUTS,
-                        name,
-                    )
-            self.rest = whole.part(cut)
-        if given:
-            self._read()
-            if given > len(self.ready):
-                raise StateMismatch(
-                    f"This state is after row {given} of those that are read together; there are {len(self.ready)}. "
-                    "Was it saved with other data?",
-                    _GIVEN,
-                )
-            for _ in range(given):
-                self.ready.popleft()
+        return check_type(pair[0], int, _CUTS, name, 0), check_type(pair[1], int, _CUTS, name, 1)
 
 
 def _kind(array: np.ndarray) -> tuple[Any, ...]:

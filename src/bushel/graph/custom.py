@@ -13,8 +13,10 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import own
 from bushel.graph.closing import CLOSED, InUse
+from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.node import MapNode, Node, Origin, Plan, told
-from bushel.graph.streams import Cursor, Opener, State, StreamNode
+from bushel.graph.state_fields import State
+from bushel.graph.streams import Opener, Ordered, StreamNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ class _CustomReads(Plan):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CustomStream(StreamNode):
+class CustomStream(StreamNode, Ordered):
     """A user's subclass of IterDataset as a node."""
 
     dataset: Any
@@ -109,14 +111,16 @@ def _attributes(dataset: Any) -> dict[str, Any]:
 class IteratorCursor(Cursor):
     """A user's own iterator as a cursor.
 
-    Its state may be dear to take, so a mark is the state of up to 64 elements ago and a count: going back reads these
-    elements again. Where another such iterator can be had, by `another`, the state at a mark can be told meanwhile.
+    If the caller can make `another` such iterator, a mark is the state of up to 64 elements ago and a count, since a
+    user's `get_state` may be slow. Going back reads these elements again, and so does asking for the state of an
+    earlier mark, with an iterator of its own. Without `another`, a mark is the state itself.
     """
 
     EVERY = 64
 
     def __init__(self, iterator: Iterator[Any], another: Callable[[], Iterator[Any]] | None = None):
         self._iterator, self._another = iterator, another
+        self._every = 1 if another is None else self.EVERY
         self._in_use = InUse(iterator)
         self._base: State | None = None
         self._since = 0
@@ -140,20 +144,12 @@ class IteratorCursor(Cursor):
                 in_use.close()
         return rows
 
-    def get_state(self) -> State:
-        return copy.deepcopy(self._has("get_state")())  # theirs may change with the iterator
-
-    def set_state(self, state: State) -> None:
-        with self._in_use:
-            self._has("set_state")(state)
-        self._base = None
-
-    def mark(self) -> Any:
-        if self._base is None or self._since >= self.EVERY:
-            self._base, self._since = self.get_state(), 0
+    def mark(self) -> Mark:
+        if self._base is None or self._since >= self._every:
+            self._base, self._since = self._iterator_state(), 0
         return self._base, self._since
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         base, count = mark
         with self._in_use:
             self._has("set_state")(copy.deepcopy(base))
@@ -161,17 +157,24 @@ class IteratorCursor(Cursor):
                 next(self._iterator)
         self._base, self._since = base, count
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         base, count = mark
         if not count:
             return copy.deepcopy(base)
-        if self._another is None:
-            raise RuntimeError("The state is not known while the next element is being computed. Ask for it after.")
+        if base is self._base and count == self._since and not self._in_use.users:
+            return self._iterator_state()  # the iterator stands there, and nobody is in its `__next__`
+        assert self._another is not None
         other = IteratorCursor(self._another())
         other.rewind(mark)
-        state = other.get_state()
+        state = other._iterator_state()
         other.close()
         return state
+
+    def mark_of(self, state: State) -> Mark:
+        return copy.deepcopy(state), 0
+
+    def _iterator_state(self) -> State:
+        return copy.deepcopy(self._has("get_state")())  # the iterator may change the dict that it returned
 
     def get_next_index(self) -> int:
         return self._has("_get_next_index")()

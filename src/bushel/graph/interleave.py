@@ -13,14 +13,16 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, inside, located
+from bushel.graph.cursors import END, Cursor, Mark, make_rows
 from bushel.graph.node import MapNode, Node
-from bushel.graph.streams import Cursor, Elements, Opener, State, StreamNode, checked, counted, field
+from bushel.graph.state_fields import State, check_type, read_count, read_field
+from bushel.graph.streams import Elements, Opener, Ordered, StreamNode
 
 _STATES = "iterators_in_use_states"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Interleave(StreamNode):
+class Interleave(StreamNode, Ordered):
     """One element of each of `cycle_length` streams in turn; where one ends, the next not yet begun takes its place.
 
     The streams are `parts`, or the elements of a map node, which are datasets then and made only when their turn comes.
@@ -83,23 +85,14 @@ def as_stream(dataset: Any) -> StreamNode:
     raise TypeError(f"An interleave takes datasets, got {dataset!r} of type {type(dataset).__name__}.")
 
 
+@dataclasses.dataclass(slots=True)
 class _Slot:
-    """A place in the cycle: which stream is there, and how far it was read since it was opened or set."""
+    """A place in the cycle: which stream is there, and its cursor while it is open."""
 
-    def __init__(self, number: int):
-        self.put(number, None)
-
-    def put(self, number: int, cursor: Cursor | None, opened_at: State | None = None) -> None:
-        """Puts a stream here that has been opened, at a state or at its start."""
-        self.number, self.cursor, self.opened_at = number, cursor, opened_at
-        self.read = 0
-        self.ended_at: State | None = None
-
-    def saved(self) -> tuple[Any, ...]:
-        return self.number, self.cursor, self.opened_at, self.read, self.ended_at
-
-    def bring_back(self, saved: tuple[Any, ...]) -> None:
-        self.number, self.cursor, self.opened_at, self.read, self.ended_at = saved
+    number: int
+    cursor: Cursor | None = None
+    ended_at: State | None = None
+    """The state of the stream that has ended here."""
 
     def close(self) -> None:
         cursor, self.cursor = self.cursor, None  # at once: another thread may close it, too
@@ -108,6 +101,8 @@ class _Slot:
 
 
 class _InterleaveCursor(Cursor):
+    """A position is the slots (stream, its cursor and mark, or the state it ended at), the turn, and the next stream."""
+
     def __init__(self, node: Interleave, opener: Opener):
         self._node = node
         self._opener = opener
@@ -116,38 +111,39 @@ class _InterleaveCursor(Cursor):
         self._next = 0
 
     def pull(self, count: int) -> Block:
-        rows: list[Any] = []
         if self._opener.ahead_of_turn and not self._next:
-            with contextlib.suppress(Exception):  # told when its turn has come
+            with contextlib.suppress(Exception):  # raised again when its turn has come
                 self._begin_all()
-        while len(rows) < count and self._slots:
+        if len(self._slots) != 1:
+            return blocks.joined(make_rows(self, count, lambda: self._next_block(1), self._opener.skips) or [[]])
+        block = self._next_block(count)  # a stream that is alone needs no turns
+        return [] if block is END else block
+
+    def _next_block(self, count: int) -> Any:
+        """Up to `count` elements of the stream whose turn it is, or END."""
+        while any(slot.cursor is not None for slot in self._slots) or self._next < self._node.count:
             slot = self._slots[self._turn]
-            if slot.cursor is None and not self._begin_next(slot):
-                if all(other.cursor is None for other in self._slots):
-                    break
-                self._turn = (self._turn + 1) % len(self._slots)
-                continue
-            assert slot.cursor is not None
-            # A stream that is alone needs no turns.
-            block = slot.cursor.pull(count - len(rows) if len(self._slots) == 1 else 1)
-            if len(block):
-                slot.read += len(block)
-                rows.extend(blocks.rows_of(block))
-            else:
-                slot.ended_at = slot.cursor.get_state()
-                slot.close()
+            block: Block = []
+            if slot.cursor is not None or self._begin_next(slot):
+                assert slot.cursor is not None
+                block = slot.cursor.pull(count)
+                if not len(block):
+                    slot.ended_at = slot.cursor.get_state()
+                    slot.close()
             self._turn = (self._turn + 1) % len(self._slots)
-        return rows
+            if len(block):
+                return block
+        return END
 
     def _begin_next(self, slot: _Slot) -> bool:
-        """Puts the next stream that is there into a slot; False where there is none left."""
+        """Puts the next stream that is there into a slot; False if there is none left."""
         while self._next < self._node.count:
             number = self._next
-            cursor = self._opened(number)
+            cursor = self._open(number)
             self._next += 1
             if cursor is not None:
                 cursor.start_prefetch()
-                slot.put(number, cursor)
+                slot.number, slot.cursor, slot.ended_at = number, cursor, None
                 return True
         return False
 
@@ -156,7 +152,8 @@ class _InterleaveCursor(Cursor):
             if slot.cursor is None and slot.ended_at is None:
                 self._begin_next(slot)
 
-    def _opened(self, number: int) -> Cursor | None:
+    def _open(self, number: int) -> Cursor | None:
+        """A cursor at the start of stream `number`; None if a filter drops the stream."""
         try:
             stream = self._node.stream(number)
         except RowFailed as failed:
@@ -165,52 +162,52 @@ class _InterleaveCursor(Cursor):
             raise located(error, f"bushel: {self._node.call()} failed at its dataset {number}.") from None
         return None if stream is None else self._opener.part(stream)
 
-    def mark(self) -> Any:
-        slots = [(slot.saved(), slot.cursor and slot.cursor.mark()) for slot in self._slots]
+    def mark(self) -> Mark:
+        slots = [(slot.number, slot.cursor, slot.cursor and slot.cursor.mark(), slot.ended_at) for slot in self._slots]
         return slots, self._turn, self._next
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         slots, self._turn, self._next = mark
-        for slot, (before, cursor_mark) in zip(self._slots, slots, strict=True):
-            now = slot.cursor
-            slot.bring_back(before)
-            if now is not None and now is not slot.cursor:
-                now.close()
-            if slot.cursor is not None and slot.cursor is now:
-                slot.cursor.rewind(cursor_mark)
-            elif slot.cursor is not None:
-                slot.cursor = self._again(slot)  # it has ended since, and was closed
+        for slot, (number, cursor, at, ended_at) in zip(self._slots, slots, strict=True):
+            if slot.cursor is not cursor:
+                slot.close()
+                if cursor is not None and at is not None:
+                    # The stream of that time has ended since, and its cursor is closed: its state is still known.
+                    cursor, state = self._open(number), cursor.state_of(at)
+                    assert cursor is not None
+                    at = cursor.mark_of(state)
+            slot.number, slot.cursor, slot.ended_at = number, cursor, ended_at
+            if cursor is not None:
+                cursor.rewind(at)
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         slots, turn, following = mark
-        saved = [(number, cursor, ended_at, at) for (number, cursor, _, _, ended_at), at in slots]
-        # A stream whose turn has not come yet has no state here, and is begun by whoever restores this.
-        states = [ended_at if cursor is None else cursor.state_of(at) for _, cursor, ended_at, at in saved]
-        ended = [ended_at is not None for _, _, ended_at, _ in saved]
-        return _state(turn, following, [number for number, *_ in saved], states, ended)
+        numbers, states = [], []
+        for number, cursor, at, ended_at in slots:
+            state = ended_at if cursor is None else cursor.state_of(at)
+            # As in Grain, a state has all streams of the cycle, also those whose turn has not come yet.
+            while state is None and following < self._node.count:
+                number, following = following, following + 1
+                begun = self._open(number)
+                if begun is not None:
+                    state = begun.get_state()
+                    begun.close()
+            numbers.append(number)
+            states.append(state)
+        return {
+            "next_index_in_cycle": turn,
+            "next_index_in_datasets": following,
+            "iterators_in_use_indices": numbers,
+            _STATES: states,
+            "exhausted": [int(ended_at is not None) for *_, ended_at in slots],
+            "future_states": {},
+        }
 
-    def _again(self, slot: _Slot) -> Cursor:
-        """The stream of a slot opened anew, and read to where it was."""
-        cursor = self._opened(slot.number)
-        assert cursor is not None
-        if slot.opened_at is not None:
-            cursor.set_state(slot.opened_at)
-        left = slot.read
-        while left and (part := len(cursor.pull(left))):
-            left -= part
-        return cursor
-
-    def get_state(self) -> State:
-        self._begin_all()  # as in Grain: a state has all streams of the cycle, begun or not
-        states = [slot.ended_at if slot.cursor is None else slot.cursor.get_state() for slot in self._slots]
-        ended = [slot.ended_at is not None for slot in self._slots]
-        return _state(self._turn, self._next, [slot.number for slot in self._slots], states, ended)
-
-    def set_state(self, state: State) -> None:
-        turn, following = counted(state, "next_index_in_cycle"), counted(state, "next_index_in_datasets")
-        numbers, states = field(state, "iterators_in_use_indices", list), field(state, _STATES, list)
-        numbers = [checked(value, int, "iterators_in_use_indices", place) for place, value in enumerate(numbers)]
-        ended = field(state, "exhausted", list)
+    def mark_of(self, state: State) -> Mark:
+        turn, following = read_count(state, "next_index_in_cycle"), read_count(state, "next_index_in_datasets")
+        numbers, states = read_field(state, "iterators_in_use_indices", list), read_field(state, _STATES, list)
+        numbers = [check_type(value, int, "iterators_in_use_indices", place) for place, value in enumerate(numbers)]
+        ended = read_field(state, "exhausted", list)
         for place, value in enumerate(ended):
             if value not in (0, 1):
                 raise StateMismatch(f"A stream has ended (1) or not (0), got {value!r}.", "exhausted", place)
@@ -230,24 +227,30 @@ class _InterleaveCursor(Cursor):
             raise StateMismatch(
                 "This state was written by an elastic iterator of Grain's; it cannot be restored here.", "future_states"
             )
-        for slot, number, saved, gone in zip(self._slots, numbers, states, ended, strict=True):
-            with inside(_STATES, self._slots.index(slot)):
-                self._set_slot(slot, number, saved, bool(gone))
-        self._turn, self._next = turn, following
+        slots: list[Any] = []
+        try:
+            for place, (number, saved, gone) in enumerate(zip(numbers, states, ended, strict=True)):
+                with inside(_STATES, place):
+                    slots.append(self._slot_of(self._slots[place], number, saved, bool(gone)))
+        except BaseException:
+            for slot, (_, cursor, *_) in zip(self._slots, slots):
+                if cursor is not None and cursor is not slot.cursor:
+                    cursor.close()  # opened for this state, which is none
+            raise
+        return slots, turn, following
 
-    def _set_slot(self, slot: _Slot, number: int, saved: Any, gone: bool) -> None:
+    def _slot_of(self, slot: _Slot, number: int, saved: Any, gone: bool) -> Any:
         if gone or saved is None:
-            slot.close()
-            slot.put(number, None)
-            slot.ended_at = saved
-            return
-        if slot.number != number:
-            slot.close()
-        cursor = slot.cursor or self._opened(number)
+            return number, None, None, saved
+        cursor = slot.cursor if slot.number == number and slot.cursor is not None else self._open(number)
         if cursor is None:
             raise StateMismatch(f"This state has a stream {number}, which a filter drops here.")
-        slot.put(number, cursor, saved)
-        cursor.set_state(saved)
+        try:
+            return number, cursor, cursor.mark_of(saved), None
+        except BaseException:
+            if cursor is not slot.cursor:
+                cursor.close()
+            raise
 
     def catch_up(self) -> None:
         for number, slot in enumerate(self._slots):
@@ -256,20 +259,22 @@ class _InterleaveCursor(Cursor):
                     slot.cursor.catch_up()
 
     def get_next_index(self) -> int:
-        if self._node.count != 1:
-            return super().get_next_index()
+        self._check_alone()
         cursor = self._slots[0].cursor
         return 0 if cursor is None else cursor.get_next_index()
 
     def set_next_index(self, index: int) -> None:
-        if self._node.count != 1:
-            super().set_next_index(index)
+        self._check_alone()
         (slot,) = self._slots
-        cursor = slot.cursor or self._opened(0)
+        cursor = slot.cursor or self._open(0)
         assert cursor is not None
         cursor.set_next_index(index)
-        slot.put(0, cursor, cursor.get_state())
+        slot.number, slot.cursor, slot.ended_at = 0, cursor, None
         self._next = 1
+
+    def _check_alone(self) -> None:
+        if self._node.count != 1:
+            raise NotImplementedError("An interleave of several streams has no index of its next element.")
 
     def start_prefetch(self) -> None:
         for slot in self._slots:
@@ -279,14 +284,3 @@ class _InterleaveCursor(Cursor):
     def close(self) -> None:
         for slot in self._slots:
             slot.close()
-
-
-def _state(turn: int, following: int, numbers: list[int], states: list[State | None], ended: list[bool]) -> State:
-    return {
-        "next_index_in_cycle": turn,
-        "next_index_in_datasets": following,
-        "iterators_in_use_indices": numbers,
-        _STATES: states,
-        "exhausted": [int(gone) for gone in ended],
-        "future_states": {},
-    }

@@ -8,15 +8,18 @@ from typing import Any
 import numpy as np
 
 from bushel.base import blocks, checks, trees
-from bushel.base.blocks import Block
+from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
+from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, Over, make_rows
+from bushel.graph.skips import Skips
+from bushel.graph.state_fields import State, read_count
+from bushel.graph.streams import OneParent, Opener, Ordered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Limit(OneParent):
+class Limit(OneParent, Ordered):
     """The first `count` elements."""
 
     count: int
@@ -39,7 +42,7 @@ class Limit(OneParent):
         return f"limit({self.count})"
 
 
-class _LimitCursor(Through):
+class _LimitCursor(Over):
     def __init__(self, parent: Cursor, node: Limit):
         super().__init__(parent)
         self.node = node
@@ -53,30 +56,20 @@ class _LimitCursor(Through):
         self.given += len(block)
         return block
 
-    def trace(self, row: int) -> Any:
-        return self.parent.trace(row)
-
-    def get_state(self) -> State:
-        return {"parent": self.parent.get_state(), "count_elements_read": self.given}
-
-    def set_state(self, state: State) -> None:
-        given = counted(state, "count_elements_read", most=self.node.count)
-        restore(self.parent, state, "parent")
-        self.given = given
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
-
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return self.parent.mark(), self.given
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         parent, self.given = mark
         self.parent.rewind(parent)
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         parent, given = mark
         return {"parent": self.parent.state_of(parent), "count_elements_read": given}
+
+    def mark_of(self, state: State) -> Mark:
+        given = read_count(state, "count_elements_read", self.node.count)
+        return self.parent_mark_of(state), given
 
     def get_next_index(self) -> int:
         return self.given
@@ -87,7 +80,7 @@ class _LimitCursor(Through):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class RepeatStream(OneParent):
+class RepeatStream(OneParent, Ordered):
     """The same elements over and over: `num_epochs` times, or endlessly."""
 
     num_epochs: int | None = None
@@ -113,11 +106,11 @@ class RepeatStream(OneParent):
         return f"repeat({'' if self.num_epochs is None else self.num_epochs})"
 
 
-class _RepeatCursor(Through):
+class _RepeatCursor(Over):
     def __init__(self, parent: Cursor, node: RepeatStream):
         super().__init__(parent)
         self.node = node
-        self.start = parent.get_state()
+        self.start = parent.mark()
         self.epoch = 0
         self.fresh = False  # at the start of an epoch after the first, nothing read of it yet
 
@@ -132,38 +125,28 @@ class _RepeatCursor(Through):
                 return []
             self.epoch += 1
             if self.epoch != self.node.num_epochs:
-                self.parent.set_state(self.start)
+                self.parent.rewind(self.start)
                 self.fresh = True
         return []
 
-    def trace(self, row: int) -> Any:
-        return self.parent.trace(row)
-
-    def get_state(self) -> State:
-        return {"parent": self.parent.get_state(), "epoch": self.epoch}
-
-    def set_state(self, state: State) -> None:
-        epoch = counted(state, "epoch", *[] if self.node.num_epochs is None else [self.node.num_epochs])
-        restore(self.parent, state, "parent")
-        self.epoch, self.fresh = epoch, False
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
-
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return self.parent.mark(), self.epoch, self.fresh
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         parent, self.epoch, self.fresh = mark
         self.parent.rewind(parent)
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         parent, epoch, _ = mark
         return {"parent": self.parent.state_of(parent), "epoch": epoch}
 
+    def mark_of(self, state: State) -> Mark:
+        epoch = read_count(state, "epoch", *[] if self.node.num_epochs is None else [self.node.num_epochs])
+        return self.parent_mark_of(state), epoch, False
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rebatch(OneParent):
+class Rebatch(OneParent, Ordered):
     """Batches of another size, cut from those that come."""
 
     batch_size: int
@@ -185,37 +168,27 @@ class Rebatch(OneParent):
         return f"rebatch({self.batch_size}{', drop_remainder=True' if self.drop_remainder else ''})"
 
 
-class _RebatchCursor(Cursor):
-    """Its state is the parent's before the batch now being cut, and how much of that one is gone."""
+class _RebatchCursor(GroupCursor):
+    """A group is the rows of one batch of the parent's."""
+
+    keeps_given_at_end = True
 
     def __init__(self, parent: Cursor, node: Rebatch, skips: Skips | None):
-        self.parents = (parent,)
-        self.parent = parent
+        super().__init__(parent, skips)
         self.node = node
-        self.skips = skips
-        self.before = parent.get_state()
-        self.batch: Any = None
-        self.size = 0
-        self.row = 0
-        self.behind = False  # the batch has to be read again
-        self.ended = False
 
     def pull(self, count: int) -> Block:
-        batches: list[Any] = []
-        while len(batches) < count and (batch := self._cut()) is not None:
-            batches.append(batch)
-        return batches
+        return make_rows(self, count, self._next_batch, self.skips)
 
-    def _cut(self) -> Any:
+    def _next_batch(self) -> Any:
         missing = self.node.batch_size
         parts: list[Any] = []
-        while missing and (self.row < self.size or self._read()):
-            low = self.row
-            self.row = min(self.size, low + missing)
-            parts.append(trees.map_leaves(lambda leaf, low=low: leaf[low : self.row], self.batch))
-            missing -= self.row - low
+        while missing and (rows := self.next_rows(missing)):
+            assert isinstance(rows, Columns)
+            parts.append(rows.tree)
+            missing -= len(rows)
         if not parts or (missing and self.node.drop_remainder):
-            return None
+            return END
         if len(parts) == 1:
             return parts[0]
         try:
@@ -223,36 +196,12 @@ class _RebatchCursor(Cursor):
         except ValueError as error:
             raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
 
-    def _read(self) -> bool:
-        """Goes on to the next batch, or to what is left of one that a state was in the middle of."""
-        while not self.ended:
-            if self.behind:
-                self._read_again()
-            else:
-                self.before = self.parent.get_state()
-                if self._next_batch():
-                    self.row = 0
-            if self.row < self.size and not self.ended:
-                return True
-        return False
+    def position_before_group(self) -> tuple[Mark, None]:
+        return self.parent.mark(), None
 
-    def _next_batch(self) -> bool:
-        rows = blocks.rows_of(self.parent.pull(1))
-        if rows:
-            self.batch, self.size = rows[0], self._size_of(rows[0])
-        self.ended = not rows
-        return not self.ended
-
-    def _read_again(self) -> None:
-        """Reads the batch that a state was in the middle of."""
-        with aside(self.skips if self.row else None):
-            there = self._next_batch()
-        self.behind = False
-        if there and self.row > self.size:
-            raise StateMismatch(
-                f"This state is after element {self.row} of a batch of {self.size}. Was it saved with other data?",
-                "batch_idx",
-            )
+    def read_group(self) -> Block | None:
+        rows = blocks.rows_of(self.read_parent(1))
+        return Columns(rows[0], self._size_of(rows[0])) if rows else None
 
     def _size_of(self, batch: Any) -> int:
         sizes = {np.shape(leaf)[:1] for leaf in trees.leaves(batch)}
@@ -263,36 +212,15 @@ class _RebatchCursor(Cursor):
         )
         raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed."))
 
-    def mark(self) -> Any:
-        return self.parent.mark(), (self.before, self.batch, self.size, self.row, self.behind, self.ended)
+    def describe_mismatch(self, rows: int) -> StateMismatch:
+        return StateMismatch(
+            f"This state is after element {self.given} of a batch of {rows}. Was it saved with other data?",
+            "batch_idx",
+        )
 
-    def rewind(self, mark: Any) -> None:
-        parent, (before, batch, size, row, behind, ended) = mark
-        if row < size:  # a function may have written into the part that it was given: the batch is read anew
-            self.parent.set_state(before)
-            batch, size, behind, ended = None, 0, True, False
-        else:
-            self.parent.rewind(parent)
-        self.before, self.batch, self.size = before, batch, size
-        self.row, self.behind, self.ended = row, behind, ended
+    def state_of(self, mark: Mark) -> State:
+        before, given, _ = mark
+        return {"parent": self.parent.state_of(before), "batch_idx": given}
 
-    def state_of(self, mark: Any) -> State:
-        _, (before, _, _, row, *_) = mark
-        return {"parent": before, "batch_idx": row}
-
-    def get_state(self) -> State:
-        return {"parent": self.before, "batch_idx": self.row}
-
-    def set_state(self, state: State) -> None:
-        row = counted(state, "batch_idx")
-        restore(self.parent, state, "parent")
-        self.before = self.parent.get_state()
-        self.batch, self.size, self.row, self.behind, self.ended = None, 0, row, True, False
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
-
-    def catch_up(self) -> None:
-        super().catch_up()
-        if self.behind and self.row:
-            self._read_again()
+    def mark_of(self, state: State) -> Mark:
+        return self.parent_mark_of(state), read_count(state, "batch_idx"), None

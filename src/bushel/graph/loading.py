@@ -15,9 +15,12 @@ from bushel.base.ownership import own
 from bushel.base.records import Record, RecordMetadata
 from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn
+from bushel.graph.cursors import Cursor, Mark, Over
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import each
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
+from bushel.graph.skips import Skips, collect_skips
+from bushel.graph.state_fields import State, read_count
+from bushel.graph.streams import OneParent, Opener, Ordered
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -106,7 +109,7 @@ def data_of(record: Record[Any]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Operate(OneParent):
+class Operate(OneParent, Ordered):
     """An operation of the user's own, from an iterator of records to another."""
 
     transform: Any
@@ -121,7 +124,7 @@ class Operate(OneParent):
         return call_of("operate", self.transform)
 
 
-class _OperationCursor(Through):
+class _OperationCursor(Over):
     """Runs an operation that keeps what it likes of the records it has read.
 
     So its state is where it began, and how many records it has given since: going there runs it again from there.
@@ -134,7 +137,7 @@ class _OperationCursor(Through):
         self._begin(0)
 
     def _begin(self, replayed: int) -> None:
-        self.before = self.parent.get_state()
+        self.before = self.parent.mark()
         self.given = replayed
         self.replay = replayed
         self.output: Iterator[Any] | None = None
@@ -163,7 +166,7 @@ class _OperationCursor(Through):
     def _run_again(self) -> None:
         """Begins the operation, and goes past what it has given before."""
         self.output = iter(self._checked(self.node.transform(self._input())))
-        with aside(self.skips):
+        with collect_skips(self.skips):
             for done in range(self.replay):
                 if next(self.output, None) is None:
                     raise StateMismatch(
@@ -171,9 +174,6 @@ class _OperationCursor(Through):
                         "Was it saved with other data?",
                         "given",
                     )
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
 
     def catch_up(self) -> None:
         super().catch_up()
@@ -188,23 +188,19 @@ class _OperationCursor(Through):
                 )
             yield record
 
-    def get_state(self) -> State:
-        return {"parent": self.before, "given": self.given}
+    def mark(self) -> Mark:
+        return self.before, self.given
 
-    def set_state(self, state: State) -> None:
-        if "given" not in state:  # Grain's: the operation begins anew there
-            self.parent.set_state(state)
-            self._begin(0)
-            return
-        given = counted(state, "given")
-        restore(self.parent, state, "parent")
+    def rewind(self, mark: Mark) -> None:
+        before, given = mark
+        self.parent.rewind(before)
         self._begin(given)
 
-    def mark(self) -> Any:
-        return self.get_state()
+    def state_of(self, mark: Mark) -> State:
+        before, given = mark
+        return {"parent": self.parent.state_of(before), "given": given}
 
-    def rewind(self, mark: Any) -> None:
-        self.set_state(mark)
-
-    def state_of(self, mark: Any) -> State:
-        return mark
+    def mark_of(self, state: State) -> Mark:
+        if "given" not in state:  # Grain's: the operation begins anew there
+            return self.parent.mark_of(state), 0
+        return self.parent_mark_of(state), read_count(state, "given")

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from bushel.base.options import DatasetOptions
-from bushel.graph.streams import Cursor, OneParent, Opener, StreamNode
+from bushel.graph.streams import OneParent, StreamNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,9 +22,6 @@ class WithOptions(OneParent):
     @property
     def takes_a_place(self) -> bool:
         return True  # in Grain it does: a seed after it would differ otherwise
-
-    def open(self, opener: Opener) -> Cursor:
-        return opener.open(self.parent)
 
     @property
     def length(self) -> int | None:

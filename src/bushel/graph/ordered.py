@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,24 +15,13 @@ from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, inside, located
 from bushel.base.ownership import own
 from bushel.graph.apply import call_of
-from bushel.graph.batch import BatchFn, batch_call, batched_spec, is_ours, make_batch, may_keep
+from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch, may_keep
+from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import Node, each
-from bushel.graph.streams import (
-    Cursor,
-    OneParent,
-    Opener,
-    Skips,
-    State,
-    StreamNode,
-    Through,
-    aside,
-    count_listed,
-    counted,
-    field,
-    pull_several,
-    restore,
-)
+from bushel.graph.skips import Skips, collect_skips, count_collected
+from bushel.graph.state_fields import State, read_count, read_field
+from bushel.graph.streams import OneParent, Opener, Ordered, StreamNode
 from bushel.index import mix
 
 
@@ -49,9 +38,6 @@ class BatchStream(OneParent):
         """Whether a batch could be an object that the user's function keeps."""
         return may_keep(self.batch_fn)
 
-    def open(self, opener: Opener) -> Cursor:
-        return BatchCursor(opener.open(self.parent), self, opener.skips)
-
     @property
     def length(self) -> int | None:
         elements = self.parent.length
@@ -66,59 +52,49 @@ class BatchStream(OneParent):
         return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
 
 
-class BatchCursor(Through):
-    """Cuts batches of what its parent gives."""
+class BatchCursor(Cursor):
+    """Cuts batches of what its parent gives, where a program cannot make them: after a filter, or an ordered stage."""
 
-    def __init__(self, parent: Cursor, node: BatchStream, skips: Skips | None = None):
-        super().__init__(parent)
+    def __init__(self, parent: Cursor, node: BatchStream, skips: Skips | None):
+        self.parent = parent
+        self.parents = (parent,)
         self.node = node
         self.skips = skips
         self.ended = False
 
     def pull(self, count: int) -> Block:
-        batches: list[Any] = []
-        while len(batches) < count:
-            elements = self._gather()
-            if elements is None:
-                break
+        batches = make_rows(self, count, self._next_batch, self.skips)
+        return own(batches) if self.node.shares else batches
+
+    def _next_batch(self) -> Any:
+        while (elements := self._gather()) is not None:
             try:
-                batches.append(make_batch(elements, self.node.batch_fn))
+                return make_batch(elements, self.node.batch_fn)
             except Exception as error:
                 error = located(error, f"bushel: {self.node.call()} failed.")
                 if self.skips is None:
-                    raise RowFailed(len(batches), error) from error
+                    raise RowFailed(0, error) from error
                 self.skips.add("a batch", in_words(error))
-            del elements
-        return own(batches) if self.node.shares else batches
+        return END
 
     def _gather(self) -> Block | None:
-        missing = self.node.batch_size
-        parts: list[Block] = []
-        read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.pull  # stacking copies all rows
-        while missing and not self.ended:
-            block = pull_several(self.parent, missing, self.skips, read)
-            if len(block):
-                parts.append(block)
-                missing -= len(block)
-            else:
-                self.ended = True  # a parent is asked past its end just once
-        if not parts or (missing and self.node.drop_remainder):
-            return None
-        return blocks.joined(parts)
+        size = self.node.batch_size
+        elements: Block = [] if self.ended else pull_exactly(self.parent, size)
+        self.ended = self.ended or len(elements) < size  # a parent is asked past its end just once
+        return None if not len(elements) or (len(elements) < size and self.node.drop_remainder) else elements
 
-    def set_state(self, state: State) -> None:
-        super().set_state(state)
-        self.ended = False
-
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return self.parent.mark(), self.ended
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         parent, self.ended = mark
         self.parent.rewind(parent)
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         return self.parent.state_of(mark[0])
+
+    def mark_of(self, state: State) -> Mark:
+        return self.parent.mark_of(state), False
 
     def get_next_index(self) -> int:
         return -(-self.parent.get_next_index() // self.node.batch_size)
@@ -129,7 +105,7 @@ class BatchCursor(Through):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FlatMapStream(OneParent):
+class FlatMapStream(OneParent, Ordered):
     """The elements that each element becomes, one after the other."""
 
     transform: Any
@@ -162,89 +138,38 @@ class _Parts(Elementwise):
         return transforms.method(self.transform, transforms.FlatMap, "flat_map")
 
 
-class _FlatMapCursor(Through):
-    """Hands out the parts of each list that its parent gives.
+class _FlatMapCursor(GroupCursor):
+    """A group is the list of parts of one element."""
 
-    Its state is the parent's before the list now being handed out, and how much of that one is gone.
-    """
-
-    def __init__(self, parent: Cursor, skips: Skips | None):
-        super().__init__(parent)
-        self.skips = skips
-        self.before = parent.get_state()
-        self.parts: Sequence[Any] = ()
-        self.position = 0
-        self.restored = False
-        self.ended = False
+    keeps_given_at_end = True
 
     def pull(self, count: int) -> Block:
-        if self.restored:
-            self._split_again()
-        while not self.ended and self.position >= len(self.parts):
-            self.parts = self._split()
-            if not self.ended:
-                self.position = 0
-        if self.ended:
-            return []
-        taken = self.parts[self.position : self.position + count]
-        self.position += len(taken)
-        return list(taken)
+        return self.next_rows(count)
 
-    def _split_again(self) -> None:
-        self.restored = False
-        with aside(self.skips if self.position else None):
-            self.parts = self._split()
-        if self.position > len(self.parts) and not self.ended:
-            raise StateMismatch(
-                f"This state is after part {self.position} of an element that flat_map makes {len(self.parts)} of. "
-                "Was it saved with other data?",
-                "next_index_in_buffer",
-            )
+    def position_before_group(self) -> tuple[Mark, None]:
+        return self.parent.mark(), None
 
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
+    def read_group(self) -> Block | None:
+        rows = blocks.rows_of(self.read_parent(1))
+        return rows[0] if rows else None
 
-    def catch_up(self) -> None:
-        super().catch_up()
-        if self.restored and self.position:
-            self._split_again()
+    def describe_mismatch(self, rows: int) -> StateMismatch:
+        return StateMismatch(
+            f"This state is after part {self.given} of an element that flat_map makes {rows} of. "
+            "Was it saved with other data?",
+            "next_index_in_buffer",
+        )
 
-    def _split(self) -> Sequence[Any]:
-        self.before = self.parent.get_state()
-        rows = blocks.rows_of(self.parent.pull(1))
-        if not rows:
-            self.ended = True  # a parent is asked past its end just once, as the state would show
-            return ()
-        return rows[0]
+    def state_of(self, mark: Mark) -> State:
+        before, given, _ = mark
+        return {"parent": self.parent.state_of(before), "next_index_in_buffer": given}
 
-    def mark(self) -> Any:
-        return self.parent.mark(), (self.before, self.parts, self.position, self.restored, self.ended)
-
-    def rewind(self, mark: Any) -> None:
-        parent, (before, parts, position, restored, ended) = mark
-        if position < len(parts):  # a function may have written into parts that it was given: they are made anew
-            self.parent.set_state(before)
-            parts, restored = (), True
-        else:
-            self.parent.rewind(parent)
-        self.before, self.parts, self.position, self.restored, self.ended = before, parts, position, restored, ended
-
-    def state_of(self, mark: Any) -> State:
-        _, (before, _, position, *_) = mark
-        return {"parent": before, "next_index_in_buffer": position}
-
-    def get_state(self) -> State:
-        return {"parent": self.before, "next_index_in_buffer": self.position}
-
-    def set_state(self, state: State) -> None:
-        position = counted(state, "next_index_in_buffer")
-        restore(self.parent, state, "parent")
-        self.before = self.parent.get_state()
-        self.parts, self.position, self.restored, self.ended = (), position, True, False
+    def mark_of(self, state: State) -> Mark:
+        return self.parent_mark_of(state), read_count(state, "next_index_in_buffer"), None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MixStream(StreamNode):
+class MixStream(StreamNode, Ordered):
     """Elements of several streams by weight; ends when the first of them does. Keys, where given, name the parts."""
 
     parts: tuple[StreamNode, ...]
@@ -274,6 +199,7 @@ class MixStream(StreamNode):
 class _MixCursor(Cursor):
     def __init__(self, parents: tuple[Cursor, ...], node: MixStream):
         self.parents = parents
+        self.places = tuple(("parents", key) for key in node.keys or range(len(parents)))
         self.node = node
         self.index = 0
         self.stop = False
@@ -301,47 +227,49 @@ class _MixCursor(Cursor):
         self.index += len(block)
         return block
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return [parent.mark() for parent in self.parents], self.index, self.stop
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         marks, self.index, self.stop = mark
-        for parent, parent_mark in zip(self.parents, marks, strict=True):
-            parent.rewind(parent_mark)
+        for parent, at in zip(self.parents, marks, strict=True):
+            parent.rewind(at)
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         marks, index, stop = mark
-        states = [parent.state_of(parent_mark) for parent, parent_mark in zip(self.parents, marks, strict=True)]
-        return self._state(states, index, stop)
-
-    def get_state(self) -> State:
-        return self._state([parent.get_state() for parent in self.parents], self.index, self.stop)
-
-    def _state(self, states: list[State], index: int, stop: bool) -> State:
+        states = [parent.state_of(at) for parent, at in zip(self.parents, marks, strict=True)]
         parents = states if self.node.keys is None else dict(zip(self.node.keys, states, strict=True))
         return {"parents": parents, "index": index, "stop": stop}
 
-    def set_state(self, state: State) -> None:
+    def mark_of(self, state: State) -> Mark:
         keys = self.node.keys
-        saved = field(state, "parents", list if keys is None else dict)
-        index, stop = counted(state, "index"), field(state, "stop", bool)
-        if keys is None and len(saved) != len(self.parents):
-            raise StateMismatch(
-                f"This state is of a mixture of {len(saved)} streams; this one has {len(self.parents)}.", "parents"
-            )
-        for number, parent in enumerate(self.parents):
-            key = number if keys is None else keys[number]
-            if keys is None or key in saved:
-                with inside("parents", key):
-                    parent.set_state(saved[key])
-        self.index, self.stop = index, stop
+        saved = read_field(state, "parents", list if keys is None else dict)
+        index, stop = read_count(state, "index"), read_field(state, "stop", bool)
+        if keys is None:
+            return marks_of(self.parents, saved, "mixture"), index, stop
+        marks = []
+        for key, parent in zip(keys, self.parents, strict=True):
+            with inside("parents", key):
+                # A part that the state does not know stays where it is.
+                marks.append(parent.mark_of(saved[key]) if key in saved else parent.mark())
+        return marks, index, stop
 
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parents", number if self.node.keys is None else self.node.keys[number])
+
+def marks_of(parents: tuple[Cursor, ...], states: list[Any], what: str) -> list[Mark]:
+    """The positions of several parents, whose states are the list under "parents"."""
+    if len(states) != len(parents):
+        raise StateMismatch(
+            f"This state is of a {what} of {len(states)} streams; this one has {len(parents)}.", "parents"
+        )
+    marks = []
+    for number, (parent, state) in enumerate(zip(parents, states, strict=True)):
+        with inside("parents", number):
+            marks.append(parent.mark_of(state))
+    return marks
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ZipStream(StreamNode):
+class ZipStream(StreamNode, Ordered):
     """Tuples of the elements of several streams; with `strict`, streams of different lengths are an error."""
 
     parts: tuple[StreamNode, ...]
@@ -377,6 +305,7 @@ class ZipStream(StreamNode):
 class _ZipCursor(Cursor):
     def __init__(self, parents: tuple[Cursor, ...], node: ZipStream, skips: Skips | None):
         self.parents = parents
+        self.places = tuple(("parents", number) for number in range(len(parents)))
         self.node = node
         self.skips = skips
         self.ended = False
@@ -384,94 +313,68 @@ class _ZipCursor(Cursor):
     def pull(self, count: int) -> Block:
         if count > 1 and not self.ended and (block := self._together(count)) is not None:
             return block
-        rows: list[Block] = []
-        while len(rows) < count and not self.ended:
-            block = self._one()
-            if len(block):
-                rows.append(block)
-            else:
-                self.ended = True  # else a longer stream would lose one more element each time it is asked
+        rows = make_rows(self, count, self._next_tuple, self.skips)
         return blocks.joined(rows) if rows else []
 
     def _together(self, count: int) -> Block | None:
-        """The next `count` tuples, each stream read in one go. None where a stream ends or fails among them.
+        """The next `count` tuples, each stream read in one go. None if a stream ends or fails among them.
 
         Then they are read tuple by tuple, so that nothing is read beyond the end of the shortest stream.
         """
         before = self.mark()
-        with aside(self.skips) as failed:
+        with collect_skips(self.skips) as skipped:
+            columns: list[Block]
             try:
-                found = [self._exactly(parent, count) for parent in self.parents]
+                columns = [pull_exactly(parent, count) for parent in self.parents]
             except Exception:
-                found = [None]
-            if None in found:
+                columns = [[]]
+            if any(len(column) < count for column in columns):
                 self.rewind(before)
                 return None
-        count_listed(self.skips, failed)
-        return _zipped([block for block in found if block is not None], count)
+        count_collected(self.skips, skipped)
+        return _zip_blocks(columns, count)
 
-    def _exactly(self, parent: Cursor, count: int) -> Block | None:
-        parts: list[Block] = []
-        while count:
-            part = parent.pull(count)
-            if not len(part):
-                return None
-            parts.append(part)
-            count -= len(part)
-        return blocks.joined(parts)
-
-    def _one(self) -> Block:
-        found: list[Block] = []
+    def _next_tuple(self) -> Any:
+        """The next tuple as a block of one, or END."""
+        if self.ended:
+            return END
+        columns: list[Block] = []
         for number, parent in enumerate(self.parents):
             block = parent.pull(1)
             if not len(block):
                 if self.node.strict:
                     self._check_ends(number)
-                return []
-            found.append(block)
-        return _zipped(found, 1)
+                self.ended = True  # else a longer stream would lose one more element each time this one is asked
+                return END
+            columns.append(block)
+        return _zip_blocks(columns, 1)
 
     def _check_ends(self, number: int) -> None:
-        """Stream `number` has ended before those after it were asked: all of them must have."""
+        """Raises unless all streams have ended; stream `number` has, before those after it were asked."""
         if number:
             raise ValueError(_unequal(number, "shorter"))
         for other, parent in enumerate(self.parents[1:], 1):
             if len(parent.pull(1)):
                 raise ValueError(_unequal(other, "longer"))
 
-    def mark(self) -> Any:
+    def mark(self) -> Mark:
         return [parent.mark() for parent in self.parents], self.ended
 
-    def rewind(self, mark: Any) -> None:
+    def rewind(self, mark: Mark) -> None:
         marks, self.ended = mark
-        for parent, parent_mark in zip(self.parents, marks, strict=True):
-            parent.rewind(parent_mark)
+        for parent, at in zip(self.parents, marks, strict=True):
+            parent.rewind(at)
 
-    def state_of(self, mark: Any) -> State:
+    def state_of(self, mark: Mark) -> State:
         marks, ended = mark
-        return self._state([parent.state_of(at) for parent, at in zip(self.parents, marks, strict=True)], ended)
-
-    def get_state(self) -> State:
-        return self._state([parent.get_state() for parent in self.parents], self.ended)
-
-    def _state(self, states: list[State], ended: bool) -> State:
-        # Grain's, and at the end one entry more: a longer stream must not be read further by whoever restores it.
+        states = [parent.state_of(at) for parent, at in zip(self.parents, marks, strict=True)]
+        # Grain's state, and at the end one entry more: a longer stream must not be read further after a restore.
         return {"parents": states, "ended": True} if ended and not self.node.strict else {"parents": states}
 
-    def set_state(self, state: State) -> None:
-        saved = field(state, "parents", list)
-        ended = "ended" in state and field(state, "ended", bool)
-        if len(saved) != len(self.parents):
-            raise StateMismatch(
-                f"This state is of a zip of {len(saved)} streams; this one has {len(self.parents)}.", "parents"
-            )
-        for number, (parent, parent_state) in enumerate(zip(self.parents, saved, strict=True)):
-            with inside("parents", number):
-                parent.set_state(parent_state)
-        self.ended = ended
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parents", number)
+    def mark_of(self, state: State) -> Mark:
+        states = read_field(state, "parents", list)
+        ended = "ended" in state and read_field(state, "ended", bool)
+        return marks_of(self.parents, states, "zip"), ended
 
 
 def _unequal(number: int, how: str) -> str:
@@ -479,8 +382,8 @@ def _unequal(number: int, how: str) -> str:
     return f"zip: stream {number + 1} is {how} than {others}. Pass strict=False to end with the shortest."
 
 
-def _zipped(found: list[Block], count: int) -> Block:
-    columns = [block.tree for block in found if isinstance(block, Columns) and block.present is None]
-    if len(columns) == len(found):
+def _zip_blocks(parts: list[Block], count: int) -> Block:
+    columns = [block.tree for block in parts if isinstance(block, Columns) and block.present is None]
+    if len(columns) == len(parts):
         return Columns(tuple(columns), count)
-    return list(zip(*map(blocks.rows_of, found), strict=True))
+    return list(zip(*map(blocks.rows_of, parts), strict=True))

@@ -20,7 +20,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, told
-from bushel.graph.packing import as_sequence
+from bushel.graph.pack_stream import as_sequence
 from bushel.index import packing, shuffle, words
 from bushel.sources.ragged import Sequences
 

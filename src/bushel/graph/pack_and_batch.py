@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import checks, trees
 from bushel.graph.fill import filled
-from bushel.graph.packing import as_sequence, leaves_up_to
+from bushel.graph.pack_stream import as_sequence, leaves_up_to
 from bushel.index.packing import Bins, layout
 
 

@@ -8,13 +8,16 @@ from typing import Any
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile, RowFailed, in_words, located
 from bushel.graph.closing import CLOSED, InUse
+from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.node import Node
-from bushel.graph.streams import Cursor, Opener, Skips, State, StreamNode, counted, field
+from bushel.graph.skips import Skips
+from bushel.graph.state_fields import State, read_count, read_field
+from bushel.graph.streams import Opener, Ordered, StreamNode
 from bushel.sources.protocol import SequentialReader, SequentialSource
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Records(StreamNode):
+class Records(StreamNode, Ordered):
     """The records of one source that is read in order."""
 
     source: SequentialSource
@@ -89,28 +92,33 @@ class _ReaderCursor(Cursor):
         which = f"{'a record' if lost == 1 else f'{lost} records'} of {self._node.name}"
         self._skips.add(which, in_words(error), lost)
 
-    def get_state(self) -> State:
+    def mark(self) -> Mark:
         return (self._opened or self._reader).get_state()
 
-    def mark(self) -> Any:  # without a detour: it is taken before every element
-        return (self._opened or self._reader).get_state()
-
-    def set_state(self, state: State) -> None:
+    def rewind(self, mark: Mark) -> None:
         with self._in_use:
-            self._go_to(state)
+            if _Unopened.KEY in mark:
+                self._begin(_Unopened(None) if mark[_Unopened.KEY] else None)
+                self.at_hand = iter(())
+                return
+            if self._opened is None or isinstance(self._opened, _Unopened):
+                self._begin(self._node.source.open())  # there is no position in a file that cannot be opened
+            reader = self._reader
+            reader.set_state(mark)
+            self.at_hand = reader.at_hand
 
-    def _go_to(self, state: State) -> None:
+    def state_of(self, mark: Mark) -> State:
+        return mark
+
+    def mark_of(self, state: State) -> Mark:
         if self._skips is not None and isinstance(state, dict) and _Unopened.KEY in state:
-            self._begin(_Unopened(None) if counted(state, _Unopened.KEY) else None)
-            self.at_hand = iter(())
-            return
-        if self._opened is None or isinstance(self._opened, _Unopened):
-            self._begin(self._node.source.open())  # there is no position in a file that cannot be opened
-        reader = self._reader
-        for name, value in reader.get_state().items():
-            field(state, name, type(value))
-        reader.set_state(state)
-        self.at_hand = reader.at_hand
+            return {_Unopened.KEY: read_count(state, _Unopened.KEY)}
+        with self._in_use:
+            if self._opened is None or isinstance(self._opened, _Unopened):
+                self._begin(self._node.source.open())
+            for name, value in self._reader.get_state().items():
+                read_field(state, name, type(value))
+        return state
 
     def close(self) -> None:
         self._in_use.close()

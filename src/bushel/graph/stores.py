@@ -24,9 +24,10 @@ from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
 from bushel.base.ownership import copied
 from bushel.graph.part_folders import PartFolder, remove_forgotten, temporary_name
-from bushel.graph.streams import LeftOut, State
+from bushel.graph.skips import SkipNote
+from bushel.graph.state_fields import State
 
-Skipped = dict[int, list[LeftOut]]
+Skipped = dict[int, list[SkipNote]]
 """The elements that were skipped, by the number of elements that the stream had given before."""
 
 CHUNK_BYTES = 4 << 20
@@ -63,7 +64,7 @@ class Recording(abc.ABC):
     """Elements of a stream that is being read, from its start on."""
 
     @abc.abstractmethod
-    def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
+    def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
         """Keeps one more element, the state after it, and the elements that were skipped on the way to it."""
 
     @abc.abstractmethod
@@ -71,7 +72,7 @@ class Recording(abc.ABC):
         """Forgets all but the first `count` elements."""
 
     @abc.abstractmethod
-    def finish(self, end: State, skipped: list[LeftOut]) -> None:
+    def finish(self, end: State, skipped: list[SkipNote]) -> None:
         """The stream has ended, and these elements were skipped after its last one: from now on others find it."""
 
     @abc.abstractmethod
@@ -138,7 +139,7 @@ class _MemoryRecording(Recording):
         self._states = [start]
         self._skipped: Skipped = {}
 
-    def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
+    def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
         _enter(self._skipped, len(self._elements), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
@@ -147,7 +148,7 @@ class _MemoryRecording(Recording):
         del self._elements[count:], self._states[count + 1 :]
         self._skipped = _before(self._skipped, count)
 
-    def finish(self, end: State, skipped: list[LeftOut]) -> None:
+    def finish(self, end: State, skipped: list[SkipNote]) -> None:
         _enter(self._skipped, len(self._elements), skipped)
         self._store.kept.setdefault(self._key, _InMemory(self._elements, self._states, end, self._skipped))
 
@@ -155,7 +156,7 @@ class _MemoryRecording(Recording):
         self._elements, self._states, self._skipped = [], self._states[:1], {}
 
 
-def _enter(table: Skipped, place: int, skipped: list[LeftOut]) -> None:
+def _enter(table: Skipped, place: int, skipped: list[SkipNote]) -> None:
     if skipped:
         table[place] = list(skipped)
 
@@ -256,7 +257,7 @@ class _FileRecording(Recording):
         self._chunks: list[list[int]] = []
         self._skipped: Skipped = {}
 
-    def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
+    def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
         _enter(self._skipped, self._count(), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
@@ -287,7 +288,7 @@ class _FileRecording(Recording):
         del self._elements[left:], self._states[left:]
         self._skipped = _before(self._skipped, count)
 
-    def finish(self, end: State, skipped: list[LeftOut]) -> None:
+    def finish(self, end: State, skipped: list[SkipNote]) -> None:
         _enter(self._skipped, self._count(), skipped)
         if self._elements:
             self._flush()

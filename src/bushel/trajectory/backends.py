@@ -17,7 +17,7 @@ from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.elastic import ElasticIterator
 from bushel.engine import Report
 from bushel.graph.explain import Explanation
-from bushel.graph.streams import State, counted
+from bushel.graph.state_fields import State, read_count
 from bushel.index import epochs
 from bushel.iterator import DatasetIterator
 from bushel.state import envelope, identity
@@ -186,7 +186,7 @@ class _GrainIterator(DatasetIterator[Any]):
         return envelope.seal({_POSITION: position}, self._identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        position = counted(envelope.unseal(state, self._identity, check=check), _POSITION)
+        position = read_count(envelope.unseal(state, self._identity, check=check), _POSITION)
         length = len(self._running.dataset)
         if position > length:
             raise StateMismatch(

@@ -16,7 +16,7 @@ from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.engine import Report
 from bushel.graph.explain import Explanation
-from bushel.graph.streams import State
+from bushel.graph.state_fields import State
 from bushel.iterator import DatasetIterator
 from bushel.sources.needs import package
 from bushel.trajectory import text_processing

@@ -13,13 +13,16 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.graph.cursors import Cursor, GroupCursor, Mark
 from bushel.graph.fill import filled
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, pull_several, restore
+from bushel.graph.skips import Skips
+from bushel.graph.state_fields import State, read_count
+from bushel.graph.streams import OneParent, Opener, Ordered
 from bushel.index.packing import Bins, layout, too_long
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pack(OneParent):
+class Pack(OneParent, Ordered):
     """Rows of fixed length made of whole sequences: first fit or best fit, `num_packing_bins` rows at a time.
 
     When a sequence fits in none of the rows, they are handed out and new ones begun with it.
@@ -145,56 +148,33 @@ def as_sequence(value: Any) -> np.ndarray:
     return array if array.ndim else array.reshape(1)
 
 
-class _PackCursor(Cursor):
-    """Its state is the parent's before the first sequence of the rows now being handed out, and how many are gone."""
+class _PackCursor(GroupCursor):
+    """A group is the rows that are packed together; `extra` is how many rows were given in all.
+
+    `beyond` is the first sequence that found no place in the group, with the parent's position before it.
+    """
 
     def __init__(self, parent: Cursor, node: Pack, skips: Skips | None):
-        self.parents = (parent,)
-        self.parent = parent
+        super().__init__(parent, skips, extra=0)
         self.node = node
-        self.skips = skips
         self.features = Features(node)
-        self.before = parent.get_state()
-        self.after: State | None = None  # the parent's, before the first sequence of the rows that come next
-        self.begun: list[Any] = []  # that first sequence, where it was read already
-        self.group: Block | None = None
-        self.row = 0
-        self.counter = 0
-        self.behind = False  # what the state stands for has to be read again
-        self.ended = False
 
     def pull(self, count: int) -> Block:
-        if self.behind:
-            self._catch_up()
-        if self.group is None:
-            self._pack()
-        if self.group is None:
+        rows = self.next_rows(count)
+        self.extra += len(rows)
+        if len(rows) and self.given == len(self.group):
+            # Grain's state after the last row of a group is that before the first row of the next one.
+            self.before, self.group, self.given = self.beyond[0], [], 0
+        return rows
+
+    def position_before_group(self) -> tuple[Mark, int]:
+        return self.before, self.extra
+
+    def read_group(self) -> Block | None:
+        before, elements = self.beyond or (self.before, [])
+        if self.behind and not self.given:  # only the first sequence after the last group had been read
+            self.beyond = before, blocks.rows_of(self.read_parent(1))
             return []
-        block = blocks.part_of(self.group, self.row, min(self.row + count, len(self.group)))
-        self.row += len(block)
-        self.counter += len(block)
-        if self.row == len(self.group):
-            assert self.after is not None
-            self.group, self.before, self.after, self.row = None, self.after, None, 0
-        return block
-
-    def _catch_up(self) -> None:
-        """Reads again what had been read: all that the rows are made of, and the first sequence after them."""
-        self.behind = False
-        with aside(self.skips):
-            if self.row:
-                self._pack()
-                if self.group is None:
-                    raise StateMismatch(
-                        f"This state is at row {self.row} of packed ones, and no sequence is left to pack. "
-                        "Was it saved with other data?",
-                        "next_row",
-                    )
-            elif self.counter:
-                self.begun = self._next_elements(1)
-
-    def _pack(self) -> None:
-        """Reads as many sequences as find a place, and packs them."""
         node, features = self.node, self.features
         bins = Bins(
             features.capacities,
@@ -206,40 +186,30 @@ class _PackCursor(Cursor):
         sequences: list[list[np.ndarray]] = [[] for _ in features.capacities]
         lengths: list[list[int]] = [[] for _ in features.capacities]
         loose: list[list[Any]] = [[] for _ in features.loose]
-        after, rows, self.begun = self.before, self.begun, []
         while True:
-            if not rows:
-                after = self.parent.get_state()
-                # So many certainly find a place; with no empty row left, the next one may be the first that does not.
-                rows = self._next_elements(bins.empty or 1)
-            if not rows:
+            if not elements:
+                before = self.parent.mark()
+                # So many certainly find a place. If no row is empty, the next sequence may be the first without one.
+                elements = blocks.rows_of(self.read_parent(bins.empty or 1))
+            if not elements:
                 break
-            taken, others, sizes = self._measured(rows)
+            taken, others, sizes = self._measured(elements)
             placed = bins.place(sizes)  # all of several, or none of one
-            if placed < len(rows):
-                self.begun = rows[placed:]
+            if placed < len(elements):
+                elements = elements[placed:]
                 break
             for all_of_it, some in zip(sequences + lengths + loose, taken + sizes + others):
                 all_of_it += some
-            rows = []
-        if bins.used:
-            self.after = after
-            self.group = self._filled(bins, sequences, lengths, loose)
-            if self.row >= len(self.group):
-                raise StateMismatch(
-                    f"This state is at row {self.row} of {len(self.group)} packed ones. "
-                    "Was it saved with other sequences or another number of bins?",
-                    "next_row",
-                )
+            elements = []
+        self.beyond = before, elements
+        return self._filled(bins, sequences, lengths, loose) if bins.used else None
 
-    def _next_elements(self, count: int) -> list[Any]:
-        """The next `count` elements, or those that are left: then the parent is not asked again."""
-        rows: list[Any] = []
-        while len(rows) < count and not self.ended:
-            block = pull_several(self.parent, count - len(rows), self.skips)
-            rows += blocks.rows_of(block)
-            self.ended = not len(block)
-        return rows
+    def describe_mismatch(self, rows: int) -> StateMismatch:
+        return StateMismatch(
+            f"This state is at row {self.given} of {rows} packed ones. "
+            "Was it saved with other sequences or another number of bins?",
+            "next_row",
+        )
 
     def _measured(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
         """The sequences of some elements, their other entries, and how long the sequences are: by feature."""
@@ -265,7 +235,7 @@ class _PackCursor(Cursor):
         rows, order = placed.rows, None
         if node.shuffle_bins:
             # Seeded by how many rows came before these.
-            order = np.random.default_rng(node.seed + self.counter - self.row).permuted(range(bins.used))
+            order = np.random.default_rng(node.seed + self.extra - self.given).permuted(range(bins.used))
             if node.shuffle_bins_group_by_feature is None:
                 rows = np.argsort(order)[rows]  # written in the order in which they are handed out
         layouts = [
@@ -292,39 +262,17 @@ class _PackCursor(Cursor):
         packed = Columns(data, bins.used)
         return packed if not loose else _with_lists(packed, features.loose, loose, rows)
 
-    def mark(self) -> Any:
-        here = (self.before, self.after, self.begun, self.group, self.row, self.counter, self.behind, self.ended)
-        return self.parent.mark(), here
+    def state_of(self, mark: Mark) -> State:
+        before, given, counter = mark
+        return {"parent": self.parent.state_of(before), "next_row": given, "counter": counter}
 
-    def rewind(self, mark: Any) -> None:
-        parent, here = mark
-        self.before, self.after, self.begun, self.group, self.row, self.counter, self.behind, self.ended = here
-        self.parent.rewind(parent)
-
-    def state_of(self, mark: Any) -> State:
-        _, (before, _, _, _, row, counter, *_) = mark
-        return {"parent": before, "next_row": row, "counter": counter}
-
-    def get_state(self) -> State:
-        return {"parent": self.before, "next_row": self.row, "counter": self.counter}
-
-    def set_state(self, state: State) -> None:
-        row, counter = counted(state, "next_row", most=self.node.num_packing_bins), counted(state, "counter")
-        if row > counter:
+    def mark_of(self, state: State) -> Mark:
+        given, counter = read_count(state, "next_row", self.node.num_packing_bins), read_count(state, "counter")
+        if given > counter:
             raise StateMismatch(
-                f"This state has given {counter} rows in all, and {row} of those packed last.", "next_row"
+                f"This state has given {counter} rows in all, and {given} of those packed last.", "next_row"
             )
-        restore(self.parent, state, "parent")
-        self.before, self.after, self.begun, self.group = self.parent.get_state(), None, [], None
-        self.row, self.counter, self.behind, self.ended = row, counter, True, False
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
-
-    def catch_up(self) -> None:
-        super().catch_up()
-        if self.behind:
-            self._catch_up()
+        return self.parent_mark_of(state), given, counter
 
 
 def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:

@@ -20,8 +20,11 @@ from bushel.base.options import DatasetOptions
 from bushel.engine import tally
 from bushel.engine.program import Announce, Result, Skipped
 from bushel.engine.tally import Tally
+from bushel.graph.cursors import Cursor
 from bushel.graph.node import Node, Origin
-from bushel.graph.streams import Cursor, Skips, State, StreamNode, aside
+from bushel.graph.skips import Skips, collect_skips
+from bushel.graph.state_fields import State
+from bushel.graph.streams import StreamNode
 
 OpenStream = Callable[[StreamNode, DatasetOptions, Skips | None], Cursor]
 
@@ -83,7 +86,7 @@ class StreamProgram:
             if announce is not None:
                 announce(number, number + 1)
             block = []
-            with aside(skips) as left_out:
+            with collect_skips(skips) as skip_notes:
                 try:
                     block = cursor.pull(1)
                 except RowFailed as failed:
@@ -92,7 +95,7 @@ class StreamProgram:
                     raise
                 except BaseException as error:
                     failure = error
-            skipped.extend((number, one) for one in left_out)
+            skipped.extend((number, one) for one in skip_notes)
             if failure is not None:
                 break
             states.append(cursor.get_state())

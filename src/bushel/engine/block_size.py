@@ -1,0 +1,60 @@
+"""How many positions a block should hold, learned from the blocks before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bushel.base import trees
+from bushel.base.blocks import Block, Columns
+from bushel.engine.program import Result
+
+BLOCK_S = 20e-3
+"""How long a block should take to compute: much longer than handing it over, much shorter than anyone notices."""
+
+MOST_POSITIONS = 1 << 20
+"""How many positions may be under way, if nothing else sets a bound."""
+
+
+class Sizer:
+    """How many positions a block should hold. Small records travel many at a time."""
+
+    def __init__(self, unit: int, most: int, block_bytes: int):
+        self._unit = unit
+        self._most = max(1, most // unit)  # in units
+        self._block_bytes = block_bytes
+        self._units = 1
+
+    def positions(self) -> int:
+        """The size of the next block."""
+        return self._units * self._unit
+
+    def learn(self, positions: int, seconds: float, size_bytes: int | None) -> None:
+        """Learns from a block. Without a size, because the block came back empty, blocks do not grow."""
+        units = max(1, positions // self._unit)
+        by_time = BLOCK_S * units / max(seconds, 1e-9)
+        by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
+        # At most eight times as large as the last one: the first block, which loads code, is not typical.
+        wanted = int(min(by_time, by_bytes, 8 * self._units))
+        self._units = max(1, min(wanted, self._most))
+
+
+def size_of_result(result: Result) -> int:
+    """Bytes of the rows of a result: as they travelled, or an estimate."""
+    return size_of(result.rows) if result.size_bytes is None else result.size_bytes
+
+
+def size_of(rows: Block) -> int:
+    """Bytes of the arrays, texts and bytes in a block, estimated from its first few rows."""
+    if isinstance(rows, Columns):
+        return sum(leaf.nbytes for leaf in trees.leaves(rows.tree))
+    some = rows[:4]
+    total = sum(_size_of_leaf(leaf) for row in some for leaf in trees.leaves(row))
+    return total * len(rows) // max(1, len(some))
+
+
+def _size_of_leaf(leaf: Any) -> int:
+    if isinstance(leaf, np.ndarray):
+        return leaf.nbytes
+    return len(leaf) if isinstance(leaf, bytes | str) else 0

@@ -1,0 +1,226 @@
+"""Delivery of programs that start from the rows of another cursor: the steps after an ordered stage."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+
+import numpy as np
+
+from bushel.base import blocks
+from bushel.base.blocks import Block
+from bushel.base.errors import PipelineNotSent
+from bushel.base.options import DatasetOptions
+from bushel.engine.block_size import size_of_result
+from bushel.engine.delivery import Delivery, Placement
+from bushel.engine.program import Program, Result, Rows, run_here
+from bushel.graph.cursors import Cursor, Mark, pull_exactly
+from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
+from bushel.graph.state_fields import State
+
+logger = logging.getLogger("bushel")
+
+SHIP_S = 200e-6
+"""Work on a row that takes longer than this, and than its bytes take to travel, is worth sending the row to a worker."""
+
+SHIP_BYTES_PER_S = 500e6
+"""How fast rows travel, beyond that."""
+
+_TRIED_ROWS = 8
+
+
+class DrawnDelivery(Delivery):
+    """The rows of a program whose rows are drawn from `parent`.
+
+    With a placement, the first few rows are computed there and measured. If a row takes less than 0.2 ms, sending it
+    to a worker costs more than computing it. The cursor then waits for the rows already sent and computes the rest
+    here. The output does not change.
+
+    While rows are computed ahead, positions count the rows drawn since the last restart, and the parent's mark after
+    each of them is kept, and what the parent skipped on the way to it.
+    """
+
+    def __init__(
+        self,
+        parent: Cursor,
+        program: Program,
+        placement: Placement | None,
+        options: DatasetOptions,
+        skips: Skips | None,
+    ):
+        self.parent = parent
+        self.parents = (parent,)
+        self._marks: collections.deque[Mark] = collections.deque([parent.mark()])
+        self._first = 0  # the position that the first of these marks belongs to
+        self._skipped: collections.deque[list[SkipNote]] = collections.deque()
+        self._uncounted = 0  # the position that the first of these belongs to
+        self._failure: Exception | None = None  # of the parent, to be raised when its turn has come
+        self._end: Mark = None  # where the parent stands after it was asked past its end
+        self._past_end = False
+        self._later = self._whole = placement  # where rows go after the first few were tried
+        self._tried: list[float] | None = []  # seconds of each row beyond what sending it takes; None once decided
+        self._draining = False
+        super().__init__(program, None, options, skips)
+
+    # Here.
+
+    def _pull_here(self, count: int) -> Result | None:
+        if self._later is not None:
+            # Not before the first row is wanted: it draws on the parent.
+            self.parent.start_prefetch()
+            later, self._later = self._later, None
+            self._begin_drawing()
+            self._run_at(dataclasses.replace(later, most=_TRIED_ROWS))
+            return _NOTHING
+        before = self.parent.mark()
+        block = self.parent.pull(count)
+        count = len(block)
+        if not count:
+            return None
+        rows = _ParentRows(self.parent, before, block, self._skips)
+        del block
+        result = run_here(self._program, rows, 0, count, self._counts)
+        if self._watches:
+            result = self.watch_filters(0, result)
+        consumed = count
+        if result.failure is None:
+            self._counts = result.after
+        elif len(result.rows):
+            # The next pull computes the row that failed again, and raises its error.
+            consumed, *self._counts = result.marks[-1].tolist()
+            rows.move_to(consumed)
+        if self._skips is not None:
+            self.count_skipped_in(result, consumed)
+        if result.failure is not None and not len(result.rows):
+            raise result.failure
+        return result
+
+    # Ahead.
+
+    def _end_rows(self) -> None:
+        if self._draining and self._failure is None and self._end is None:
+            self._draining = False
+            self._run_at(None)  # all that was drawn is delivered: the parent stands where this cursor does
+            return
+        self._position, self._counts = self._length, self._after
+        self._count_skipped(None, self._length + 1)  # what the parent skipped before its end, or before its failure
+        if self._failure is not None:
+            failure = self._failure
+            self._restart()
+            raise failure
+        self._past_end = True
+
+    def _not_sent(self, error: PipelineNotSent) -> None:
+        calls = ", ".join(step.call() for step in self._program.steps)
+        logger.warning("%s stays in this process: %s", calls, error)
+        self._restart()
+        self._run_at(None)
+
+    def _learn(self, result: Result, positions: int) -> None:
+        if self._tried is None:
+            return
+        took = (result.work_s - size_of_result(result) / SHIP_BYTES_PER_S) / positions
+        self._tried += [took] * positions
+        if len(self._tried) < _TRIED_ROWS:
+            return
+        # The median: the first rows may load code and open files.
+        slow = float(np.median(self._tried)) > SHIP_S
+        self._tried = None
+        assert self._whole is not None
+        if slow or self._whole.executor.keeps_all:
+            self._placement = self._whole
+            self._new_sizer(self._whole)
+        else:
+            self._draining = True
+
+    def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
+        parts: list[Block] = []
+        while low < high and not self._draining:
+            block: Block = []
+            with collect_skips(self._skips) as skipped:
+                try:
+                    block = self.parent.pull(1)
+                except Exception as error:
+                    self._failure, self._length = error, low
+            self._skipped.append(skipped)
+            if self._failure is not None:
+                break
+            if not len(block):
+                self._length, self._end = low, self.parent.mark()
+                break
+            parts.append(block)
+            self._marks.append(self.parent.mark())
+            low += 1
+        return (blocks.joined(parts) if parts else []), low
+
+    def _count_skipped(self, result: Result | None, before: int) -> None:
+        while self._skipped and self._uncounted < before:
+            self.count_skipped_in(result, self._uncounted)
+            count_collected(self._skips, self._skipped.popleft())
+            self._uncounted += 1
+        self.count_skipped_in(result, before)
+
+    # Positions.
+
+    def _source_mark(self) -> Mark:
+        if self._placement is None:
+            return self.parent.mark()
+        if self._past_end and self._end is not None:
+            return self._end
+        while self._first < self._position and len(self._marks) > 1:
+            self._marks.popleft()
+            self._first += 1
+        return self._marks[0]
+
+    def _rewind_source(self, mark: Mark) -> None:
+        self.parent.rewind(mark)
+        self._begin_drawing()
+
+    def _begin_drawing(self) -> None:
+        """Positions count from here on, where the parent stands."""
+        self._marks = collections.deque([self.parent.mark()])
+        self._position = self._first = self._uncounted = 0
+        self._skipped.clear()
+        self._failure, self._end, self._past_end = None, None, False
+        self._length = self._program.length
+
+    def _source_state(self, mark: Mark) -> State:
+        return self.parent.state_of(mark)
+
+    def _source_mark_of(self, state: State) -> Mark:
+        return self.parent.mark_of(state)
+
+    def _source_index(self) -> int:
+        if self._placement is None:
+            return self.parent.get_next_index()
+        self._source_mark()  # forgets the marks of rows that were delivered
+        return self.parent.get_next_index() - (len(self._marks) - 1)
+
+    def _source_mark_at(self, index: int) -> Mark:
+        self.parent.set_next_index(index)
+        return self.parent.mark()
+
+
+class _ParentRows(Rows):
+    """Rows that were pulled of a cursor; after a failure they are read of it again."""
+
+    def __init__(self, parent: Cursor, before: Mark, block: Block, skips: Skips | None):
+        self._parent, self._before, self._skips = parent, before, skips
+        self._count = len(block)
+        self._block: Block | None = block
+
+    def read(self, low: int, high: int, *, private: bool) -> Block:
+        block, self._block = self._block, None
+        if block is None:  # functions may have written into the first ones
+            block = self.move_to(self._count)
+        return blocks.part_of(block, low, high)
+
+    def move_to(self, count: int) -> Block:
+        """Reads the first `count` rows again; the parent stands after them."""
+        with collect_skips(self._skips):  # they were counted when the rows were read first
+            self._parent.rewind(self._before)
+            return pull_exactly(self._parent, count)
+
+
+_NOTHING = Result([], np.zeros((0, 1), dtype=np.int64), [])

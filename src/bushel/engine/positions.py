@@ -1,0 +1,115 @@
+"""Delivery of programs that start from the elements of a map node: a position is an index."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bushel.base.blocks import Block
+from bushel.base.errors import PipelineNotSent, PositionOutOfRange
+from bushel.base.options import DatasetOptions
+from bushel.engine.delivery import Delivery, Placement
+from bushel.engine.program import PlannedRows, Program, Result, run_here
+from bushel.graph.cursors import Mark
+from bushel.graph.skips import Skips
+from bushel.graph.state_fields import State, read_field
+
+SLOW_S = 100e-6
+"""An element that takes longer than this is worth a thread: handing one over costs about half as much."""
+
+_IN_A_ROW = 3
+
+
+class PositionDelivery(Delivery):
+    """The rows of a program over a map node.
+
+    Args:
+      in_threads: if given, the program begins here. Once several pulls in a row were slow, it goes on where this
+        function says. One slow pull alone says little, and the first pull, which may open files and load code, nothing.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        placement: Placement | None,
+        options: DatasetOptions,
+        skips: Skips | None,
+        in_threads: Callable[[], Placement] | None = None,
+    ):
+        assert program.node is not None
+        self._rows = PlannedRows(program.node, ahead=True)
+        self._in_threads = in_threads
+        self._pulls = self._slow = 0
+        super().__init__(program, placement, options, skips)
+
+    def _pull_here(self, count: int) -> Result | None:
+        if self._in_threads is None:
+            return self._compute(count)
+        # One element at a time until the speed is known: a batch of slow elements would be a long wait.
+        first, begun = self._position, time.perf_counter()
+        result = self._compute(count if self._pulls > _IN_A_ROW else 1)
+        seconds, computed = time.perf_counter() - begun, self._position - first
+        self._slow = self._slow + 1 if self._pulls and seconds > SLOW_S * computed and computed else 0
+        self._pulls += 1
+        if self._slow == _IN_A_ROW:
+            in_threads, self._in_threads = self._in_threads, None
+            self._run_at(in_threads())
+        return result
+
+    def _compute(self, count: int) -> Result | None:
+        low = self._position
+        if low >= self._length:
+            return None
+        high = min(self._length, low + count * self._program.unit)
+        result = run_here(self._program, self._rows, low, high, self._counts)
+        if self._watches:
+            result = self.watch_filters(low, result)
+        if result.failure is None:
+            self._position, self._counts = high, result.after
+        elif len(result.rows):
+            # The next pull computes the row that failed again, and raises its error.
+            self._position, *self._counts = result.marks[-1].tolist()
+        if self._skips is not None:
+            self._count_skipped(result, high if result.failure is None or not len(result.rows) else self._position)
+        if result.failure is not None and not len(result.rows):
+            raise result.failure
+        return result
+
+    def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
+        return None, high
+
+    def _end_rows(self) -> None:
+        self._position, self._counts = self._length, self._after
+
+    def _not_sent(self, error: PipelineNotSent) -> None:
+        raise error
+
+    def _learn(self, result: Result, positions: int) -> None:
+        """The user has said where to compute."""
+
+    def _count_skipped(self, result: Result | None, before: int) -> None:
+        self.count_skipped_in(result, before)
+
+    def _source_mark(self) -> int:
+        return self._position
+
+    def _rewind_source(self, mark: Mark) -> None:
+        self._position = mark
+
+    def _source_state(self, mark: Mark) -> State:
+        return {"next_index": mark}
+
+    def _source_mark_of(self, state: State) -> int:
+        position = read_field(state, "next_index", int)
+        try:
+            return self._source_mark_at(position)
+        except IndexError as error:
+            raise PositionOutOfRange(str(error), "next_index") from None
+
+    def _source_index(self) -> int:
+        return self._position
+
+    def _source_mark_at(self, index: int) -> int:
+        if not 0 <= index <= self._length:
+            raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
+        return index
