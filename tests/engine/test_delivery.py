@@ -21,8 +21,10 @@ from recipes import Facts, Leaf, Recipe, as_stream
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import opener, stages
-from bushel.engine.delivery import BLOCK_S, BlockCursor, Sizer
+from bushel.engine import drawn, opener
+from bushel.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer
+from bushel.engine.delivery import Placement
+from bushel.engine.positions import PositionDelivery
 from bushel.engine.processes import Processes
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket, run_task
@@ -69,7 +71,7 @@ names = st.sampled_from([INLINE, *EXECUTORS])
 
 PLACINGS = {
     "as measured": {},
-    "rows go out": {(stages, "SHIP_S"): -1.0, (stages, "_TRIED_ROWS"): 1},
+    "rows go out": {(drawn, "SHIP_S"): -1.0, (drawn, "_TRIED_ROWS"): 1},
     "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
 }
 places = st.sampled_from(list(PLACINGS))
@@ -459,6 +461,10 @@ def program_of(length: int, *steps: Any) -> Program:
     return Program(bushel.MapDataset.range(length)._node, steps=tuple(steps))
 
 
+def delivery_of(length: int, executor: Executor, ahead: int, most: int = MOST_POSITIONS) -> PositionDelivery:
+    return PositionDelivery(program_of(length), Placement(executor, ahead, most), DatasetOptions(), None)
+
+
 @given(
     length=st.integers(0, 500),
     ahead=st.integers(1, 8),
@@ -468,7 +474,7 @@ def program_of(length: int, *steps: Any) -> Program:
 )
 def test_blocks_cover_the_positions_once_and_in_bounds(length, ahead, most, parallelism, pulls):
     executor = Noting(length, parallelism)
-    cursor = BlockCursor(program_of(length), executor, DatasetOptions(), ahead=ahead, most=most)
+    cursor = delivery_of(length, executor, ahead, most)
     found: list[int] = []
     for count in itertools.chain(pulls, itertools.repeat(7)):
         block = list(cursor.pull(count))
@@ -515,7 +521,7 @@ def test_blocks_grow_where_elements_are_small_and_shrink_where_they_are_not():
 
 def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():
     executor = Noting()
-    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=4)
+    cursor = delivery_of(1000, executor, 4)
     assert list(cursor.pull(1)) == [0]
     assert executor.open == 4
     cursor.set_state({"next_index": 500})
@@ -527,7 +533,7 @@ def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():
 
 def test_nothing_runs_before_it_is_asked_for():
     executor = Noting()
-    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=4)
+    cursor = delivery_of(1000, executor, 4)
     assert not executor.submitted
     cursor.start_prefetch()
     assert len(executor.submitted) == 4
@@ -536,7 +542,7 @@ def test_nothing_runs_before_it_is_asked_for():
 
 def test_an_executor_may_stretch_how_far_ahead_it_works(monkeypatch):
     executor = Noting()
-    cursor = BlockCursor(program_of(1000), executor, DatasetOptions(), ahead=2)
+    cursor = delivery_of(1000, executor, 2)
     monkeypatch.setattr(executor, "stretch", lambda: 3)
     cursor.start_prefetch()
     assert executor.open == 6

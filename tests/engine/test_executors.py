@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from recipes import Recipe, build
 
 import bushel
-from bushel.engine import inline, opener
+from bushel.engine import opener, positions
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 SOON_S = 45.0  # what takes longer hangs
@@ -166,7 +166,7 @@ def test_elements_that_prove_slow_come_from_threads_unchanged(recipe, size):
         return stream if size is None else stream.batch(size, batch_fn=list)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inline, "SLOW_S", 0.0)
+        patch.setattr(positions, "SLOW_S", 0.0)
         patch.setattr(opener, "_in_memory", lambda node: False)
         with iter(batches(read_options=bushel.ReadOptions(0, 0))) as one, iter(batches()) as other:
             computed_here, proved_slow = told(one, 30), told(other, 30)
@@ -690,7 +690,7 @@ def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complain
 
 
 def test_threads_by_default_only_where_records_come_from_outside(monkeypatch):
-    monkeypatch.setattr(inline, "SLOW_S", 0.0)
+    monkeypatch.setattr(positions, "SLOW_S", 0.0)
 
     def starts_threads(source: Any) -> bool:
         before = reading_threads()
@@ -726,7 +726,7 @@ def threads_after(source: Outside, count: int, options: bushel.ReadOptions | Non
     """How many threads read for an iterator that has given so many elements."""
     before = reading_threads()
     with pytest.MonkeyPatch.context() as patch, iter(bushel.MapDataset.source(source).to_iter_dataset(options)) as it:
-        patch.setattr(inline, "time", source)
+        patch.setattr(positions, "time", source)
         assert list(itertools.islice(it, count)) == list(range(count))
         return len(reading_threads() - before)
 
@@ -751,14 +751,14 @@ def test_records_that_become_slow_are_read_by_threads_from_then_on():
 
 def test_a_batch_of_slow_records_is_read_by_threads_already(monkeypatch):
     source, before = Outside(range(300)), reading_threads()
-    monkeypatch.setattr(inline, "time", source)
+    monkeypatch.setattr(positions, "time", source)
     with iter(bushel.MapDataset.source(source).to_iter_dataset().batch(20)) as it:
         assert next(it).tolist() == list(range(20))
         assert len(reading_threads() - before) == 16
 
 
 def test_a_filter_that_drops_too_much_is_refused_at_the_same_element(monkeypatch):
-    monkeypatch.setattr(inline, "SLOW_S", 0.0)
+    monkeypatch.setattr(positions, "SLOW_S", 0.0)
     ds = bushel.MapDataset.source(Outside()).repeat(10).filter(lambda x: x % 20 == 0)
     strict = bushel.experimental.DatasetOptions(filter_raise_threshold_ratio=0.9)
     outcomes = []

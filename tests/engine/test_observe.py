@@ -19,9 +19,9 @@ from recipes import as_stream
 
 import bushel
 from bushel.engine import Executor, Observer, open_stream
-from bushel.engine.inline import ElementsCursor, Inline
+from bushel.engine.positions import PositionDelivery
 from bushel.engine.processes import Processes
-from bushel.engine.program import Program, run
+from bushel.engine.program import PlannedRows, Program, run
 from bushel.engine.report import Pool, Report, Stage
 from bushel.engine.tally import Watched, numbered
 from bushel.engine.tasks import Stepped, Threads
@@ -352,14 +352,14 @@ def nodes(node: Node) -> list[Node]:
 def test_without_timing_there_is_no_wrapper():
     ds = bushel.MapDataset.range(10).map(abs).to_iter_dataset()
     cursor = open_stream(ds._node)
-    assert type(cursor) is ElementsCursor
-    inline: Inline = cursor._inline
-    assert inline._node is ds._node.parent
+    assert type(cursor) is PositionDelivery
+    assert cursor._program.node is ds._node.parent
     assert not any(isinstance(node, Watched) for node in nodes(ds._node))
     executor, observer = Stepped(), Observer()
     chain = open_stream(ds._node, None, executor, observer)
-    assert chain._inner._executor is executor  # type: ignore[attr-defined]
-    assert run(Program(ds._node.parent), 0, 10, lambda *_: 0).tally is None
+    assert chain._placement.executor is executor  # type: ignore[attr-defined]
+    node = ds._node.parent
+    assert run(Program(node), PlannedRows(node), 0, 10, lambda *_: 0).tally is None
 
 
 def test_a_report_without_timing_says_how_to_get_it():

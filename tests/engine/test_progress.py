@@ -287,7 +287,7 @@ def check(ds: Any, ahead: Any) -> None:
 
 def blocks_of(ds: Any, size: int) -> Iterator[Task]:
     """The blocks of a stream as tasks, the first of them first."""
-    base, steps_above = opener._steps_above(ds._node)
+    base, steps_above = opener.split_steps(ds._node, lambda node: False)
     program = Program(base.parent, base.allow_nones, tuple(steps_above))
     ledger = Ledger([0] * len(program.counting))
     for number in itertools.count():

@@ -24,7 +24,7 @@ from bushel.engine.program import Program
 from bushel.engine.tasks import Ledger, Task, Threads
 from bushel.experimental import ThreadPrefetchIterDataset, multithread_prefetch
 from bushel.graph.leaves import Range
-from bushel.graph.streams import Skips
+from bushel.graph.skips import Skips
 from bushel.testing import same
 
 SOON_S = 45.0  # what takes longer hangs

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import bushel
 from bushel import experimental
 from bushel.base.errors import TooManySkipped
-from bushel.engine import stages
+from bushel.engine import drawn as drawn_rows
 from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.iterator import PipelineIterator
@@ -188,11 +188,11 @@ def run(it: Any) -> tuple[list[Any], list[int], list[str]]:
 
 def shipping(seconds: float) -> Any:
     """Work on rows goes out to workers from so many seconds on; from below none, also the lightest."""
-    return unittest.mock.patch.object(stages, "SHIP_S", seconds)
+    return unittest.mock.patch.object(drawn_rows, "SHIP_S", seconds)
 
 
 @laws
-@given(ds=pipelines(), start=st.integers(0, 200), ship_s=st.sampled_from([stages.SHIP_S, -1.0]))
+@given(ds=pipelines(), start=st.integers(0, 200), ship_s=st.sampled_from([drawn_rows.SHIP_S, -1.0]))
 def test_counts_are_the_same_on_every_executor_and_after_a_restart(warm, ds, start, ship_s):
     with shipping(ship_s):
         check_counts(warm, ds, start)
@@ -238,7 +238,7 @@ def until_too_many(it: Any, shipped: bool) -> tuple[int, list[str]]:
     ds=pipelines(),
     limit=st.integers(0, 30),
     start=st.integers(0, 200),
-    ship_s=st.sampled_from([stages.SHIP_S, -1.0]),
+    ship_s=st.sampled_from([drawn_rows.SHIP_S, -1.0]),
 )
 def test_too_many_are_too_many_at_the_same_element_everywhere(warm, ds, limit, start, ship_s):
     with shipping(ship_s):

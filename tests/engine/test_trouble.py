@@ -28,7 +28,7 @@ from recipes import Recipe
 import bushel
 from bushel.base.blocks import rows_of
 from bushel.base.errors import TooManySkipped
-from bushel.engine import opener, stages
+from bushel.engine import drawn, opener
 from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.iterator import PipelineIterator
@@ -52,7 +52,7 @@ EXECUTORS: dict[str, Any] = {
 
 PLACINGS: dict[str, dict[Any, Any]] = {
     "as measured": {},
-    "rows go out": {(stages, "SHIP_S"): -1.0, (stages, "_TRIED_ROWS"): 1},
+    "rows go out": {(drawn, "SHIP_S"): -1.0, (drawn, "_TRIED_ROWS"): 1},
     "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
 }
 

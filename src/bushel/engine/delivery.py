@@ -64,6 +64,7 @@ class Delivery(Cursor):
         self._result: Result | None = None
         self._row = 0
         self._high = 0  # the position after the result
+        self._failure_next: BaseException | None = None  # of the row after the last one that was computed here
         self._closed = False
         self._placement = placement
         self._run_at(placement)
@@ -122,6 +123,9 @@ class Delivery(Cursor):
 
     def pull(self, count: int) -> Block:
         while True:  # rows may be dropped, and the placement may change meanwhile
+            if self._failure_next is not None:
+                failure, self._failure_next = self._failure_next, None
+                raise failure
             if self._placement is not None:
                 rows = self._pull_ahead(count)
             elif (result := self._pull_here(count)) is None:
@@ -202,6 +206,29 @@ class Delivery(Cursor):
         self._position = high
         self._restart()
         return True
+
+    def deliver_here(self, low: int, result: Result, rows: int) -> tuple[Result, int]:
+        """Moves behind a result that was computed here from `rows` rows. Also returns how many of them are used up.
+
+        If a row has failed, those before it are delivered first. Its error is raised by the next pull.
+        """
+        if self._watches:
+            result = self.watch_filters(low, result)
+        used = rows
+        if result.failure is None:
+            self._counts = result.after
+        elif len(result.rows):
+            position, *self._counts = result.marks[-1].tolist()
+            used, self._failure_next = position - low, result.failure
+        self.count_skipped_in(result, low + used)
+        if result.failure is not None and not len(result.rows):
+            raise result.failure
+        return result, used
+
+    @property
+    def is_here(self) -> bool:
+        """Whether rows are computed here when they are asked for."""
+        return self._placement is None
 
     def count_skipped_in(self, result: Result | None, before: int) -> None:
         """Counts the elements that the program skipped before a position."""
@@ -295,6 +322,7 @@ class Delivery(Cursor):
 
     def rewind(self, mark: Mark) -> None:
         source, self._counts = mark
+        self._failure_next = None
         self._rewind_source(source)
         self._forget_tickets()
         self._begin_again()

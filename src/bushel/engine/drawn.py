@@ -22,7 +22,7 @@ from bushel.graph.state_fields import State
 logger = logging.getLogger("bushel")
 
 SHIP_S = 200e-6
-"""Work on a row that takes longer than this, and than its bytes take to travel, is worth sending the row to a worker."""
+"""Work on a row that takes longer than this, and than its bytes take to travel, is worth sending it to a worker."""
 
 SHIP_BYTES_PER_S = 500e6
 """How fast rows travel, beyond that."""
@@ -81,19 +81,9 @@ class DrawnDelivery(Delivery):
         rows = _ParentRows(self.parent, before, block, self._skips)
         del block
         result = run_here(self._program, rows, 0, count, self._counts)
-        if self._watches:
-            result = self.watch_filters(0, result)
-        consumed = count
-        if result.failure is None:
-            self._counts = result.after
-        elif len(result.rows):
-            # The next pull computes the row that failed again, and raises its error.
-            consumed, *self._counts = result.marks[-1].tolist()
-            rows.move_to(consumed)
-        if self._skips is not None:
-            self.count_skipped_in(result, consumed)
-        if result.failure is not None and not len(result.rows):
-            raise result.failure
+        result, used = self.deliver_here(0, result, count)
+        if used < count:
+            rows.move_to(used)
         return result
 
     # Ahead.

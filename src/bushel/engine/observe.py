@@ -13,6 +13,7 @@ from typing import Any
 
 from bushel.base.blocks import Block
 from bushel.engine import tally
+from bushel.engine.delivery import Delivery
 from bushel.engine.program import Result
 from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Stage
@@ -64,8 +65,12 @@ class Observer:
             self._marked.add(number)
         return _TimedCursor(cursor, number)
 
-    def delivery(self, cursor: Cursor) -> Cursor:
+    def delivery(self, cursor: Delivery) -> Cursor:
         """A cursor that puts results in order, timed."""
+        return _TimedDelivery(cursor) if self._timed else cursor
+
+    def stream_delivery(self, cursor: Cursor) -> Cursor:
+        """A cursor that takes the rows of a stream from a worker, timed."""
         return _TimedCursor(cursor, _DELIVERY) if self._timed else cursor
 
     def executor(self, executor: Executor) -> Executor:
@@ -137,6 +142,22 @@ class _TimedCursor(Same):
     def pull(self, count: int) -> Block:
         with tally.timed(self._number) as stage:
             block = self.parent.pull(count)
+            stage.made(block)
+        return block
+
+
+class _TimedDelivery(Same):
+    """Rows of an executor: putting them in order is timed. Rows that are computed here time themselves."""
+
+    def __init__(self, cursor: Delivery):
+        super().__init__(cursor)
+        self._delivery = cursor
+
+    def pull(self, count: int) -> Block:
+        if self._delivery.is_here:
+            return self._delivery.pull(count)
+        with tally.timed(_DELIVERY) as stage:
+            block = self._delivery.pull(count)
             stage.made(block)
         return block
 

@@ -104,21 +104,10 @@ class _Opener:
         return self.executor is not None
 
     def open(self, node: StreamNode) -> Cursor:
-        base, steps = self._split(node)
+        base, steps = split_steps(node, self._is_ignored)
         if isinstance(base, Elements):
             return self._open_elements(base, steps)
         return self.over(self._open_base(base), steps)
-
-    def _split(self, node: StreamNode) -> tuple[StreamNode, list[Step]]:
-        """The steps that end with `node`, in order, and the stream that they begin from."""
-        steps: list[Step] = []
-        while True:
-            if isinstance(node, (Elementwise, BatchStream)):
-                steps.append(node)
-            elif not isinstance(node, (SeedStream, WithOptions)) and not self._is_ignored(node):
-                return node, steps[::-1]
-            assert isinstance(node, OneParent)
-            node = node.parent
 
     def _is_ignored(self, node: StreamNode) -> bool:
         """Whether a node asks for workers or threads, and has them already or cannot have them."""
@@ -160,7 +149,7 @@ class _Opener:
             for executor in executors:
                 executor.close()
 
-        program = Program(node.parent, node.allow_nones, skip=self.skips is not None)
+        program = self._program(node, [])
         if options is None:
             cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
         else:
@@ -169,11 +158,15 @@ class _Opener:
 
     def _open_chain(self, elements: Elements, steps: list[Step]) -> Cursor:
         """The elements of a map node and the steps after them, as one program if no element can be missing."""
-        program = Program(elements.parent, elements.allow_nones, tuple(steps), skip=self.skips is not None)
+        program = self._program(elements, steps)
         if program.sparse:
             return self.cut_in_consumer(program)
         whole = self.in_order(program)
         return _ChainCursor(whole, program, self) if program.unit > 1 or program.counting else whole
+
+    def _program(self, node: Elements, steps: list[Step]) -> Program:
+        skip = self.skips is not None
+        return Program(node.parent, node.allow_nones, tuple(steps), skip=skip, reading=node)
 
     def cut_in_consumer(self, program: Program) -> Cursor:
         """The rows of a program, of which elements may be missing: batches are cut in the consumer."""
@@ -188,7 +181,7 @@ class _Opener:
         if self.executor is None or not _has_opaque_leaf(node):
             return self.open(node)
         program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
-        return self.observer.delivery(StreamDelivery(program, self.executor, self.skips))
+        return self.observer.stream_delivery(StreamDelivery(program, self.executor, self.skips))
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
         def opened() -> Iterator[Any]:
@@ -306,6 +299,18 @@ def _in_memory(node: Node) -> bool:
 
 
 Step = Elementwise | BatchStream
+
+
+def split_steps(node: StreamNode, is_ignored: Callable[[StreamNode], bool]) -> tuple[StreamNode, list[Step]]:
+    """The steps that end with `node`, in order, and the stream that they begin from."""
+    steps: list[Step] = []
+    while True:
+        if isinstance(node, (Elementwise, BatchStream)):
+            steps.append(node)
+        elif not isinstance(node, (SeedStream, WithOptions)) and not is_ignored(node):
+            return node, steps[::-1]
+        assert isinstance(node, OneParent)
+        node = node.parent
 
 
 def _has_opaque_leaf(node: Node) -> bool:

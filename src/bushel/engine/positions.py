@@ -62,17 +62,8 @@ class PositionDelivery(Delivery):
             return None
         high = min(self._length, low + count * self._program.unit)
         result = run_here(self._program, self._rows, low, high, self._counts)
-        if self._watches:
-            result = self.watch_filters(low, result)
-        if result.failure is None:
-            self._position, self._counts = high, result.after
-        elif len(result.rows):
-            # The next pull computes the row that failed again, and raises its error.
-            self._position, *self._counts = result.marks[-1].tolist()
-        if self._skips is not None:
-            self._count_skipped(result, high if result.failure is None or not len(result.rows) else self._position)
-        if result.failure is not None and not len(result.rows):
-            raise result.failure
+        result, used = self.deliver_here(low, result, high - low)
+        self._position = low + used
         return result
 
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:

@@ -32,6 +32,7 @@ from bushel.graph.node import InPlace, MapNode, Node, Origin, Plan, told
 from bushel.graph.ordered import BatchStream
 from bushel.graph.skips import SkipNote
 from bushel.graph.state_fields import read_count, read_field
+from bushel.graph.streams import Elements
 
 CountBefore = Callable[[int, int], int]
 """(counting step, how many elements reach it in this block) -> how many reached it in all blocks before."""
@@ -51,6 +52,8 @@ class Program:
     """Whether elements may be missing although no operation drops any: a `map` has returned None."""
     skip: bool = False
     """Whether an element that fails is skipped, and listed in `Result.skipped`."""
+    reading: Elements | None = None
+    """The stage under which reading the node's elements is timed in the consumer."""
 
     @property
     def length(self) -> int:
@@ -278,7 +281,10 @@ def _run(program: Program, job: _Job, announce: Announce | None) -> Result:
     # A function of whole columns, or a source that reads many records at once, does not tell which element it was.
     if announce is None and (program.skip or job.high - low > 1):
         try:
-            return _Try(program, job, lambda low, high: None).result()
+            result = _Try(program, job, lambda low, high: None).result()
+            if program.skip or not job.here:
+                return result
+            # In the consumer an error that comes and goes is raised all the same, as it is for a block of one.
         except _FailedAt as failure:
             failed = failure
     # The rows before the failure are made again, now without it: functions are pure, and failures are rare. One of
@@ -327,14 +333,12 @@ class _Try:
 
     def result(self, *, marks: bool = True) -> Result:
         program, job = self.program, self.job
-        block = self._read()
-        stays: list[np.ndarray | int] = [] if program.node is None else [len(block)]
-        if not program.allow_nones and (present := _missing(block)) is not None:
-            if program.unit > 1 or (program.counting and not program.sparse):
-                raise Misfit
-            stays = [present]
-            self.trail.append(present)
-            block = blocks.dense(block)
+        if program.timed and job.here:
+            with tally.timed(program.reading) as stage:
+                block, stays = self._read_present()
+                stage.made(block)
+        else:
+            block, stays = self._read_present()
         after: list[int] = []
         for number, step in enumerate(program.steps):
             if isinstance(step, BatchStream):
@@ -406,8 +410,19 @@ class _Try:
         place = self.job.place
         return memory.allocating(place) if allowed and place is not None else contextlib.nullcontext()
 
+    def _read_present(self) -> tuple[Block, list[np.ndarray | int]]:
+        """The rows that the program starts from, without missing ones. The second value begins `Result.stays`."""
+        program, block = self.program, self._read()
+        stays: list[np.ndarray | int] = [] if program.node is None else [len(block)]
+        if program.allow_nones or (present := _missing(block)) is None:
+            return block, stays
+        if program.unit > 1 or (program.counting and not program.sparse):
+            raise Misfit
+        self.trail.append(present)
+        return blocks.dense(block), [present]
+
     def _read(self) -> Block:
-        """The rows that the program starts from."""
+        """The rows that the program starts from; None where one is missing."""
         rows, low, high, node = self.job.rows, self.job.low, self.job.high, self.program.node
         if node is None:
             return rows.read(low, high, private=True)

@@ -101,7 +101,7 @@ class _Slot:
 
 
 class _InterleaveCursor(Cursor):
-    """A position is the slots (stream, its cursor and mark, or the state it ended at), the turn, and the next stream."""
+    """A position is the slots (stream, cursor and mark, or the state it ended at), the turn, and the next stream."""
 
     def __init__(self, node: Interleave, opener: Opener):
         self._node = node

@@ -202,6 +202,8 @@ class _PackCursor(GroupCursor):
                 all_of_it += some
             elements = []
         self.beyond = before, elements
+        if self.behind and self.given >= bins.used:
+            raise self.describe_mismatch(bins.used)
         return self._filled(bins, sequences, lengths, loose) if bins.used else None
 
     def describe_mismatch(self, rows: int) -> StateMismatch:
