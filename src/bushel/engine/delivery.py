@@ -255,8 +255,8 @@ class BlockCursor(Cursor):
 
     def _counts_at(self, position: int) -> list[int] | None:
         """How many elements each counting step has seen at `position`, where that is arithmetic."""
-        if self._program.sparse:
-            return None if self._program.counting else []
+        if self._program.asks:
+            return None
         units = self._program.unit_before_counting
         return [base + (position - self._base) // unit for base, unit in zip(self._base_counts, units, strict=True)]
 

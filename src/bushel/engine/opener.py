@@ -17,7 +17,7 @@ from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptio
 from bushel.engine.delivery import BlockCursor, Switched
 from bushel.engine.inline import ElementsCursor, UntilSlow
 from bushel.engine.observe import Observer
-from bushel.engine.program import Misfit, Program
+from bushel.engine.program import Misfit, Program, first_that_asks
 from bushel.engine.stages import StageCursor, WholeCursor
 from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
 from bushel.engine.whole import StreamProgram
@@ -147,13 +147,25 @@ class _Opener:
         assert self.executor is not None
         for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
             if elementwise:
-                stage = cast("list[Elementwise]", list(run))
-                cursor = StageCursor(cursor, stage, self.executor, self.blocks_ahead, self.options, self.observer)
+                for stage in self._stages(cast("list[Elementwise]", list(run))):
+                    cursor = StageCursor(cursor, stage, self.executor, self.blocks_ahead, self.options, self.observer)
             else:
                 for step in run:
                     batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
                     cursor = self.observer.cursor(step, batches, marked=True)
         return cursor
+
+    def _stages(self, steps: list[Elementwise]) -> list[list[Elementwise]]:
+        """The steps as one stage; as several, where no task may ask how many elements came before it."""
+        assert self.executor is not None
+        stages = []
+        while steps:
+            cut = len(steps)
+            if not self.executor.shares_counts:
+                cut = first_that_asks(steps, False, self.skips is not None)
+            stages.append(steps[:cut])
+            steps = steps[cut:]
+        return stages
 
     def in_blocks(self, program: Program) -> Cursor:
         """The rows of a program, computed by the executor."""
@@ -306,6 +318,9 @@ class _ChainCursor(Switched):
     def _cut_here(self) -> Cursor:
         kinds = [isinstance(step, BatchStream) for step in self._steps]
         cut = kinds.index(True) if True in kinds else len(kinds)
+        assert self._opener.executor is not None
+        if not self._opener.executor.shares_counts:
+            cut = first_that_asks(self._steps[:cut], True, self._opener.skips is not None)
         rest = self._steps[cut:]
         as_columns = bool(rest) and isinstance(rest[0], BatchStream) and rest[0].batch_fn is None
         program = self._program(self._steps[:cut], as_columns=as_columns, may_miss=True)
