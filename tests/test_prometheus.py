@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import sys
 import urllib.request
 from typing import Any
 
 import pytest
+from watching import wait_until
 
 prometheus_client = pytest.importorskip("prometheus_client")
 
@@ -56,6 +59,21 @@ def test_a_scrape_is_the_report():
     assert found["bushel_pool_busy_seconds_total"] == {("train", "workers", "0"): pool.busy_s}
     assert found["bushel_pool_wait_seconds_total"] == {("train", "workers", "0"): pool.wait_s}
     assert found["bushel_pool_ready_blocks"] == {("train", "workers", "0"): pool.ready_now}
+
+
+def test_killed_workers_are_counted():
+    registry = prometheus_client.CollectorRegistry()
+    ds = bushel.MapDataset.range(400).map(lambda x: (os.getpid(), x)).to_iter_dataset()
+    with timed(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))) as it:
+        bushel.prometheus.export(it, registry=registry)
+        pid, _ = next(it)
+        assert seen(registry)["bushel_pool_deaths_total"] == {("train", "workers", "0"): 0}
+        assert "died" not in str(it.report())
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: it.report().pools[0].deaths == 1)
+        assert seen(registry)["bushel_pool_deaths_total"] == {("train", "workers", "0"): 1}
+        assert "1 of the workers has died and been replaced." in str(it.report())
+        assert [x for _, x in it] == list(range(1, 400))
 
 
 def test_several_iterators_are_told_apart_and_are_gone_when_they_are_gone():

@@ -33,6 +33,7 @@ _COUNTERS = {
     "stage_bytes": ("Bytes of what a stage gave.", _OF_STAGE),
     "pool_busy_seconds": ("Seconds that workers or threads worked, added up.", _OF_POOL),
     "pool_wait_seconds": ("Seconds that the consumer waited for them.", _OF_POOL),
+    "pool_deaths": ("Workers that have died and were replaced.", _OF_POOL),
 }
 _GAUGES = {
     "pool_members": ("Workers or threads at work now.", _OF_POOL),
@@ -135,6 +136,7 @@ def _figures(iterator: Any, name: str) -> Iterator[tuple[str, list[str], float]]
         labels = [name, str(number), pool.kind]
         yield "pool_busy_seconds", labels, pool.busy_s
         yield "pool_wait_seconds", labels, pool.wait_s
+        yield "pool_deaths", labels, pool.deaths
         yield "pool_members", labels, pool.size
         yield "pool_ready_blocks", labels, pool.ready_now
 

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import json
+import multiprocessing
+import os
+import pickle
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import recipes
@@ -21,7 +28,7 @@ from hypothesis import strategies as st
 from recipes import Recipe, build
 
 import bushel
-from bushel.engine import opener, positions
+from bushel.engine import Executor, Ticket, opener, positions
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 SOON_S = 45.0  # what takes longer hangs
@@ -772,3 +779,203 @@ def test_a_filter_that_drops_too_much_is_refused_at_the_same_element(monkeypatch
 def test_explicit_options_are_taken_at_their_word():
     assert threads_after(Outside(), 5, bushel.ReadOptions(3, 9)) == 3
     assert threads_after(Outside(range(300)), 20, bushel.ReadOptions(0, 0)) == 0
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Executors of one's own, whose tasks leave the process: written from docs/workers.md alone
+
+
+class Pickling(Executor):
+    """Runs each task and its result through a pickle, in this process."""
+
+    keeps_all = True  # also what would come home because it is light
+
+    def __init__(self, dumps: Any = cloudpickle.dumps):
+        self.dumps = dumps
+
+    def submit(self, task: Any) -> Ticket:
+        done: Future[Any] = Future()
+        try:
+            result = pickle.loads(self.dumps(task)).run()
+            done.set_result((pickle.loads(self.dumps(result)), 0.0))
+        except Exception as error:
+            done.set_exception(error)
+        return Ticket(task, done)
+
+    def wait(self, ticket: Ticket) -> Any:
+        return ticket.done.result()
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+PROGRAMS: dict[str, Any] = {}
+"""In a process of the pool below: the programs that it has loaded, by their number."""
+
+
+def run_pickled(number: str, program: bytes, task: bytes) -> bytes:
+    begun = time.perf_counter()
+    if number not in PROGRAMS:
+        PROGRAMS[number] = pickle.loads(program)
+    result = dataclasses.replace(pickle.loads(task), program=PROGRAMS[number]).run()
+    return cloudpickle.dumps((result, time.perf_counter() - begun))
+
+
+class InProcesses(Executor):
+    """Sends tasks to a pool of the standard library; each program is pickled once."""
+
+    keeps_all = True
+
+    def __init__(self, pool: ProcessPoolExecutor, parallelism: int = 2):
+        self.parallelism = parallelism
+        self._pool = pool
+        self._programs: weakref.WeakKeyDictionary[Any, tuple[str, bytes]] = weakref.WeakKeyDictionary()
+        self.sent = 0
+
+    def submit(self, task: Any) -> Ticket:
+        if task.program not in self._programs:
+            self._programs[task.program] = os.urandom(8).hex(), cloudpickle.dumps(task.program)
+        number, program = self._programs[task.program]
+        rest = cloudpickle.dumps(dataclasses.replace(task, program=None))
+        self.sent += 1
+        return Ticket(task, self._pool.submit(run_pickled, number, program, rest))  # type: ignore[arg-type]
+
+    def wait(self, ticket: Ticket) -> Any:
+        return pickle.loads(ticket.done.result())  # type: ignore[arg-type]
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        for ticket in tickets:
+            ticket.done.cancel()
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def spawned() -> Any:
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+def is_odd(x: Any) -> bool:
+    return x % 2 == 1
+
+
+def with_noise(x: Any, rng: np.random.Generator) -> Any:
+    return x, int(rng.integers(1 << 40))
+
+
+def no_threes(x: Any) -> bool:
+    return x[0] % 3 > 0
+
+
+def base() -> Any:
+    return bushel.MapDataset.range(300).seed(3).shuffle().to_iter_dataset(bushel.ReadOptions(0, 0))
+
+
+def as_pair(index: int, x: Any) -> Any:
+    return index, x
+
+
+def sometimes_none(x: Any) -> Any:
+    return None if x % 7 == 0 else x
+
+
+def sometimes_fails(x: Any) -> Any:
+    if x % 50 == 7:
+        raise ValueError(f"bad: {x}")
+    return x
+
+
+class Counts(bushel.DatasetIterator[int]):
+    def __init__(self) -> None:
+        super().__init__()
+        self._next = 0
+
+    def __next__(self) -> int:
+        if self._next == 40:
+            raise StopIteration
+        self._next += 1
+        return self._next
+
+    def get_state(self) -> Any:
+        return {"next": self._next}
+
+    def set_state(self, state: Any) -> None:
+        self._next = state["next"]
+
+
+class OfCounts(bushel.IterDataset[int]):
+    def __iter__(self) -> Counts:
+        return Counts()
+
+
+LEAVING = {
+    "map": lambda: base().map(abs),
+    "filter": lambda: base().filter(is_odd).map(abs),
+    "batch": lambda: base().map(abs).batch(7),
+    "batch after filter": lambda: base().filter(is_odd).batch(7).map(np.sum),
+    "window after filter": lambda: base().filter(is_odd).window_shuffle(20, seed=1).map(abs),
+    "random_map": lambda: base().random_map(with_noise),
+    "random_map after filter": lambda: base().filter(is_odd).random_map(with_noise),
+    "counted twice": lambda: (
+        base().filter(is_odd).random_map(with_noise).filter(no_threes).map_with_index(as_pair).batch(4, batch_fn=list)
+    ),
+    "counted after a batch": lambda: base().filter(is_odd).batch(4).random_map(with_noise).map_with_index(as_pair),
+    "counted after an element that is missing": lambda: base().map(sometimes_none).random_map(with_noise),
+    "counted and skipped": lambda: (
+        base().map(sometimes_fails).random_map(with_noise).map_with_index(as_pair).with_options(on_error="skip")
+    ),
+    "fails": lambda: base().filter(is_odd).map(sometimes_fails).random_map(with_noise),
+    "a mixture": lambda: bushel.IterDataset.mix([base().filter(is_odd).random_map(with_noise), base().map(abs)]),
+    "a stream that is run whole": lambda: bushel.IterDataset.mix([OfCounts(), base().filter(is_odd)]),
+}
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_tasks_may_run_in_processes_of_ones_own(spawned, name):
+    ds = LEAVING[name]()
+    executor = InProcesses(spawned)
+    with iter(ds) as here, ds.iterate_on(executor) as there:
+        elements, states, error = told(here, 1000)
+        found, states_there, error_there = told(there, 1000)
+    assert same(found, elements) and error_there == error
+    assert states_there == states
+    assert executor.sent > 1
+    middle = json.loads(states[len(elements) // 2])
+    with ds.iterate_on(executor) as there:
+        there.set_state(middle)
+        found, states_there, error_there = told(there, 1000)
+    assert same(found, elements[len(elements) // 2 :]) and error_there == error
+    assert states_there == states[len(elements) // 2 :]
+
+
+@pytest.mark.parametrize("name", LEAVING)
+def test_pickle_alone_will_do_where_functions_have_names(name):
+    ds = LEAVING[name]()
+    with iter(ds) as here, ds.iterate_on(Pickling(pickle.dumps)) as there:
+        expected, found = told(here, 1000), told(there, 1000)
+        assert same(found[0], expected[0]) and found[1:] == expected[1:]
+
+
+@laws
+@given(recipe=strategies.recipes())
+def test_tasks_of_any_pipeline_may_leave_the_process(recipe):
+    ds = stream(recipe, (0, 0))
+    with iter(ds) as here, ds.iterate_on(Pickling()) as there:
+        expected, found = told(here, 60), told(there, 60)
+        assert same(found[0], expected[0]) and found[1:] == expected[1:]
+
+
+def test_a_task_that_asks_cannot_leave_and_says_what_to_do():
+    class Shares(Pickling):
+        shares_counts = True
+
+    ds = base().filter(is_odd).random_map(with_noise)
+    with ds.iterate_on(Shares()) as it, pytest.raises(TypeError, match="Set `shares_counts = False` in the class of"):
+        next(it)
+    with ds.iterate_on(Pickling()) as it:
+        assert next(it) == next(iter(ds))

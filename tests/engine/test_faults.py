@@ -534,15 +534,125 @@ def test_a_record_that_kills_every_worker_is_named(stream, way):
         assert list(itertools.islice(it, len(before))) == before
         state = it.get_state()
         begun = time.monotonic()
-        for _ in range(2):  # it stands where it stood, and tries again
-            with pytest.raises(bushel.WorkerDied) as caught:
+        for deaths in (3, 6):  # it stands where it stood, and tries again
+            with pytest.raises(bushel.WorkerDied, match="killed 3 worker processes") as caught:
                 next(it)
             assert it.get_state() == state
+            assert executor.deaths() == deaths
         assert time.monotonic() - begun < SOON_S
         assert f"{named} of the output" in str(caught.value)
         assert "77" in str(caught.value).partition("record")[2] and "of range(200)" in str(caught.value)
         ending = {"SIGKILL": "was killed by SIGKILL", "os._exit(0)": "ended with exit code 0"}
         assert ending.get(way, "ended with exit code") in str(caught.value)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_each_of_several_records_that_kill_costs_three_workers_and_is_skipped_alone(num_workers):
+    ds = numbers(4000).map(Always(77, kill_myself)).filter(lambda x: x % 2).map(Always(3001, kill_myself))
+    ds = ds.map_with_index(lambda i, x: (i, x)).with_options(on_error="skip")
+    with pool(num_workers) as executor, opened(ds, executor) as it:
+        assert read_in_time(it) == list(enumerate(x for x in range(1, 4000, 2) if x not in (77, 3001)))
+        assert it.skipped == 2
+        assert executor.deaths() == 6
+
+
+@pytest.mark.parametrize("at", [0, 7, 39])
+@pytest.mark.parametrize("place", ["the counting step", "after it"])
+def test_a_record_that_kills_in_a_stage_of_rows_is_counted_as_if_it_had_raised(at, place):
+    def made(deed: Any) -> Any:
+        rows = numbers(40).window_shuffle(5, seed=1)
+        if place == "after it":
+            rows = rows.map_with_index(lambda i, x: (i, x)).map(lambda x: (x[0], Always(at, deed)(x[1])))
+        else:
+            rows = rows.map_with_index(lambda i, x: (i, Always(at, deed)(x)))
+        return rows.with_options(on_error="skip")
+
+    with opened(made(raises(ValueError)), None) as it:
+        expected = list(it), it.get_state()["parent"]  # the rest knows the function
+    # With a timeout all that workers can do is left to them.
+    with pool(timeout_s=60.0) as executor, opened(made(kill_myself), executor) as it:
+        assert (read_in_time(it), it.get_state()["parent"]) == expected
+        assert (it.skipped, executor.deaths()) == (1, 3)
+
+
+class KillsWhenPickled:
+    def __reduce__(self) -> Any:
+        kill_myself()
+        return str, ()
+
+
+def test_a_record_that_kills_when_it_is_sent_is_the_one_that_is_skipped():
+    ds = numbers(2000).map(lambda x: KillsWhenPickled() if x == 1234 else x).with_options(on_error="skip")
+    with pool() as executor, opened(ds, executor) as it:
+        assert read_in_time(it) == [x for x in range(2000) if x != 1234]
+        assert it.skipped == 1
+        assert executor.deaths() == 3
+
+
+def test_a_batch_that_kills_when_it_is_sent_is_the_one_that_is_named():
+    ds = numbers(2000).map(lambda x: KillsWhenPickled() if x == 1234 else x).batch(4, batch_fn=list)
+    with pool() as executor, opened(ds, executor) as it:
+        assert list(itertools.islice(it, 308)) == [list(range(x, x + 4)) for x in range(0, 1232, 4)]
+        with pytest.raises(bushel.WorkerDied, match="one of the elements 1232 to 1235 of the output"):
+            next(it)
+        assert executor.deaths() == 3
+
+
+def kill_at(executor: Processes, low: int, *, careful: bool) -> None:
+    """Kills the worker that is at the block from `low` on, once it has said so."""
+    core = executor._core
+
+    def at_work() -> list[Any]:
+        with core._lock:
+            busy = [peer for peer in core.peers if peer.jobs and peer.since is not None]
+            return [peer for peer in busy if peer.jobs[0].task.low == low and (peer.jobs[0].at or not careful)]
+
+    (peer,) = wait_until(at_work)
+    os.kill(peer.pid, signal.SIGKILL)
+    wait_until(lambda: peer not in core.peers)
+
+
+def test_an_element_that_was_at_work_when_somebody_killed_workers_is_not_blamed(tmp_path):
+    waits = Waits(tmp_path)
+    with pool(2) as executor, opened(numbers(100).map(waits), executor) as it:
+        it.start_prefetch()
+        wait_until(lambda: [0, 2] in jobs_of(executor) or [0] in jobs_of(executor))
+        idle = wait_until(lambda: [peer for peer in executor._core.peers if not peer.jobs])[0]
+        os.kill(idle.pid, signal.SIGKILL)
+        wait_until(lambda: idle not in executor._core.peers)
+        for turn in range(6):  # once before it is announced; once more, and it would be blamed
+            kill_at(executor, 0, careful=turn > 0)
+        waits.go_on.touch()
+        assert read_in_time(it) == list(range(100))
+        assert executor.deaths() == 7
+
+
+def test_deaths_at_different_elements_of_a_block_blame_none(tmp_path):
+    ds = numbers(1000)
+    for at in (600, 610):  # of 610, two deaths are seen after one at 600
+        (tmp_path / str(at) / "one").mkdir(parents=True)
+        (tmp_path / str(at) / "two").mkdir()
+        ds = ds.map(Twice(tmp_path / str(at), at, kill_myself))
+    with pool(1) as executor, opened(ds, executor) as it:
+        assert read_in_time(it) == list(range(1000))
+        assert executor.deaths() == 4
+
+
+def test_a_fault_of_the_worker_itself_is_told_the_first_time(capfd):
+    def break_the_worker(index: int, count: int) -> None:
+        def fail(*_: Any) -> None:
+            raise KeyError("a fault in the worker's loop")
+
+        from bushel.engine import worker
+
+        worker._Worker._slot = fail
+
+    with pool(2, init=break_the_worker) as executor, opened(numbers(100), executor) as it:
+        with pytest.raises(KeyError, match="a fault in the worker's loop") as caught:
+            read_in_time(it)
+        assert "a worker process failed at 'task', which is a fault of Bushel's" in notes(caught.value)
+        assert executor.deaths() <= 1
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_past_a_record_that_kills_every_worker_the_stream_goes_on():

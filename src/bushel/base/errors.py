@@ -58,7 +58,7 @@ class StoppedByUser(RuntimeError):
 
 
 class WorkerDied(RuntimeError):
-    """Worker processes died again and again over the same elements, those at positions [low, high) of `at`."""
+    """Worker processes died one after the other at the same elements, those at positions [low, high) of `at`."""
 
     at: tuple[int, int] | None = None
     counted: int = 0

@@ -96,6 +96,8 @@ class Tuner:
 class Tuned(Executor):
     """Worker processes of which as many work as bring something."""
 
+    shares_counts = True
+
     def __init__(self, pool: Processes):
         self.parallelism = pool.parallelism
         self.block_bytes = pool.block_bytes
@@ -113,6 +115,9 @@ class Tuned(Executor):
 
     def members(self) -> tuple[int, str]:
         return self._tuner.workers, self._tuner.why
+
+    def deaths(self) -> int:
+        return self._pool.deaths()
 
     def stretch(self) -> int:
         return self._tuner.stretch

@@ -276,8 +276,8 @@ class Delivery(Cursor):
 
     def _counts_at(self, position: int) -> list[int] | None:
         """How many elements each counting step has seen at `position`, if that is arithmetic."""
-        if self._program.sparse:
-            return None if self._program.counting else []
+        if self._program.asks:
+            return None
         units = self._program.unit_before_counting
         return [base + (position - self._base) // unit for base, unit in zip(self._base_counts, units, strict=True)]
 

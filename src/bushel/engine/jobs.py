@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import time
 from concurrent.futures import InvalidStateError
 from typing import Any, NamedTuple
 
@@ -59,8 +60,13 @@ class Job(Ticket):
     counted: int = 0
     """How many counting steps it has come to."""
     deaths: int = 0
+    """How many workers have died while they were at work on it. After the first one it is run element by element."""
     at: tuple[int, int] | None = None
+    """The positions that the worker is at, where it runs the task element by element."""
     killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """Where workers were when they died, as far as they had said so."""
+    timeouts: int = 0
+    """How many workers were killed because it took too long."""
     overdue: bool = False
     """Whether a single element has taken too long."""
     verdict: WorkerDied | None = None
@@ -79,6 +85,31 @@ class Job(Ticket):
         if self.place is not None:
             self.place.arena.give_back(self.place.slot)
             self.place = None
+
+
+class Death(NamedTuple):
+    """When a worker died, and at which positions of which program it was: -1 and none where it was not at work."""
+
+    when: float
+    program: int
+    low: int
+    high: int
+
+    @staticmethod
+    def of(job: Job | None) -> Death:
+        """The death of a worker that was at work on a job, or on none."""
+        now = time.monotonic()
+        if job is None:
+            return Death(now, -1, 0, 0)
+        return Death(now, job.program, *(job.at or (job.task.low, job.high)))
+
+    def may_be_of(self, job: Job) -> bool:
+        """Whether the element at which workers last died in a job may have caused this death, too.
+
+        The death may be one over another block with this element: after an error, delivery cuts its blocks anew.
+        """
+        low, high = job.killed_at[-1]
+        return self.program == job.program and self.low < high and low < self.high
 
 
 @dataclasses.dataclass(slots=True, eq=False)

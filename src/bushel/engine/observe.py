@@ -225,6 +225,7 @@ class _WatchedExecutor(Executor):
         self.block_bytes = executor.block_bytes
         self.kind = executor.kind
         self.keeps_all = executor.keeps_all
+        self.shares_counts = executor.shares_counts
         self.tally: Tally = {}
         self.busy_s = 0.0
         self.wait_s = 0.0
@@ -236,6 +237,9 @@ class _WatchedExecutor(Executor):
 
     def members(self) -> tuple[int, str]:
         return self._executor.members()
+
+    def deaths(self) -> int:
+        return self._executor.deaths()
 
     def stretch(self) -> int:
         return self._executor.stretch()
@@ -287,7 +291,8 @@ def _pool_of(executor: Executor | _WatchedThread) -> Pool:
     if isinstance(executor, _WatchedThread):
         return executor.pool()
     size, why = executor.members()
+    deaths = executor.deaths()
     if not isinstance(executor, _WatchedExecutor):
-        return Pool(executor.kind, size, why)
+        return Pool(executor.kind, size, why, deaths=deaths)
     ready = executor.ready_blocks / max(1, executor.blocks)
-    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready, executor.ready_now())
+    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready, executor.ready_now(), deaths)

@@ -18,7 +18,7 @@ from bushel.engine.delivery import Placement
 from bushel.engine.drawn import DrawnDelivery
 from bushel.engine.observe import Observer
 from bushel.engine.positions import PositionDelivery
-from bushel.engine.program import Misfit, Program
+from bushel.engine.program import Misfit, Program, first_that_asks
 from bushel.engine.stream_delivery import StreamDelivery
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
@@ -172,6 +172,8 @@ class _Opener:
         """The rows of a program, of which elements may be missing: batches are cut in the consumer."""
         kinds = [isinstance(step, BatchStream) for step in program.steps]
         cut = kinds.index(True) if True in kinds else len(kinds)
+        if self.executor is not None and not self.executor.shares_counts:
+            cut = first_that_asks(program.steps[:cut], True, program.skip)
         rest = list(program.steps[cut:])
         stacked_next = bool(rest) and isinstance(rest[0], BatchStream) and is_ours(rest[0].batch_fn)
         rows = dataclasses.replace(program, steps=program.steps[:cut], stacked_next=stacked_next, may_miss=True)
@@ -204,14 +206,26 @@ class _Opener:
         """Steps on the rows of a cursor. Batches are cut in the consumer; the rest may go to workers."""
         for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
             if elementwise:
-                program = Program(None, allow_nones=True, steps=tuple(run), skip=self.skips is not None)
-                drawn = DrawnDelivery(cursor, program, self.placement(), self.options, self.skips)
-                cursor = self.observer.delivery(drawn)
+                for stage in self._stages(cast("list[Elementwise]", list(run))):
+                    program = Program(None, allow_nones=True, steps=tuple(stage), skip=self.skips is not None)
+                    drawn = DrawnDelivery(cursor, program, self.placement(), self.options, self.skips)
+                    cursor = self.observer.delivery(drawn)
             else:
                 for step in run:
                     batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
                     cursor = self.observer.cursor(step, batches, marked=self.executor is not None)
         return cursor
+
+    def _stages(self, steps: list[Elementwise]) -> list[list[Elementwise]]:
+        """The steps as one stage; as several, if no task may ask how many elements came before it."""
+        stages: list[list[Elementwise]] = []
+        while steps:
+            cut = len(steps)
+            if self.executor is not None and not self.executor.shares_counts:
+                cut = first_that_asks(steps, False, self.skips is not None)
+            stages.append(steps[:cut])
+            steps = steps[cut:]
+        return stages
 
     def placement(self) -> Placement | None:
         """Who computes what can be computed ahead; None is the consumer, when it is asked for."""

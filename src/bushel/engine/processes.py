@@ -25,7 +25,7 @@ from bushel.base.errors import WorkerDied, add_note
 from bushel.base.transforms import short_name
 from bushel.engine import shipping, stall, wire
 from bushel.engine.assigning import DEPTH, choose, worker_for
-from bushel.engine.jobs import Job, Peer
+from bushel.engine.jobs import Death, Job, Peer
 from bushel.engine.program import Misfit, Program, Result
 from bushel.engine.room import Room
 from bushel.engine.shipping import Shared, Told
@@ -38,8 +38,15 @@ from bushel.graph.node import merged
 logger = logging.getLogger("bushel")
 
 DEFAULT_BUDGET_BYTES = 1 << 30
-CAREFUL_AFTER = 2  # deaths over one block, it is computed element by element
-WATCHED_DEATHS = 6  # over one and the same element end the matter: so often no stray signal hits one
+DEATHS_ALONE = 2
+"""An element is blamed after so many deaths while a worker was at this element, if no worker died of anything else.
+
+The worker says which element it is at only after a first death over the block, so a block costs one death more.
+"""
+DEATHS_AMONG_OTHERS = 6
+"""The same where workers die of other things, too: somebody may be killing them, and the element may be innocent."""
+RECENT_S = 60.0
+"""A worker that died of something else longer ago says nothing about the deaths of now."""
 
 
 class Processes(Executor):
@@ -53,6 +60,8 @@ class Processes(Executor):
       portable: uses memory and a start of workers that any system has, without memfd and without fork.
       at_first: how many of them work until `resize`; all by default.
     """
+
+    shares_counts = True
 
     def __init__(
         self,
@@ -106,6 +115,9 @@ class Processes(Executor):
         """Whether every worker that gets tasks has finished one."""
         return self._core.all_have_served()
 
+    def deaths(self) -> int:
+        return self._core.deaths
+
     def pids(self) -> list[int]:
         """The process numbers of the workers."""
         return [peer.pid for peer in self._core.peers]
@@ -149,7 +161,9 @@ class _Core:
         self._classes: list[type] = []
         self._unused: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.room = Room(budget_bytes, block_bytes, portable=portable)
+        self.deaths = 0
         self._deaths_in_a_row = 0
+        self._unexplained: list[Death] = []  # of the last minute
         self._begun = False  # whether a worker ever began a task
         self._stopping = False
         self._ended_by: BaseException | None = None
@@ -380,7 +394,7 @@ class _Core:
                 self._say(peer, "arena", arena.slot_bytes, descriptors=(arena.descriptor,))
                 peer.arena = arena
         task = job.task
-        careful = job.deaths >= CAREFUL_AFTER
+        careful = job.deaths > 0
         given, descriptors = job.start, ()
         if job.rows is not None:
             given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
@@ -462,7 +476,9 @@ class _Core:
         self._let_go(peer)
         self.peers.remove(peer)
         how = STARTER.ended(peer.pid)
+        self.deaths += 1
         self._deaths_in_a_row += 1
+        culprit = None
         for job in peer.jobs:
             job.leave()
             job.begun = False
@@ -471,11 +487,11 @@ class _Core:
             culprit.deaths += 1
             if culprit.at is not None:
                 culprit.killed_at.append(culprit.at)
-            again = culprit.killed_at[-WATCHED_DEATHS:]
-            if culprit.overdue or (len(again) == WATCHED_DEATHS and len(set(again)) == 1):
-                self._condemn(culprit, how)
-                if culprit.done.done():
-                    peer.jobs.popleft()
+        self._unexplained.append(Death.of(culprit))
+        if culprit is not None and (culprit.overdue or self._is_guilty(culprit)):
+            self._condemn(culprit, how)
+            if culprit.done.done():
+                peer.jobs.popleft()
         if self._deaths_in_a_row > 10 * self._num_workers + 10:
             where = "" if self._init_name is None or self._begun else f", in worker_init_fn={self._init_name}"
             what = f"Worker processes keep dying before they finish anything; the last one {how}{where}."
@@ -485,14 +501,28 @@ class _Core:
         self._waiting = collections.deque(sorted([*peer.jobs, *self._waiting], key=lambda job: job.number))
         self._start(peer.index)
 
+    def _is_guilty(self, job: Job) -> bool:
+        """Whether an element of the job has killed so many workers that it cannot be somebody else who kills them."""
+        if not job.killed_at:
+            return False
+        now = time.monotonic()
+        self._unexplained = [death for death in self._unexplained if now - death.when < RECENT_S]
+        alone = all(death.may_be_of(job) for death in self._unexplained)
+        needed = DEATHS_ALONE if alone else DEATHS_AMONG_OTHERS
+        last = job.killed_at[-needed:]
+        return len(last) == needed and len(set(last)) == 1
+
     def _condemn(self, job: Job, how: str) -> None:
         """The block ends before the element that kills; what comes before it in the block is computed once more."""
         verdict, task = self._verdict(job, how), job.task
+        # Explained, they are no sign that somebody kills workers.
+        self._unexplained = [death for death in self._unexplained if not death.may_be_of(job)]
         good = task.low + (job.killed_at[-1][0] - task.low) // task.program.unit * task.program.unit
         if good == task.low:
             self._give_up(job, verdict)
         else:
             job.verdict, job.high, job.deaths, job.overdue = verdict, good, 0, False
+            job.killed_at.clear()
 
     def _verdict(self, job: Job, how: str) -> WorkerDied:
         low, high = job.killed_at[-1]
@@ -505,7 +535,8 @@ class _Core:
         else:
             what = f"killed {job.deaths} worker processes one after the other; the last one {how}."
         died = WorkerDied(f"Computing {program.which(low, high)}{made_of} {what}")
-        died.at, died.counted = (low, high), job.counted
+        counts = job.task.counts  # if they were known beforehand, the element came to all of these steps
+        died.at, died.counted = (low, high), job.counted if counts is None else len(counts)
         return died
 
     def _kill_the_slow(self, timeout_s: float) -> None:
@@ -514,8 +545,8 @@ class _Core:
             job = peer.jobs[0] if peer.jobs else None
             if job is not None and job.asked is None and peer.since is not None and now - peer.since > timeout_s:
                 # A block may be slow and each of its elements not: the next try goes element by element.
-                job.overdue = job.deaths >= CAREFUL_AFTER and job.at is not None
-                job.deaths = max(CAREFUL_AFTER - 1, job.deaths)
+                job.overdue = job.timeouts > 0 and job.at is not None
+                job.timeouts += 1
                 peer.since = now
                 kill(peer.pid)
 

@@ -110,6 +110,12 @@ class Program:
         return self.drops or self.may_miss or self.skip or holes
 
     @functools.cached_property
+    def asks(self) -> bool:
+        """Whether a block must learn from the blocks before it how many elements have come to one of its steps."""
+        missing = self.node is not None and self.sparse  # rows that are given are all there
+        return first_that_asks(self.steps, missing, self.skip) < len(self.steps)
+
+    @functools.cached_property
     def takes_in_place(self) -> bool:
         """Whether what is taken of the node is the result as it is, or is only cut into batches."""
         node = self.node
@@ -139,6 +145,23 @@ class Program:
     def drops(self) -> bool:
         """Whether a step drops elements."""
         return any(isinstance(step, Elementwise) and step.drops for step in self.steps)
+
+
+def first_that_asks(steps: Sequence[Elementwise | BatchStream], missing: bool, skip: bool) -> int:
+    """The first step that depends on how many elements came before, where that is not known by arithmetic.
+
+    Returns its place in `steps`, or their number if there is no such step.
+
+    Args:
+      missing: whether elements may be missing before the first step.
+      skip: whether elements that fail in a step are left out.
+    """
+    for place, step in enumerate(steps):
+        if isinstance(step, Elementwise):
+            if step.count_key and missing:
+                return place
+            missing = missing or step.drops or skip
+    return len(steps)
 
 
 def _nodes(node: MapNode | None) -> list[MapNode]:

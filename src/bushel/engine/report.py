@@ -54,6 +54,8 @@ class Pool:
     ready_blocks: float = 0.0
     """How many blocks were ready when the next was asked for, on average."""
     ready_now: int = 0
+    deaths: int = 0
+    """How many of its members have died and were replaced; also counted where stages are not timed."""
 
     def __str__(self) -> str:
         return f"{self.size} {self.kind}" if self.size != 1 else f"1 {self.kind.removesuffix('s')}"
@@ -82,7 +84,7 @@ class Report:
         return "".join([*parts, tables.paragraph(self._conclusion())])
 
     def _conclusion(self) -> str:
-        return "\n".join(filter(None, [*self._chosen(), self.verdict]))
+        return "\n".join(filter(None, [*self._chosen(), *self._died(), self.verdict]))
 
     def _rows(self) -> list[tuple[str, ...]]:
         total = sum(stage.self_s for stage in self.stages) or 1.0
@@ -113,6 +115,13 @@ class Report:
 
     def _chosen(self) -> list[str]:
         return [f"{pool}, chosen by Bushel: {pool.why}." for pool in self.pools if pool.why]
+
+    def _died(self) -> list[str]:
+        return [
+            f"{pool.deaths} of the {pool.kind} {'has' if pool.deaths == 1 else 'have'} died and been replaced."
+            for pool in self.pools
+            if pool.deaths
+        ]
 
     @property
     def waiting(self) -> float:

@@ -103,6 +103,15 @@ class Task:
     given: Any = None
     """The rows for a program without a node; the state to go on from, for a stream that is run whole."""
 
+    def __reduce__(self) -> Any:
+        if self.asks:
+            raise TypeError(
+                "This task cannot leave its process: while it runs, it asks how many elements the blocks before it "
+                "have brought to one of its steps. Set `shares_counts = False` in the class of the executor (it is the "
+                "default), and no task will ask."
+            )
+        return _unpickled, (self.program, self.low, self.high, self.number, self.counts, self.given)
+
     def count_before(self, step: int, count: int) -> int:
         return self.counts[step] if self.counts is not None else self.ledger.wait(step, self.number, count)
 
@@ -117,6 +126,13 @@ class Task:
         finally:
             if self.asks:
                 self.ledger.end(self.number)
+
+
+def _unpickled(
+    program: Program | StreamProgram, low: int, high: int, number: int, counts: list[int], given: Any
+) -> Task:
+    """A task in another process: its counts are known, so its ledger stays at home."""
+    return Task(program, low, high, number, counts, Ledger([]), given)
 
 
 def run_task(
@@ -208,7 +224,11 @@ def cores() -> int:
 
 
 class Executor(abc.ABC):
-    """Runs tasks. To plug in another one, implement these four methods; results must be those of `task.run()`."""
+    """Runs tasks. To plug in another one, implement these four methods; results must be those of `task.run()`.
+
+    Tasks and results can be pickled, so an executor may run tasks in other processes and on other machines: see
+    "Tasks that leave the process" in docs/workers.md.
+    """
 
     parallelism: int = 1
     """How many tasks it can work on at a time."""
@@ -221,6 +241,14 @@ class Executor(abc.ABC):
 
     keeps_all: bool = False
     """Whether all that it can do is left to it, however light: it was prepared for it, or gives up what takes long."""
+
+    shares_counts: bool = False
+    """Whether a task may ask, while it runs, how many elements the blocks before it have brought to one of its steps.
+
+    The ledger that answers is in the memory of this process, so such a task cannot be pickled. It waits until all tasks
+    before it have come as far, so tasks must begin in the order of submission. Where this is False no task asks:
+    `random_map` or `map_with_index` after a `filter` is then a stage of its own, whose tasks bring their rows along.
+    """
 
     @abc.abstractmethod
     def submit(self, task: Task) -> Ticket:
@@ -242,6 +270,10 @@ class Executor(abc.ABC):
         """How many members work now, and why so many, where the executor has chosen that itself."""
         return self.parallelism, ""
 
+    def deaths(self) -> int:
+        """How many of its members have died so far and were replaced."""
+        return 0
+
     def stretch(self) -> int:
         """How many times further ahead than it would by itself delivery should work now."""
         return 1
@@ -249,6 +281,8 @@ class Executor(abc.ABC):
 
 class Stepped(Executor):
     """Runs tasks when asked for one, others before it in an order drawn from a seed: for tests of delivery."""
+
+    shares_counts = True
 
     def __init__(self, seed: int = 0, parallelism: int = 3):
         self.parallelism = parallelism
@@ -292,6 +326,7 @@ class Threads(Executor):
     """Runs tasks in threads of this process: for work that releases the GIL, or a Python without one."""
 
     kind = "threads"
+    shares_counts = True
 
     def __init__(self, num_threads: int):
         self.parallelism = num_threads

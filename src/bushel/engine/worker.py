@@ -19,7 +19,7 @@ import numpy as np
 from bushel.base import alias, blocks
 from bushel.base.memory import Allocator
 from bushel.engine import shipping, stall, wire
-from bushel.engine.program import Misfit, Program, Result
+from bushel.engine.program import Announce, Misfit, Program, Result
 from bushel.engine.shipping import Told
 from bushel.engine.slabs import Slot
 from bushel.engine.stream_program import StreamProgram
@@ -52,7 +52,12 @@ class _Worker:
                 os.set_inheritable(descriptor, False)
             if kind != "task":
                 self._channel.flush()
-            getattr(self, f"_on_{kind}")(*arguments, *descriptors)
+            try:
+                getattr(self, f"_on_{kind}")(*arguments, *descriptors)
+            except (wire.Closed, SystemExit):
+                raise
+            except BaseException as error:  # no function of the user's: another worker would fail in the same way
+                self._give_up(f"a worker process failed at {kind!r}, which is a fault of Bushel's", error)
 
     def _on_stacks(self, descriptor: int) -> None:
         stall.answer(descriptor)
@@ -143,6 +148,8 @@ class _Worker:
             announce = functools.partial(self._announce, task) if careful else None
             in_place = None if place is None else _in(place)
             result = run_task(self._programs[program], low, high, count_before, announce, given, in_place)
+            if announce is not None:
+                _try_to_pack(self._programs[program], low, result, announce)
             packed, told = _packed(self._programs[program], result, place, one_by_one)
             del result  # what is sent as a copy is not kept meanwhile
             answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
@@ -192,6 +199,15 @@ def _packed(
     failure = None if result.failure is None else shipping.portable(result.failure)
     rest = result.skipped, _states_of(program, result), result.stays, result.tally, result.work_s
     return packed, Told(result.marks, result.after, failure, *rest)
+
+
+def _try_to_pack(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
+    """Packs each row alone, announced: if its pickling kills the process, the last element is not blamed for it."""
+    for row, end in zip(blocks.rows_of(result.rows), result.marks[:, 0].tolist()):
+        announce(low if program.unit > 1 else end - 1, end)
+        with contextlib.suppress(Exception):  # told when all are packed
+            wire.pack(row, None)
+        low = end
 
 
 def _states_of(program: Program | StreamProgram, result: Result) -> bytes | None:
