@@ -20,7 +20,7 @@ from bushel.base.blocks import Block
 from bushel.base.errors import PipelineNotSent, WorkerDied, in_words, inside
 from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
-from bushel.engine.program import Program, Result, counts_of, state_of
+from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, counts_of, run_again, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
@@ -45,15 +45,22 @@ class Delivery(Cursor):
 
     Args:
       program: what to run.
+      rows: what it starts from when it is run here.
       placement: who runs it; None computes rows here when they are asked for.
       options: those of the whole pipeline.
       skips: counts the elements that failed and were skipped.
     """
 
     def __init__(
-        self, program: Program, placement: Placement | None, options: DatasetOptions, skips: Skips | None = None
+        self,
+        program: Program,
+        rows: Rows,
+        placement: Placement | None,
+        options: DatasetOptions,
+        skips: Skips | None = None,
     ):
         self._program = program
+        self._runner = Runner(program, rows, lambda step, count: self._counts[step], here=True)
         self._skips = skips
         self._watches = [FilterWatch(what, options) for what in program.droppers]
         self._length = program.length
@@ -72,8 +79,8 @@ class Delivery(Cursor):
     # Where rows come from.
 
     @abc.abstractmethod
-    def _pull_here(self, count: int) -> Result | None:
-        """Computes up to `count` rows here and moves behind them; None at the end. Rows may all have been dropped."""
+    def _pull_here(self, count: int) -> Block | None:
+        """Computes up to `count` rows here and moves behind them; None at the end. All rows may have been dropped."""
 
     @abc.abstractmethod
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
@@ -96,12 +103,12 @@ class Delivery(Cursor):
         """Counts the elements that were skipped before a position."""
 
     @abc.abstractmethod
-    def _source_mark(self) -> Mark:
-        """The position of the rows that the program starts from, at the row that was delivered last."""
+    def mark(self) -> tuple[Mark, Sequence[int]]:
+        """The position of the rows that the program starts from, and how many elements its counting steps have seen."""
 
     @abc.abstractmethod
     def _rewind_source(self, mark: Mark) -> None:
-        """Goes to a position of these rows."""
+        """Goes to a position of the rows that the program starts from."""
 
     @abc.abstractmethod
     def _source_state(self, mark: Mark) -> State:
@@ -126,13 +133,13 @@ class Delivery(Cursor):
             if self._failure_next is not None:
                 failure, self._failure_next = self._failure_next, None
                 raise failure
-            if self._placement is not None:
-                rows = self._pull_ahead(count)
-            elif (result := self._pull_here(count)) is None:
-                return []
-            else:
-                rows = result.rows if len(result.rows) else None
-            if rows is not None:
+            if self._placement is None:
+                rows = self._pull_here(count)
+                if rows is None:
+                    return []
+                if len(rows):
+                    return rows
+            elif (rows := self._pull_ahead(count)) is not None:
                 return rows
 
     def _pull_ahead(self, count: int) -> Block | None:
@@ -181,7 +188,9 @@ class Delivery(Cursor):
         if self._closed:
             raise ValueError("This iterator was closed while its next element was being computed.")
         self._tickets.popleft()
-        self._result, self._row, self._high = self.watch_filters(ticket.task.low, result), 0, ticket.task.high
+        if (failed := self._judge_filters(ticket.task.low, result.stays)) is not None:
+            result = _cut(result, *failed)
+        self._result, self._row, self._high = result, 0, ticket.task.high
         if result.failure is None:
             self._after = result.after
         positions = ticket.task.high - ticket.task.low
@@ -207,23 +216,33 @@ class Delivery(Cursor):
         self._restart()
         return True
 
-    def deliver_here(self, low: int, result: Result, rows: int) -> tuple[Result, int]:
-        """Moves behind a result that was computed here from `rows` rows. Also returns how many of them are used up.
+    def make_here(self, low: int, high: int) -> tuple[Block, int]:
+        """Computes the rows of positions [low, high) here. Also returns the position after them.
 
-        If a row has failed, those before it are delivered first. Its error is raised by the next pull.
+        If a row fails, those before it are delivered first. Its error is raised by the next pull.
         """
-        if self._watches:
-            result = self.watch_filters(low, result)
-        used = rows
+        runner = self._runner
+        try:
+            rows = runner.make(low, high)
+            failed = self._judge_filters(low, runner.stays)
+            if failed is None:
+                self._counts = runner.after
+                return rows, high
+            result = _cut(runner.result_of(rows), *failed)
+        except FailedAt as failure:
+            result = run_again(runner, low, high, failure)
+            if (failed := self._judge_filters(low, result.stays)) is not None:
+                result = _cut(result, *failed)
+        position = high
         if result.failure is None:
             self._counts = result.after
         elif len(result.rows):
             position, *self._counts = result.marks[-1].tolist()
-            used, self._failure_next = position - low, result.failure
-        self.count_skipped_in(result, low + used)
+            self._failure_next = result.failure
+        self.count_skipped_in(result, position)
         if result.failure is not None and not len(result.rows):
             raise result.failure
-        return result, used
+        return result.rows, position
 
     @property
     def is_here(self) -> bool:
@@ -236,22 +255,19 @@ class Delivery(Cursor):
             assert self._skips is not None
             self._skips.add(*result.skipped.pop(0)[1])
 
-    def watch_filters(self, low: int, result: Result) -> Result:
-        """The result, cut short before the first element at which a filter had dropped too many."""
+    def _judge_filters(self, low: int, stays: list[np.ndarray | int]) -> tuple[int, ValueError] | None:
+        """The first position at which a filter had dropped too many elements, and the error that says so."""
         errors: list[tuple[int, ValueError]] = []
-        for number, (watch, stays) in enumerate(zip(self._watches, result.stays)):
-            judged = watch.judge(stays)
-            if judged is not None:
+        for number, watch in enumerate(self._watches):
+            kept = stays[number]
+            if type(kept) is int and not watch.dropped:
+                watch.seen += kept
+            elif (judged := watch.judge(kept)) is not None:
                 place, error = judged
-                for before in reversed(result.stays[:number]):
+                for before in reversed(stays[:number]):
                     place = place if isinstance(before, int) else int(np.flatnonzero(before)[place])
                 errors.append((low + place, error))
-        if not errors:
-            return result
-        position, error = min(errors, key=lambda at: at[0])
-        good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
-        skipped = [one for one in result.skipped if one[0] < position]
-        return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error, skipped)
+        return min(errors, key=lambda at: at[0]) if errors else None
 
     def _fill(self) -> None:
         """Submits tasks until enough of them are under way."""
@@ -297,9 +313,7 @@ class Delivery(Cursor):
 
     def _restart(self) -> None:
         """Throws away all that was computed ahead, and begins again after the row that was delivered last."""
-        self._rewind_source(self._source_mark())
-        self._forget_tickets()
-        self._begin_again()
+        self.rewind(self.mark())
 
     def _forget_tickets(self) -> None:
         if self._tickets:
@@ -316,9 +330,6 @@ class Delivery(Cursor):
         self._ledger = Ledger(self._base_counts)
 
     # Positions.
-
-    def mark(self) -> Mark:
-        return self._source_mark(), self._counts
 
     def rewind(self, mark: Mark) -> None:
         source, self._counts = mark
@@ -383,3 +394,10 @@ class Delivery(Cursor):
         if self._placement is not None:
             self._placement.executor.forget(tickets)
         super().close()
+
+
+def _cut(result: Result, position: int, error: Exception) -> Result:
+    """A result up to a position at which `error` belongs."""
+    good = int(np.searchsorted(result.marks[:, 0], position, side="right"))
+    skipped = [one for one in result.skipped if one[0] < position]
+    return Result(blocks.part_of(result.rows, 0, good), result.marks[:good], result.after, error, skipped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from bushel.base.errors import PipelineNotSent
 from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import size_of_result
 from bushel.engine.delivery import Delivery, Placement
-from bushel.engine.program import Program, Result, Rows, run_here
+from bushel.engine.program import Program, Result, Rows
 from bushel.graph.cursors import Cursor, Mark, pull_exactly
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State
@@ -61,30 +62,33 @@ class DrawnDelivery(Delivery):
         self._later = self._whole = placement  # where rows go after the first few were tried
         self._tried: list[float] | None = []  # seconds of each row beyond what sending it takes; None once decided
         self._draining = False
-        super().__init__(program, None, options, skips)
+        self._before: Mark = None  # the parent's mark, if it was asked for since the last pull
+        self._drawn = _ParentRows(parent, skips)
+        super().__init__(program, self._drawn, None, options, skips)
 
     # Here.
 
-    def _pull_here(self, count: int) -> Result | None:
+    def _pull_here(self, count: int) -> Block | None:
         if self._later is not None:
             # Not before the first row is wanted: it draws on the parent.
             self.parent.start_prefetch()
             later, self._later = self._later, None
             self._begin_drawing()
             self._run_at(dataclasses.replace(later, most=_TRIED_ROWS))
-            return _NOTHING
-        before = self.parent.mark()
+            return []
+        before, self._before = self._before, None
+        if before is None:
+            before = self.parent.mark()
         block = self.parent.pull(count)
         count = len(block)
         if not count:
             return None
-        rows = _ParentRows(self.parent, before, block, self._skips)
-        del block
-        result = run_here(self._program, rows, 0, count, self._counts)
-        result, used = self.deliver_here(0, result, count)
+        self._drawn.hold(before, block)
+        del block  # whoever counts who holds the rows must not find this name
+        rows, used = self.make_here(0, count)
         if used < count:
-            rows.move_to(used)
-        return result
+            self._drawn.move_to(used)
+        return rows
 
     # Ahead.
 
@@ -153,18 +157,24 @@ class DrawnDelivery(Delivery):
 
     # Positions.
 
-    def _source_mark(self) -> Mark:
+    def mark(self) -> tuple[Mark, Sequence[int]]:
         if self._placement is None:
-            return self.parent.mark()
+            self._before = self.parent.mark()
+            return self._before, self._counts
         if self._past_end and self._end is not None:
-            return self._end
+            return self._end, self._counts
+        self._forget_marks()
+        return self._marks[0], self._counts
+
+    def _forget_marks(self) -> None:
+        """Forgets the parent's marks before the row that was delivered last."""
         while self._first < self._position and len(self._marks) > 1:
             self._marks.popleft()
             self._first += 1
-        return self._marks[0]
 
     def _rewind_source(self, mark: Mark) -> None:
         self.parent.rewind(mark)
+        self._before = None
         self._begin_drawing()
 
     def _begin_drawing(self) -> None:
@@ -184,7 +194,7 @@ class DrawnDelivery(Delivery):
     def _source_index(self) -> int:
         if self._placement is None:
             return self.parent.get_next_index()
-        self._source_mark()  # forgets the marks of rows that were delivered
+        self._forget_marks()
         return self.parent.get_next_index() - (len(self._marks) - 1)
 
     def _source_mark_at(self, index: int) -> Mark:
@@ -195,22 +205,24 @@ class DrawnDelivery(Delivery):
 class _ParentRows(Rows):
     """Rows that were pulled of a cursor; after a failure they are read of it again."""
 
-    def __init__(self, parent: Cursor, before: Mark, block: Block, skips: Skips | None):
-        self._parent, self._before, self._skips = parent, before, skips
-        self._count = len(block)
-        self._block: Block | None = block
+    def __init__(self, parent: Cursor, skips: Skips | None):
+        self._parent, self._skips = parent, skips
+        self._before: Mark = None
+        self._count = 0
+        self._block: Block | None = None
+
+    def hold(self, before: Mark, block: Block) -> None:
+        """Holds rows that the parent gave at the position `before`."""
+        self._before, self._block, self._count = before, block, len(block)
 
     def read(self, low: int, high: int, *, private: bool) -> Block:
         block, self._block = self._block, None
         if block is None:  # functions may have written into the first ones
             block = self.move_to(self._count)
-        return blocks.part_of(block, low, high)
+        return block if high - low == len(block) else blocks.part_of(block, low, high)
 
     def move_to(self, count: int) -> Block:
         """Reads the first `count` rows again; the parent stands after them."""
         with collect_skips(self._skips):  # they were counted when the rows were read first
             self._parent.rewind(self._before)
             return pull_exactly(self._parent, count)
-
-
-_NOTHING = Result([], np.zeros((0, 1), dtype=np.int64), [])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from bushel.base.blocks import Block
 from bushel.base.errors import PipelineNotSent, PositionOutOfRange
 from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import Delivery, Placement
-from bushel.engine.program import PlannedRows, Program, Result, run_here
+from bushel.engine.program import PlannedRows, Program, Result
 from bushel.graph.cursors import Mark
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_field
@@ -37,34 +37,32 @@ class PositionDelivery(Delivery):
         in_threads: Callable[[], Placement] | None = None,
     ):
         assert program.node is not None
-        self._rows = PlannedRows(program.node, ahead=True)
         self._in_threads = in_threads
         self._pulls = self._slow = 0
-        super().__init__(program, placement, options, skips)
+        super().__init__(program, PlannedRows(program.node, ahead=True), placement, options, skips)
 
-    def _pull_here(self, count: int) -> Result | None:
+    def _pull_here(self, count: int) -> Block | None:
         if self._in_threads is None:
             return self._compute(count)
         # One element at a time until the speed is known: a batch of slow elements would be a long wait.
         first, begun = self._position, time.perf_counter()
-        result = self._compute(count if self._pulls > _IN_A_ROW else 1)
+        rows = self._compute(count if self._pulls > _IN_A_ROW else 1)
         seconds, computed = time.perf_counter() - begun, self._position - first
         self._slow = self._slow + 1 if self._pulls and seconds > SLOW_S * computed and computed else 0
         self._pulls += 1
         if self._slow == _IN_A_ROW:
             in_threads, self._in_threads = self._in_threads, None
             self._run_at(in_threads())
-        return result
+        return rows
 
-    def _compute(self, count: int) -> Result | None:
-        low = self._position
-        if low >= self._length:
-            return None
-        high = min(self._length, low + count * self._program.unit)
-        result = run_here(self._program, self._rows, low, high, self._counts)
-        result, used = self.deliver_here(low, result, high - low)
-        self._position = low + used
-        return result
+    def _compute(self, count: int) -> Block | None:
+        low, high = self._position, self._position + count * self._program.unit
+        if high > self._length:
+            high = self._length
+            if low >= high:
+                return None
+        rows, self._position = self.make_here(low, high)
+        return rows
 
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
         return None, high
@@ -81,8 +79,8 @@ class PositionDelivery(Delivery):
     def _count_skipped(self, result: Result | None, before: int) -> None:
         self.count_skipped_in(result, before)
 
-    def _source_mark(self) -> int:
-        return self._position
+    def mark(self) -> tuple[int, Sequence[int]]:
+        return self._position, self._counts
 
     def _rewind_source(self, mark: Mark) -> None:
         self._position = mark

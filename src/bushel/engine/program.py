@@ -182,7 +182,6 @@ class Result:
 
     rows: Block
     marks: np.ndarray
-    """Empty in a result of `run_here` without a failure: all of its rows are delivered at once."""
     after: list[int]
     """How many elements each counting step has seen after the whole block, those dropped later included."""
     failure: BaseException | None = None
@@ -270,45 +269,27 @@ def run(
     """
     begun = time.perf_counter()
     spent: Tally | None = {} if program.timed else None
+    runner = Runner(program, rows, count_before, place=place, announce=announce)
     with contextlib.nullcontext() if spent is None else tally.taken(spent):
-        result = _run(program, _Job(rows, low, high, count_before, place), announce)
+        try:
+            result = runner.result(low, high)
+        except FailedAt as failed:
+            result = run_again(runner, low, high, failed)
     result.tally, result.work_s = spent, time.perf_counter() - begun
     return result
 
 
-def run_here(program: Program, rows: Rows, low: int, high: int, counts: Sequence[int]) -> Result:
-    """Runs a program in the consumer, which has seen all elements before `low`: `counts` are known."""
-    return _run(program, _Job(rows, low, high, lambda step, count: counts[step], here=True), None)
-
-
-@dataclasses.dataclass(slots=True)
-class _Job:
-    """What a program is run on."""
-
-    rows: Rows
-    low: int
-    high: int
-    count_before: CountBefore
-    place: Allocator | None = None
-    here: bool = False
-    """Whether the consumer runs it, and takes all rows at once: then rows stay rows, and no marks are needed."""
-
-
-def _run(program: Program, job: _Job, announce: Announce | None) -> Result:
-    """Runs a block; after a failure again, so that the failure is that of the first element that fails."""
-    try:
-        return _Try(program, job, announce).result(marks=not job.here)
-    except _FailedAt as failure:
-        failed = failure
-    low = job.low
+def run_again(runner: Runner, low: int, high: int, failed: FailedAt) -> Result:
+    """Runs a block again that has failed, so that the failure is that of the first element that fails."""
+    program = runner.program
     # A function of whole columns, or a source that reads many records at once, does not tell which element it was.
-    if announce is None and (program.skip or job.high - low > 1):
+    if runner.announce is None and (program.skip or high - low > 1):
         try:
-            result = _Try(program, job, lambda low, high: None).result()
-            if program.skip or not job.here:
+            result = runner.like(program, announce=lambda low, high: None).result(low, high)
+            if program.skip or not runner.here:
                 return result
             # In the consumer an error that comes and goes is raised all the same, as it is for a block of one.
-        except _FailedAt as failure:
+        except FailedAt as failure:
             failed = failure
     # The rows before the failure are made again, now without it: functions are pure, and failures are rare. One of
     # these may fail, too, in a later step, since steps run one after the other. Then its failure comes first, as it
@@ -319,10 +300,9 @@ def _run(program: Program, job: _Job, announce: Announce | None) -> Result:
         try:
             for part in _up_to_batches(program):
                 good = low + (failed.position - low) // part.unit * part.unit
-                before = dataclasses.replace(job, high=good)
-                result = _Try(part, before, None).result() if good > low else nothing
+                result = runner.like(part).result(low, good) if good > low else nothing
             return dataclasses.replace(result, failure=failed.error)
-        except _FailedAt as failure:
+        except FailedAt as failure:
             failed = failure
 
 
@@ -332,8 +312,8 @@ def _up_to_batches(program: Program) -> list[Program]:
     return [*(dataclasses.replace(program, steps=program.steps[:cut]) for cut in cuts), program]
 
 
-class _FailedAt(Exception):
-    """The element at `position` could not be made because of `error`."""
+class FailedAt(Exception):
+    """The element at `position` could not be made because of `error`. Never leaves the engine."""
 
     def __init__(self, position: int, error: Exception):
         super().__init__(position, error)
@@ -341,65 +321,121 @@ class _FailedAt(Exception):
         self.error = error
 
 
-class _Try:
-    """One try of a program on a block."""
+class Runner:
+    """Runs a program on blocks of rows, one block after the other.
 
-    __slots__ = ("announce", "job", "numbered", "program", "skipped", "trail")
+    Args:
+      program: what to run.
+      rows: what it starts from.
+      count_before: asked how many elements came to a counting step before this block.
+      place: where results are made that no function of the user's sees.
+      announce: if given, goes element by element and calls it before each.
+      here: whether the consumer runs it and takes all rows of a block at once.
+    """
 
-    def __init__(self, program: Program, job: _Job, announce: Announce | None):
-        self.program, self.job, self.announce = program, job, announce
-        self.skipped: list[Skipped] = []
-        self.numbered = program.node is not None
+    __slots__ = (
+        "after", "announce", "count_before", "here", "high", "low",
+        "numbered", "place", "private", "program", "rows", "skipped", "stays", "steps", "trail",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        program: Program,
+        rows: Rows,
+        count_before: CountBefore,
+        *,
+        place: Allocator | None = None,
+        announce: Announce | None = None,
+        here: bool = False,
+    ):
+        self.program, self.rows, self.count_before = program, rows, count_before
+        self.place, self.announce, self.here = place, announce, here
+        self.low = self.high = 0
+        self.private = not self._is_copied(0)
+        self.numbered = True
         """Whether the position of a row is that of an element, which messages may name."""
+        self.after: list[int] = []
+        self.stays: list[np.ndarray | int] = []
+        self.skipped: list[Skipped] = []
         self.trail: list[np.ndarray | int | BatchStream] = []
         """What happened to the rows: which stayed, from where they were counted, how they were batched."""
+        self.steps = [
+            (step, None if isinstance(step, BatchStream) else self._where(step), self._is_copied(number + 1))
+            for number, step in enumerate(program.steps)
+        ]
 
-    def result(self, *, marks: bool = True) -> Result:
-        program, job = self.program, self.job
-        if program.timed and job.here:
+    def like(self, program: Program, announce: Announce | None = None) -> Runner:
+        """A runner for another program on the same rows."""
+        return Runner(program, self.rows, self.count_before, place=self.place, announce=announce, here=self.here)
+
+    def result(self, low: int, high: int) -> Result:
+        """Runs the program on positions [low, high), and says where the stream stands after each row."""
+        return self.result_of(self.make(low, high))
+
+    def result_of(self, rows: Block) -> Result:
+        """The result of the rows that `make` has just made."""
+        self.skipped.sort(key=lambda skipped: skipped[0])
+        return Result(rows, self._marks(), self.after, skipped=self.skipped, stays=self.stays)
+
+    def make(self, low: int, high: int) -> Block:
+        """Runs the program on positions [low, high). Raises FailedAt if an element fails.
+
+        `after`, `stays` and `skipped` are as in Result afterwards.
+        """
+        program = self.program
+        self.low, self.high, self.numbered = low, high, program.node is not None
+        self.trail, self.skipped = [], []
+        if program.timed and self.here:
             with tally.timed(program.reading) as stage:
-                block, stays = self._read_present()
+                block = self._drop_missing(self._read())
                 stage.made(block)
         else:
-            block, stays = self._read_present()
-        after: list[int] = []
-        for number, step in enumerate(program.steps):
-            if isinstance(step, BatchStream):
-                with tally.timed(step) if program.timed else _UNTIMED as stage:
-                    with self._in_place(program.batches_in_place(step)):
-                        block = self._batch(step, block)
-                    stage.made(block)
+            block = self._drop_missing(self._read())
+        self.after = after = []
+        for step, where, is_copied in self.steps:
+            if where is None:
+                assert isinstance(step, BatchStream)
+                block = self._timed(step, self._batch, block)
                 self.trail.append(step)
                 self.numbered = False
                 continue
+            assert isinstance(step, Elementwise)
             count, first = len(block), 0
             if step.count_key:
-                first = job.count_before(len(after), count)
+                first = self.count_before(len(after), count)
                 after.append(first + count)
                 self.trail.append(first)
             kept = None
             if count:
-                if program.timed:
-                    with tally.timed(step) as stage:
-                        block, kept = self._step(step, block, first)
-                        stage.made(block)
+                if program.timed or self.announce is not None:
+                    block, kept = self._timed(step, self._step, block, first, where)
                 else:
-                    block, kept = self._step(step, block, first)
+                    try:
+                        block, kept = step.run(block, first, where)
+                    except RowFailed as failed:
+                        raise FailedAt(int(self._marks()[failed.row, 0]) - 1, failed.error) from failed.error
                 if kept is not None:
                     self.trail.append(kept)
-                if step.shares and (isinstance(block, Columns) or not self._is_copied_before(number + 1)):
+                if step.shares and (not is_copied or isinstance(block, Columns)):
                     block = own_block(block)
             if step.drops:
-                stays.append(count if kept is None else kept)
-        if program.stacked_next and not job.here and len(block):
+                self.stays.append(count if kept is None else kept)
+        if program.stacked_next and not self.here and len(block):
             with self._in_place():
                 block = blocks.as_columns(block) or block
-        self.skipped.sort(key=lambda skipped: skipped[0])
-        return Result(block, self._marks() if marks else _NO_MARKS, after, skipped=self.skipped, stays=stays)
+        return block
+
+    def _timed(self, step: Elementwise | BatchStream, run: Callable[..., Any], block: Block, *more: Any) -> Any:
+        if not self.program.timed:
+            return run(step, block, *more)
+        with tally.timed(step) as stage:
+            made = run(step, block, *more)
+            stage.made(made[0] if isinstance(step, Elementwise) else made)
+        return made
 
     def _marks(self) -> np.ndarray:
         """For each row so far the next position, then for each counting step how many elements it has seen."""
-        marks = np.arange(self.job.low + 1, self.job.high + 1)[:, None]
+        marks = np.arange(self.low + 1, self.high + 1)[:, None]
         end: np.ndarray | None = None
         for entry in self.trail:
             if isinstance(entry, np.ndarray):
@@ -420,56 +456,57 @@ class _Try:
                 marks = batches
         return marks
 
-    def _is_copied_before(self, number: int) -> bool:
-        """Whether rows are copied before step `number` or the consumer gets them: into a batch, or to be sent."""
-        steps = self.program.steps
-        if number < len(steps):
-            step = steps[number]
-            return isinstance(step, BatchStream) and is_ours(step.batch_fn)
-        return self.program.stacked_next or self.job.place is not None
+    def _is_copied(self, number: int) -> bool:
+        """Whether rows before step `number` are copied, into a batch or to be sent, before anyone writes into them."""
+        for step in self.program.steps[number:]:
+            if isinstance(step, BatchStream):
+                return is_ours(step.batch_fn)
+            if step.writes:
+                return False
+        return self.program.stacked_next or self.place is not None
 
     def _in_place(self, allowed: bool = True) -> contextlib.AbstractContextManager[None]:
         """While this is open, new arrays are made where results go, if that is `allowed`."""
-        place = self.job.place
-        return memory.allocating(place) if allowed and place is not None else contextlib.nullcontext()
+        return memory.allocating(self.place) if allowed and self.place is not None else contextlib.nullcontext()
 
-    def _read_present(self) -> tuple[Block, list[np.ndarray | int]]:
-        """The rows that the program starts from, without missing ones. The second value begins `Result.stays`."""
-        program, block = self.program, self._read()
-        stays: list[np.ndarray | int] = [] if program.node is None else [len(block)]
+    def _drop_missing(self, block: Block) -> Block:
+        """The rows that are there."""
+        program = self.program
+        self.stays = [] if program.node is None else [len(block)]
         if program.allow_nones or (present := _missing(block)) is None:
-            return block, stays
+            return block
         if program.unit > 1 or (program.counting and not program.sparse):
             raise Misfit
         self.trail.append(present)
-        return blocks.dense(block), [present]
+        self.stays = [present]
+        return blocks.dense(block)
 
     def _read(self) -> Block:
         """The rows that the program starts from; None where one is missing."""
-        rows, low, high, node = self.job.rows, self.job.low, self.job.high, self.program.node
-        if node is None:
-            return rows.read(low, high, private=True)
-        if self.announce is None:
+        low, high = self.low, self.high
+        if self.announce is None or self.program.node is None:
             try:
-                with self._in_place(self.program.takes_in_place):
-                    return rows.read(low, high, private=not self._is_copied_before(0))
+                if self.place is None or not self.program.takes_in_place:
+                    return self.rows.read(low, high, private=self.private)
+                with memory.allocating(self.place):
+                    return self.rows.read(low, high, private=self.private)
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
         read: list[Any] = []
         for position in range(low, high):
             self.announce(position, position + 1)
             try:
-                read.extend(blocks.rows_of(rows.read(position, position + 1, private=True)))
+                read.extend(blocks.rows_of(self.rows.read(position, position + 1, private=True)))
             except RowFailed as failed:
                 self._skip(self._failed(position, failed.error))
                 read.append(None)
         return read
 
-    def _failed(self, position: int, error: Exception) -> _FailedAt:
+    def _failed(self, position: int, error: Exception) -> FailedAt:
         add_note(error, f"bushel: this was element {position} of the output.")
-        return _FailedAt(position, error)
+        return FailedAt(position, error)
 
-    def _skip(self, failed: _FailedAt) -> None:
+    def _skip(self, failed: FailedAt) -> None:
         """Notes that an element is skipped, or raises if elements are not skipped."""
         program = self.program
         if not program.skip:
@@ -477,15 +514,16 @@ class _Try:
         which = "an element" if program.node is None else program.which(failed.position, failed.position + 1)
         self.skipped.append((failed.position, (which, in_words(failed.error), 1)))
 
-    def _step(self, step: Elementwise, block: Block, first: int) -> tuple[Block, np.ndarray | None]:
+    def _step(
+        self, step: Elementwise, block: Block, first: int, where: Callable[[int], str]
+    ) -> tuple[Block, np.ndarray | None]:
         """One per-element operation on all rows. Returns the rows that stay, and which they are if some do not."""
         if self.announce is None:
             try:
-                return step.run(block, first, self._where(step))
+                return step.run(block, first, where)
             except RowFailed as failed:
-                raise _FailedAt(int(self._marks()[failed.row, 0]) - 1, failed.error) from failed.error
+                raise FailedAt(int(self._marks()[failed.row, 0]) - 1, failed.error) from failed.error
         positions = (self._marks()[:, 0] - 1).tolist()
-        where = self._where(step)
         made: list[Any] = []
         stays = np.ones(len(block), dtype=bool)
         for row, element in enumerate(blocks.rows_of(block)):
@@ -493,7 +531,7 @@ class _Try:
             try:
                 one, kept = step.run([element], first + row, lambda _, row=row: where(row))
             except RowFailed as failed:
-                self._skip(_FailedAt(positions[row], failed.error))
+                self._skip(FailedAt(positions[row], failed.error))
                 stays[row] = False
                 continue
             made.extend(blocks.rows_of(one))
@@ -503,18 +541,19 @@ class _Try:
     def _batch(self, step: BatchStream, block: Block) -> list[Any]:
         size, count = step.batch_size, len(block)
         batches: list[Any] = []
-        for start in range(0, count, size):
-            end = min(start + size, count)
-            if end - start < size and step.drop_remainder:
-                break
-            if self.announce is not None:
-                marks = self._marks()
-                self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
-            try:
-                batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
-            except Exception as error:
-                position = int(self._marks()[start, 0]) - 1
-                raise _FailedAt(position, located(error, f"bushel: {step.call()} failed.")) from error
+        with self._in_place(self.program.batches_in_place(step)):
+            for start in range(0, count, size):
+                end = min(start + size, count)
+                if end - start < size and step.drop_remainder:
+                    break
+                if self.announce is not None:
+                    marks = self._marks()
+                    self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
+                try:
+                    batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
+                except Exception as error:
+                    position = int(self._marks()[start, 0]) - 1
+                    raise FailedAt(position, located(error, f"bushel: {step.call()} failed.")) from error
         return own(batches) if step.shares else batches
 
     def _where(self, step: Elementwise) -> Callable[[int], str]:
@@ -529,15 +568,14 @@ class _Try:
         return where
 
 
-_NO_MARKS = np.zeros((0, 1), dtype=np.int64)
-_UNTIMED = tally.Untimed()
-
-
 def _missing(block: Block) -> np.ndarray | None:
     """One bool per row, True where it is there; None if all are."""
     if isinstance(block, Columns):
         return block.present
-    return blocks.presence(block) if any(row is None for row in block) else None
+    for row in block:
+        if row is None:
+            return blocks.presence(block)
+    return None
 
 
 def state_of(program: Program, state: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:

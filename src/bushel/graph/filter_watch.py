@@ -25,54 +25,49 @@ class FilterWatch:
         self._what = what
         self._warn_ratio = options.filter_warn_threshold_ratio or float("inf")
         self._raise_ratio = options.filter_raise_threshold_ratio or float("inf")
-        self._seen = 0
-        self._dropped = 0
+        self.seen = 0
+        self.dropped = 0
         self._quiet_until = 0.0
         self._verdict: str | None = None
         """What was said of the last elements, if they were too many."""
-
-    def count(self, total: int, kept: int, stays: np.ndarray | None) -> None:
-        """Counts `total` elements of which `kept` stayed; `stays` tells which, unless it was all or none."""
-        if self._seen + total < self.WINDOW:
-            self._seen += total
-            self._dropped += total - kept
-            return
-        if stays is None:
-            stays = np.full(total, bool(kept))
-        if (found := self.judge(stays)) is not None:
-            raise found[1]
 
     def judge(self, stays: np.ndarray | int) -> tuple[int, ValueError] | None:
         """Counts elements, one bool for each, or a number of elements that all stay.
 
         Returns the first of them at which too many had been dropped, with the error that says so.
         """
+        if not self.dropped:
+            self.seen %= self.WINDOW  # windows in which nothing was dropped
         if isinstance(stays, int):
-            if not self._dropped:
-                self._seen = (self._seen + stays) % self.WINDOW
+            if not self.dropped:
+                self.seen = (self.seen + stays) % self.WINDOW
                 return None
             stays = np.ones(stays, dtype=bool)
+        if self.seen + len(stays) < self.WINDOW:
+            self.seen += len(stays)
+            self.dropped += len(stays) - int(np.count_nonzero(stays))
+            return None
         done = 0
         while done < len(stays):
-            part = stays[done : done + max(1, self.WINDOW - self._seen)]
+            part = stays[done : done + max(1, self.WINDOW - self.seen)]
             done += len(part)
-            self._seen += len(part)
-            self._dropped += len(part) - int(np.count_nonzero(part))
-            if self._seen >= self.WINDOW:
-                if self._dropped / self._seen >= self._raise_ratio:
+            self.seen += len(part)
+            self.dropped += len(part) - int(np.count_nonzero(part))
+            if self.seen >= self.WINDOW:
+                if self.dropped / self.seen >= self._raise_ratio:
                     # Asked again it says so again, in the same words.
                     self._verdict = self._verdict or self._told("raise", self._raise_ratio)
                     return done - 1, ValueError(self._verdict)
-                if self._dropped / self._seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
+                if self.dropped / self.seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
                     self._quiet_until = time.monotonic() + self.EVERY_S
                     logger.warning(self._told("warn", self._warn_ratio))
-                self._seen = self._dropped = 0
+                self.seen = self.dropped = 0
                 self._verdict = None
         return None
 
     def _told(self, what: str, ratio: float) -> str:
         return (
-            f"{self._what} dropped {100 * self._dropped / self._seen:.2f} % of the last {self._seen} elements. Please "
+            f"{self._what} dropped {100 * self.dropped / self.seen:.2f} % of the last {self.seen} elements. Please "
             "check the filter; if it is meant, filtering the data once before training is cheaper. This is said from "
             f"{100 * ratio:g} % on: see DatasetOptions(filter_{what}_threshold_ratio=...), None for never."
         )
