@@ -136,6 +136,7 @@ class IteratorCursor(Cursor):
                 try:
                     rows += own([next(self._iterator)])  # it may keep what it gives
                 except StopIteration:
+                    self._base = None  # the end may have a state of its own
                     break
                 self._since += 1
         finally:

@@ -38,15 +38,13 @@ class FilterWatch:
         """
         if not self.dropped:
             self.seen %= self.WINDOW  # windows in which nothing was dropped
-        if isinstance(stays, int):
-            if not self.dropped:
-                self.seen = (self.seen + stays) % self.WINDOW
-                return None
-            stays = np.ones(stays, dtype=bool)
-        if self.seen + len(stays) < self.WINDOW:
-            self.seen += len(stays)
-            self.dropped += len(stays) - int(np.count_nonzero(stays))
+        count, kept = (stays, stays) if isinstance(stays, int) else (len(stays), int(np.count_nonzero(stays)))
+        if self.seen + count < self.WINDOW or (kept == count and not self.dropped):
+            self.seen += count
+            self.dropped += count - kept
             return None
+        if isinstance(stays, int):
+            stays = np.ones(stays, dtype=bool)
         done = 0
         while done < len(stays):
             part = stays[done : done + max(1, self.WINDOW - self.seen)]
