@@ -17,6 +17,7 @@ from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import Cursor, Elements, Opener, State, StreamNode, checked, counted, field
 
 _STATES = "iterators_in_use_states"
+_LATER = "future_states"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -114,6 +115,10 @@ class _InterleaveCursor(Cursor):
         self._slots = [_Slot(number) for number in range(min(node.cycle_length, node.count))]
         self._turn = 0
         self._next = 0
+        self._later: dict[int, State | None] = {}
+        """Where streams start whose turn is still to come, other than at their beginning; None for one that has ended.
+        Never changed in place: marks hold it.
+        """
 
     def pull(self, count: int) -> Block:
         rows: list[Any] = []
@@ -143,13 +148,27 @@ class _InterleaveCursor(Cursor):
         """Puts the next stream that is there into a slot; False where there is none left."""
         while self._next < self._node.count:
             number = self._next
-            cursor = self._opened(number)
+            start = self._later.get(number)
+            has_ended = start is None and number in self._later
+            cursor = None if has_ended else self._opened_at(number, start)
             self._next += 1
             if cursor is not None:
                 cursor.start_prefetch()
-                slot.put(number, cursor)
+                slot.put(number, cursor, start)
                 return True
         return False
+
+    def _opened_at(self, number: int, start: State | None) -> Cursor | None:
+        """Opens stream `number` at a state, or at its beginning; None where a filter has dropped the stream."""
+        cursor = self._opened(number)
+        if cursor is not None and start is not None:
+            try:
+                with inside(_LATER, str(number)):
+                    cursor.set_state(start)
+            except BaseException:
+                cursor.close()
+                raise
+        return cursor
 
     def _begin_all(self) -> None:
         for slot in self._slots:
@@ -167,10 +186,10 @@ class _InterleaveCursor(Cursor):
 
     def mark(self) -> Any:
         slots = [(slot.saved(), slot.cursor and slot.cursor.mark()) for slot in self._slots]
-        return slots, self._turn, self._next
+        return slots, self._turn, self._next, self._later
 
     def rewind(self, mark: Any) -> None:
-        slots, self._turn, self._next = mark
+        slots, self._turn, self._next, self._later = mark
         for slot, (before, cursor_mark) in zip(self._slots, slots, strict=True):
             now = slot.cursor
             slot.bring_back(before)
@@ -182,12 +201,12 @@ class _InterleaveCursor(Cursor):
                 slot.cursor = self._again(slot)  # it has ended since, and was closed
 
     def state_of(self, mark: Any) -> State:
-        slots, turn, following = mark
+        slots, turn, following, later = mark
         saved = [(number, cursor, ended_at, at) for (number, cursor, _, _, ended_at), at in slots]
         # A stream whose turn has not come yet has no state here, and is begun by whoever restores this.
         states = [ended_at if cursor is None else cursor.state_of(at) for _, cursor, ended_at, at in saved]
         ended = [ended_at is not None for _, _, ended_at, _ in saved]
-        return _state(turn, following, [number for number, *_ in saved], states, ended)
+        return _state(turn, following, [number for number, *_ in saved], states, ended, later)
 
     def _again(self, slot: _Slot) -> Cursor:
         """The stream of a slot opened anew, and read to where it was."""
@@ -204,7 +223,7 @@ class _InterleaveCursor(Cursor):
         self._begin_all()  # as in Grain: a state has all streams of the cycle, begun or not
         states = [slot.ended_at if slot.cursor is None else slot.cursor.get_state() for slot in self._slots]
         ended = [slot.ended_at is not None for slot in self._slots]
-        return _state(self._turn, self._next, [slot.number for slot in self._slots], states, ended)
+        return _state(self._turn, self._next, [slot.number for slot in self._slots], states, ended, self._later)
 
     def set_state(self, state: State) -> None:
         turn, following = counted(state, "next_index_in_cycle"), counted(state, "next_index_in_datasets")
@@ -226,14 +245,11 @@ class _InterleaveCursor(Cursor):
                 f"This state has streams {numbers}, and {following} next; there are {self._node.count} here.",
                 "iterators_in_use_indices",
             )
-        if state.get("future_states"):
-            raise StateMismatch(
-                "This state was written by an elastic iterator of Grain's; it cannot be restored here.", "future_states"
-            )
+        later = _later_states(state, self._node.count)
         for slot, number, saved, gone in zip(self._slots, numbers, states, ended, strict=True):
             with inside(_STATES, self._slots.index(slot)):
                 self._set_slot(slot, number, saved, bool(gone))
-        self._turn, self._next = turn, following
+        self._turn, self._next, self._later = turn, following, later
 
     def _set_slot(self, slot: _Slot, number: int, saved: Any, gone: bool) -> None:
         if gone or saved is None:
@@ -281,12 +297,31 @@ class _InterleaveCursor(Cursor):
             slot.close()
 
 
-def _state(turn: int, following: int, numbers: list[int], states: list[State | None], ended: list[bool]) -> State:
+def _later_states(state: State, count: int) -> dict[int, State | None]:
+    """Where streams start whose turn is still to come, by number. JSON has turned the numbers into texts."""
+    saved = checked(state.get(_LATER) or {}, dict, _LATER)
+    later: dict[int, State | None] = {}
+    for key, start in saved.items():
+        number = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            raise StateMismatch(f"This state has a stream {key!r} whose turn comes later; there are {count}.", _LATER)
+        later[number] = start
+    return later
+
+
+def _state(
+    turn: int,
+    following: int,
+    numbers: list[int],
+    states: list[State | None],
+    ended: list[bool],
+    later: dict[int, State | None],
+) -> State:
     return {
         "next_index_in_cycle": turn,
         "next_index_in_datasets": following,
         "iterators_in_use_indices": numbers,
         _STATES: states,
         "exhausted": [int(gone) for gone in ended],
-        "future_states": {},
+        _LATER: {number: start for number, start in later.items() if number >= following},
     }
