@@ -390,6 +390,45 @@ def test_an_error_leaves_the_position_of_a_dataset_that_had_waited():
     assert [batch.tolist() for batch in it] == [[1, 101, 102], [103]]
 
 
+def test_a_dataset_that_had_waited_and_has_ended_is_opened_again_after_an_error():
+    fails = [True]
+
+    def moody(x):
+        if x == 200 and fails:
+            fails.pop()
+            raise OSError("away")
+        return x
+
+    it = ElasticIterator(interleave([1, 3, 2], 1).map(moody), 2, bushel.NoSharding())
+    it.set_shard_states({n: {"exhausted": 0, "state": {"next_index": at}} for n, at in enumerate([0, 1, 0])})
+    assert next(it).tolist() == [0, 101]
+    with pytest.raises(OSError, match="away"):
+        next(it)
+    assert [batch.tolist() for batch in it] == [[102, 200], [201]]
+
+
+def test_a_state_that_the_data_refuse_leaves_the_datasets_that_wait():
+    parts = [bushel.experimental.FlatMapIterDataset(numbers(part, 4).to_iter_dataset(), Twice()) for part in range(2)]
+    it = ElasticIterator(InterleaveIterDataset(parts, cycle_length=1), 0, bushel.NoSharding())
+
+    def entry(element, copies):
+        return {"exhausted": 0, "state": {"parent": {"next_index": element}, "next_index_in_buffer": copies}}
+
+    it.set_shard_states({0: entry(3, 1), 1: entry(2, 1)})
+    before = it.get_state()
+    with pytest.raises(StateMismatch, match="after part 5 of an element that flat_map makes 2 of"):
+        it.set_shard_states({0: entry(3, 5), 1: entry(0, 0)})
+    assert it.get_state() == before
+    assert list(it) == [3, 102, 103, 103]
+
+
+class Twice(bushel.experimental.FlatMapTransform):
+    max_fan_out = 2
+
+    def flat_map(self, element):
+        return [element, element]
+
+
 def test_the_last_batch_may_be_dropped():
     ds = interleave([5], 1)
     assert [len(batch) for batch in ElasticIterator(ds, 2, bushel.NoSharding())] == [2, 2, 1]
