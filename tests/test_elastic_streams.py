@@ -451,6 +451,16 @@ def test_many_files_are_an_interleave(tmp_path):
     assert sorted(found + flat(alone)) == sorted(flat(ds))
 
 
+def test_several_epochs_are_datasets_listed_several_times():
+    parts = bushel.MapDataset.range(3).repeat(2).map(lambda part: numbers(part, 4))
+    ds = InterleaveIterDataset(parts, cycle_length=1)
+    hosts = [ElasticIterator(ds, 0, host(index, 2)) for index in range(2)]
+    found = [next(it) for it in hosts for _ in range(6)]
+    alone = ElasticIterator(ds, 0, bushel.NoSharding())
+    alone.set_shard_states(shard_states(hosts))
+    assert sorted(found + list(alone)) == sorted(flat(2 * [numbers(part, 4) for part in range(3)]))
+
+
 def test_datasets_that_a_filter_drops_have_no_host():
     parts = bushel.MapDataset.range(5).filter(lambda n: n != 2).map(lambda n: numbers(n, 3))
     ds = InterleaveIterDataset(parts, cycle_length=2)
@@ -491,6 +501,8 @@ def test_a_pipeline_that_cannot_be_shared_is_refused():
     for pipeline in own_position.values():
         with pytest.raises(ValueError, match=r"does not support `.*` after an interleave.*before the interleave"):
             ElasticIterator(pipeline, 2, alone)
+    with pytest.raises(ValueError, match=r"For several epochs, interleave `datasets \* num_epochs`\."):
+        ElasticIterator(own_position["repeat"], 2, alone)
     with pytest.raises(ValueError, match=r"begins with an InterleaveIterDataset.* has `Counting\(\)` in its place"):
         ElasticIterator(Counting(0, 4).map(str), 2, alone)
     endless = InterleaveIterDataset(bushel.MapDataset.range(2).map(lambda n: numbers(n, 2)).repeat(), cycle_length=2)
@@ -545,7 +557,8 @@ def test_states_of_other_data_are_refused():
     it = ElasticIterator(interleave([3, 3], 1).map(abs), 0, bushel.NoSharding())
     states = it.get_shard_states()
     other = ElasticIterator(interleave([3, 4], 1).map(abs), 0, host(1, 2))
-    with pytest.raises(StateMismatch, match=r"- range\(100, 103\)\n  \+ range\(100, 104\)"):
+    told = r"- range\(100, 103\)\n  \+ range\(100, 104\)\nPass check=False to set_shard_states to"
+    with pytest.raises(StateMismatch, match=told):
         other.set_shard_states(states)
     other.set_shard_states(states, check=False)
     same_data = ElasticIterator(interleave([3, 4], 2).map(abs), 0, host(0, 2))

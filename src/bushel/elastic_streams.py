@@ -18,6 +18,7 @@ from bushel.dataset import IterDataset
 from bushel.engine import Report, open_alone
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.interleave import Interleave
+from bushel.graph.limits import RepeatStream
 from bushel.graph.node import MapNode, Node, opaque, rewired
 from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchStream
@@ -131,7 +132,9 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
             known = isinstance(entry, Mapping) and envelope.KEY in entry
             without_identity += not known
             with inside(number):
-                entries.append(check_entry(envelope.unseal(entry, self._identity_of(number), check=check and known)))
+                expected = self._identity_of(number)
+                inner = envelope.unseal(entry, expected, check=check and known, method="set_shard_states")
+                entries.append(check_entry(inner))
         if without_identity and check:
             logger.warning(
                 "%d of these shard states carry no identity (Grain wrote them): they are restored without a check.",
@@ -208,6 +211,7 @@ def _explain_refusal(node: Node) -> str:
             f"ElasticIterator does not support `{node.call()}` after an interleave: it keeps elements or a position of "
             "its own, which would be lost when another host goes on. Apply it to each dataset before the interleave, "
             "or to what the iterator gives."
+            + (" For several epochs, interleave `datasets * num_epochs`." if isinstance(node, RepeatStream) else "")
         )
     way_out = " Leave out `to_iter_dataset`: a MapDataset needs no interleave." if isinstance(node, Elements) else ""
     return (

@@ -163,7 +163,7 @@ class _InterleaveCursor(Cursor):
         cursor = self._opened(number)
         if cursor is not None and start is not None:
             try:
-                with inside(_LATER, str(number)):
+                with inside(_LATER, number):
                     cursor.set_state(start)
             except BaseException:
                 cursor.close()
@@ -246,6 +246,10 @@ class _InterleaveCursor(Cursor):
                 "iterators_in_use_indices",
             )
         later = _later_states(state, self._node.count)
+        if self._node.joins:  # datasets that a function makes are not made before their turn, just for this check
+            for number, start in later.items():
+                if start is not None and (cursor := self._opened_at(number, start)) is not None:
+                    cursor.close()
         for slot, number, saved, gone in zip(self._slots, numbers, states, ended, strict=True):
             with inside(_STATES, self._slots.index(slot)):
                 self._set_slot(slot, number, saved, bool(gone))
