@@ -407,6 +407,20 @@ def test_a_dataset_that_had_waited_and_has_ended_is_opened_again_after_an_error(
     assert [batch.tolist() for batch in it] == [[102, 200], [201]]
 
 
+def test_states_that_are_asked_for_in_the_middle_of_an_element_are_those_before_it():
+    seen = []
+
+    def ask(x):
+        seen.append((it.get_state(), it.get_shard_states()))
+        return x
+
+    it = ElasticIterator(interleave([1, 3, 2], 1).map(ask), 3, bushel.NoSharding())
+    it.set_shard_states({n: {"exhausted": 0, "state": {"next_index": at}} for n, at in enumerate([0, 1, 0])})
+    before = it.get_state(), it.get_shard_states()
+    assert next(it).tolist() == [0, 101, 102]
+    assert seen == [before] * 3
+
+
 def test_a_state_that_the_data_refuse_leaves_the_datasets_that_wait():
     parts = [bushel.experimental.FlatMapIterDataset(numbers(part, 4).to_iter_dataset(), Twice()) for part in range(2)]
     it = ElasticIterator(InterleaveIterDataset(parts, cycle_length=1), 0, bushel.NoSharding())
