@@ -59,14 +59,14 @@ class CountingIterator(bushel.DatasetIterator):
         self.at = state
 
 
-KINDS = ["map datasets", "streams", "batches", "a map dataset of them", "one's own"]
+KINDS = ["map datasets", "streams", "filtered streams", "a map dataset of them", "one's own"]
 
 
 def interleave(lengths, cycle_length, kind="map datasets", lib=bushel):
     parts = [numbers(part, length, lib) for part, length in enumerate(lengths)]
     if kind == "streams":
         parts = [part.shuffle(seed=7).to_iter_dataset().map(int) for part in parts]
-    elif kind == "batches":
+    elif kind == "filtered streams":
         parts = [part.to_iter_dataset().filter(lambda x: x % 100 != 1) for part in parts]
     elif kind == "a map dataset of them":
         parts = lib.MapDataset.source(list(enumerate(lengths))).map(lambda pair: numbers(*pair, lib).to_iter_dataset())
