@@ -1,4 +1,4 @@
-"""ElasticIterator: one global order for any number of hosts, from any stop to any other number."""
+"""ElasticIterator of a MapDataset: one global order for any number of hosts, from any stop to any other number."""
 
 import itertools
 import json
@@ -225,10 +225,22 @@ def test_what_cannot_be_elastic_is_refused():
     ds = bushel.MapDataset.range(10)
     with pytest.raises(ValueError, match=r"does not support `filter`"):
         ElasticIterator(ds.filter(lambda x: x > 3).map(str), 2, bushel.NoSharding())
-    with pytest.raises(TypeError, match=r"takes a MapDataset.*Leave out `to_iter_dataset`"):
+    with pytest.raises(ValueError, match=r"takes a MapDataset, or .*Leave out `to_iter_dataset`"):
         ElasticIterator(ds.to_iter_dataset(), 2, bushel.NoSharding())
     with pytest.raises(ValueError, match='"drop" or "pad", got \'keep\''):
         ElasticIterator(ds, 2, bushel.NoSharding(), remainder="keep")
+    with pytest.raises(TypeError, match=r"takes a MapDataset, or an IterDataset .*; got list"):
+        ElasticIterator([1, 2], 2, bushel.NoSharding())
+
+
+def test_a_map_dataset_has_one_state_and_none_for_each_shard():
+    it = ElasticIterator(bushel.MapDataset.range(8), 4, hosts(2)[1])
+    assert it.shard_options == it.base_iterator.shard_options == hosts(2)[1]
+    for name in ("get_shard_states", "set_shard_states"):
+        with pytest.raises(NotImplementedError, match=f"{name} is only supported for IterDataset.*fits any number"):
+            getattr(it, name)(*[{}] * name.startswith("set"))
+    next(it.base_iterator)
+    assert it.get_state()["global_next_index"] == 4
 
 
 def test_closing_ends_it():

@@ -22,7 +22,7 @@ LAYERS = [
     {"dataset"},
     {"operations"},
     {"files", "performance"},
-    {"constants", "multiprocessing", "orbax", "samplers", "sharding", "transforms"},
+    {"constants", "elastic_streams", "multiprocessing", "orbax", "samplers", "sharding", "transforms"},
     {"checkpoint", "data_loader", "device", "elastic"},
     {"experimental", "prometheus"},
     {"python"},

@@ -188,11 +188,11 @@ class DataLoaderIterator(Iterator[T]):
 
     async def save(self, directory: files.AwaitingCreation) -> files.Later:
         """Writes the state, as it is now, into a folder that Orbax is making."""
-        return files.write_later(directory, self.get_state().decode())
+        return files.write_later(directory, files.texts_of(self))
 
     async def load(self, directory: files.Folder) -> files.Later:
         """Restores a state that `save` wrote, of this loader or of Grain's."""
-        return files.read_later(directory, lambda text: self.set_state(text.encode()))
+        return files.restore_later(directory, self)
 
     def __enter__(self) -> Self:
         return self

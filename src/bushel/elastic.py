@@ -1,9 +1,14 @@
-"""Hosts as a view on one global position: a state that restores on another number of hosts."""
+"""Hosts that share data, with a state that restores on another number of hosts.
+
+Hosts of a MapDataset are a view on one global position. `bushel.elastic_streams` has hosts that share the datasets of
+an interleave.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +17,8 @@ from bushel.base import checks
 from bushel.base.errors import StateMismatch
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import ShardOptions
-from bushel.dataset import MapDataset
+from bushel.dataset import IterDataset, MapDataset
+from bushel.elastic_streams import ElasticIterDatasetIterator
 from bushel.engine import Report
 from bushel.graph.apply import MapWithIndex
 from bushel.graph.batch import Batch
@@ -30,20 +36,10 @@ _POSITION = "global_next_index"
 
 
 class ElasticIterator(DatasetIterator[Any]):
-    """One host's rows of global batches, with a state that is the same on all hosts and restores on any number.
+    """One host's batches of data that all hosts share, with a state that restores on another number of hosts.
 
-    Global batch n is the elements [n * global_batch_size, (n + 1) * global_batch_size) of the dataset; host h of H
-    gets rows h, h + H, h + 2H ... of it. All hosts end after the same number of batches.
-
-    Args:
-      ds: elements that are neither batched nor sharded, and none of which a `filter` may drop.
-      global_batch_size: rows of all hosts together; the number of hosts must divide it.
-      shard_options: which host this is, and of how many.
-      read_options: threads that read ahead.
-      multiprocessing_options: workers that compute ahead.
-      remainder: "drop" leaves out a last batch that would be smaller. "pad" fills it up with copies of an element,
-        and gives pairs (batch, mask) throughout: the mask is False for what was filled in.
-      options: of the pipeline, such as `DatasetOptions(execution_tracking_mode="stage_timing")` for `report()`.
+    **Of a MapDataset** global batch n is the elements [n * global_batch_size, (n + 1) * global_batch_size); host h of H
+    gets rows h, h + H, h + 2H ... of it. All hosts end after the same number of batches, and have the same state:
 
     >>> import bushel
     >>> hosts = [bushel.sharding.ShardOptions(shard_index=h, shard_count=2) for h in range(2)]
@@ -56,7 +52,173 @@ class ElasticIterator(DatasetIterator[Any]):
     >>> alone.set_state(it.get_state())
     >>> [batch.tolist() for batch in alone]
     [[4, 5, 6, 7]]
+
+    **Of an IterDataset that begins with an `InterleaveIterDataset`** host h of H reads datasets h, h + H, h + 2H ... of
+    the interleave, as many of them at a time as its `cycle_length` says. A host ends when its datasets end, and
+    `get_state` is the state of that host alone. For another number of hosts there is one state for each dataset:
+
+    >>> parts = [bushel.MapDataset.range(n, n + 4) for n in (0, 10, 20)]
+    >>> stream = bushel.experimental.InterleaveIterDataset(parts, cycle_length=2)
+    >>> its = [ElasticIterator(stream, 4, host) for host in hosts]
+    >>> [next(it).tolist() for it in its]
+    [[0, 20], [10, 11]]
+    >>> states = its[0].get_shard_states() | its[1].get_shard_states()
+    >>> alone = ElasticIterator(stream, 4, bushel.sharding.NoSharding())
+    >>> alone.set_shard_states(states)
+    >>> [batch.tolist() for batch in alone]
+    [[1, 12, 2, 13], [3, 21, 22, 23]]
+
+    Args:
+      ds: elements that are neither batched nor sharded. Of a MapDataset, none that a `filter` may drop. Of an
+        IterDataset, an interleave and, after it, operations on single elements (`map`, `filter` ...) and `batch`.
+      global_batch_size: rows of all hosts together; the number of hosts must divide it. 0 gives the elements of an
+        IterDataset one by one.
+      shard_options: which host this is, and of how many.
+      read_options: threads that read ahead.
+      multiprocessing_options: workers that compute ahead.
+      remainder: what becomes of a last batch that would be smaller. "drop" leaves it out, which is the default for a
+        MapDataset. "pad" fills it up with copies of an element, and gives pairs (batch, mask) throughout: the mask is
+        False for what was filled in. By default the last batch of each host of an interleave is smaller.
+      options: of the pipeline, such as `DatasetOptions(execution_tracking_mode="stage_timing")` for `report()`.
     """
+
+    def __init__(
+        self,
+        ds: MapDataset[Any] | IterDataset[Any],
+        global_batch_size: int,
+        shard_options: ShardOptions,
+        *,
+        read_options: ReadOptions | None = None,
+        multiprocessing_options: MultiprocessingOptions | None = None,
+        remainder: Literal["drop", "pad"] | None = None,
+        options: DatasetOptions | None = None,
+    ):
+        super().__init__()
+        if not isinstance(ds, (MapDataset, IterDataset)):
+            raise TypeError(
+                f"ElasticIterator takes a MapDataset, or an IterDataset that begins with an InterleaveIterDataset; got "
+                f"{type(ds).__name__}."
+            )
+        if remainder not in (None, "drop", "pad"):
+            raise ValueError(f'remainder must be "drop" or "pad", got {remainder!r}.')
+        _check_hosts(global_batch_size, shard_options)
+        self._base: _ElasticMapDatasetIterator | ElasticIterDatasetIterator
+        if isinstance(ds, MapDataset):
+            self._base = _ElasticMapDatasetIterator(
+                ds,
+                global_batch_size,
+                shard_options,
+                read_options=read_options,
+                multiprocessing_options=multiprocessing_options,
+                pads=remainder == "pad",
+                options=options,
+            )
+        else:
+            if remainder == "pad":
+                raise ValueError(
+                    'remainder="pad" is for a MapDataset, whose hosts end together. The hosts of an interleave end '
+                    'when their datasets do: leave `remainder` out for a smaller last batch, or drop it with "drop".'
+                )
+            self._base = ElasticIterDatasetIterator(
+                ds,
+                global_batch_size,
+                shard_options,
+                read_options=read_options,
+                multiprocessing_options=multiprocessing_options,
+                drop_remainder=remainder == "drop",
+                options=options,
+            )
+        self._same_on_all_processes = self._base._same_on_all_processes
+        self._has_shard_states = self._base._has_shard_states
+
+    @property
+    def base_iterator(self) -> DatasetIterator[Any]:
+        """The iterator that does the work: one kind for a MapDataset, another for an interleave."""
+        return self._base
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        """Which host this is, and of how many."""
+        return self._base.shard_options
+
+    def __next__(self) -> Any:
+        return next(self._base)
+
+    def get_state(self) -> State:
+        """The position: of a MapDataset the same on all hosts that have taken as many batches, else of this host."""
+        return self._base.get_state()
+
+    def set_state(self, state: State, *, check: bool = True) -> None:
+        """Goes to a saved position.
+
+        Of a MapDataset any host may have saved it, with any number of hosts and any global batch size. Of an interleave
+        it must be the same host of as many; see `set_shard_states` for another number.
+        """
+        self._base.set_state(state, check=check)
+
+    def get_shard_states(self) -> dict[int, State]:
+        """The state of each dataset of an interleave that this host reads, by its number in the whole interleave.
+
+        The states of all hosts together describe all data. They are plain JSON data.
+        """
+        return self._of_interleave("get_shard_states").get_shard_states()
+
+    def set_shard_states(self, shard_states: Mapping[Any, Any], *, check: bool = True) -> None:
+        """Goes on where these states of single datasets say, with any number of hosts, batch size and cycle length.
+
+        No element is lost and none comes twice; each dataset goes on in its order. In which order the datasets take
+        turns is not saved: a host begins with the first of its datasets that have not ended.
+
+        Args:
+          shard_states: what `get_shard_states` returned on all hosts, as one dict. The states of the datasets that this
+            host reads are enough. Numbers may have become texts, as in JSON.
+          check: False restores states of another pipeline as far as their form fits.
+        """
+        self._of_interleave("set_shard_states").set_shard_states(shard_states, check=check)
+
+    def _of_interleave(self, method: str) -> ElasticIterDatasetIterator:
+        if not isinstance(self._base, ElasticIterDatasetIterator):
+            raise NotImplementedError(
+                f"{method} is only supported for IterDataset-based ElasticIterator. This one is over a MapDataset: the "
+                "state of any host fits any number of hosts. Use get_state and set_state."
+            )
+        return self._base
+
+    def start_prefetch(self) -> None:
+        self._base.start_prefetch()
+
+    def report(self) -> Report:
+        """Where the time went since the start, or, of a MapDataset, since the last `set_state`: see `bushel.Report`."""
+        return self._base.report()
+
+    @property
+    def skipped(self) -> int:
+        return self._base.skipped
+
+    def explain(self, steps: int = 1) -> list[Explanation]:
+        """Of which source records this host's rows of the next global batches are made. Nothing is read."""
+        return self._base.explain(steps)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if "_base" in vars(self):
+                self._base.close()
+
+
+def _check_hosts(global_batch_size: int, shard: ShardOptions) -> None:
+    checks.integer(global_batch_size, "global_batch_size")
+    if not isinstance(shard, ShardOptions):
+        raise TypeError(f"shard_options must be ShardOptions, got {shard!r}.")
+    if global_batch_size % shard.shard_count:
+        raise ValueError(
+            f"Global batch size {global_batch_size} is not divisible by shard count {shard.shard_count}: all "
+            "hosts have equally many rows. Choose a number of hosts that divides it, or another batch size."
+        )
+
+
+class _ElasticMapDatasetIterator(DatasetIterator[Any]):
+    """One host's rows of global batches of a MapDataset. Its state is one position, the same on all hosts."""
 
     _same_on_all_processes = True
 
@@ -66,17 +228,12 @@ class ElasticIterator(DatasetIterator[Any]):
         global_batch_size: int,
         shard_options: ShardOptions,
         *,
-        read_options: ReadOptions | None = None,
-        multiprocessing_options: MultiprocessingOptions | None = None,
-        remainder: Literal["drop", "pad"] = "drop",
-        options: DatasetOptions | None = None,
+        read_options: ReadOptions | None,
+        multiprocessing_options: MultiprocessingOptions | None,
+        pads: bool,
+        options: DatasetOptions | None,
     ):
         super().__init__()
-        if not isinstance(ds, MapDataset):
-            raise TypeError(
-                f"ElasticIterator takes a MapDataset, whose elements every host can find by index; got "
-                f"{type(ds).__name__}. Leave out `to_iter_dataset`."
-            )
         if ds._node.sparse:
             raise ValueError(
                 "ElasticIterator does not support `filter` transformation, nor `flat_map`: a host would have to know "
@@ -87,11 +244,8 @@ class ElasticIterator(DatasetIterator[Any]):
                 'ElasticIterator cannot leave out elements that fail (on_error="skip"): the other hosts would not know '
                 "which ones, and rows would come twice. Leave them out before, with `where` or `slice`."
             )
-        if remainder not in ("drop", "pad"):
-            raise ValueError(f'remainder must be "drop" or "pad", got {remainder!r}.')
-        self._hosts = _Hosts(
-            checks.positive(global_batch_size, "global_batch_size"), shard_options, ds._node.length, remainder == "pad"
-        )
+        batch_size = checks.positive(global_batch_size, "global_batch_size")
+        self._hosts = _Hosts(batch_size, shard_options, ds._node.length, pads)
         self._node: MapNode = ds._node
         self._read_options = read_options
         self._workers = multiprocessing_options
@@ -103,6 +257,11 @@ class ElasticIterator(DatasetIterator[Any]):
     def _opened(self, start: int) -> PipelineIterator[Any]:
         stream = self._hosts.stream(self._node, start, self._read_options, self._workers)
         return PipelineIterator(stream if self._options is None else WithOptions(stream, self._options))
+
+    @property
+    def shard_options(self) -> ShardOptions:
+        """Which host this is, and of how many."""
+        return self._hosts.shard
 
     def __next__(self) -> Any:
         self._assert_not_closed()
@@ -156,15 +315,6 @@ class _Hosts:
     shard: ShardOptions
     length: int
     pads: bool
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.shard, ShardOptions):
-            raise TypeError(f"shard_options must be ShardOptions, got {self.shard!r}.")
-        if self.batch_size % self.shard.shard_count:
-            raise ValueError(
-                f"Global batch size {self.batch_size} is not divisible by shard count {self.shard.shard_count}: all "
-                "hosts have equally many rows. Choose a number of hosts that divides it, or another batch size."
-            )
 
     def stream(
         self, node: MapNode, start: int, read_options: ReadOptions | None, workers: MultiprocessingOptions | None

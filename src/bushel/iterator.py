@@ -23,7 +23,6 @@ from bushel.graph.passes import Passes
 from bushel.graph.state_fields import State
 from bushel.graph.streams import StreamNode
 from bushel.state import envelope, files, identity
-from bushel.state.loader import parsed
 
 T = TypeVar("T")
 
@@ -57,6 +56,8 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     _closed = False
     _same_on_all_processes = False
     """Whether all processes have the same state, so that any of them may restore that of any other."""
+    _has_shard_states = False
+    """Whether `get_shard_states` gives a state for each dataset of an interleave, which any host may restore."""
 
     def __init__(self, parents: DatasetIterator[Any] | Sequence[DatasetIterator[Any]] = ()):
         self._parents = (parents,) if isinstance(parents, DatasetIterator) else tuple(parents)
@@ -108,15 +109,11 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
 
     async def save(self, directory: files.AwaitingCreation) -> files.Later:
         """Writes the state, as it is now, into a folder that Orbax is making."""
-        return files.write_later(directory, files.as_text(self.get_state()))
+        return files.write_later(directory, files.texts_of(self))
 
     async def load(self, directory: files.Folder) -> files.Later:
         """Restores a state that `save` wrote, here or in Grain."""
-
-        def restore(text: str) -> None:
-            self.set_state(parsed(text))
-
-        return files.read_later(directory, restore, any_process=self._same_on_all_processes)
+        return files.restore_later(directory, self)
 
     def _get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")

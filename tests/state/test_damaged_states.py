@@ -145,6 +145,15 @@ def loader(operations=(), sampler=None):
     return iter(bushel.DataLoader(data_source=Words(24), sampler=sampler, operations=list(operations)))
 
 
+def elastic_stream():
+    """Datasets of which one is read, one waits at a state, one has ended and one waits at its start."""
+    parts = [MapDataset.range(10 * part, 10 * part + 4) for part in range(4)]
+    it = bx.ElasticIterator(bx.InterleaveIterDataset(parts, cycle_length=1), 2, bushel.sharding.NoSharding())
+    places = enumerate([(0, 1), (0, 2), (1, 0), (0, 0)])
+    it.set_shard_states({part: {"exhausted": ended, "state": {"next_index": at}} for part, (ended, at) in places})
+    return it
+
+
 ITERATORS = {
     **{name: lambda build=build: iter(build()) for name, build in DATASETS.items()},
     "a cache that is there": cached_twice,
@@ -155,6 +164,7 @@ ITERATORS = {
     "ElasticIterator": lambda: bx.ElasticIterator(
         MapDataset.range(40), 4, bushel.sharding.ShardOptions(shard_index=0, shard_count=2)
     ),
+    "ElasticIterator of an interleave": elastic_stream,
 }
 
 

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bushel.engine.observe import Observer
-    from bushel.engine.opener import open_stream
+    from bushel.engine.opener import open_alone, open_stream
     from bushel.engine.pulling import ThreadedCursor
     from bushel.engine.report import Pool, Report, Stage
     from bushel.engine.tasks import Executor, Ticket
 
-__all__ = ["Executor", "Observer", "Pool", "Report", "Stage", "ThreadedCursor", "Ticket", "open_stream"]
+__all__ = ["Executor", "Observer", "Pool", "Report", "Stage", "ThreadedCursor", "Ticket", "open_alone", "open_stream"]
 
 _ELSEWHERE = {
     "Executor": "tasks",
@@ -20,6 +20,7 @@ _ELSEWHERE = {
     "Stage": "report",
     "ThreadedCursor": "pulling",
     "Ticket": "tasks",
+    "open_alone": "opener",
     "open_stream": "opener",
 }
 

@@ -19,6 +19,7 @@ from bushel.graph.state_fields import State, check_type, read_count, read_field
 from bushel.graph.streams import Elements, Opener, Ordered, StreamNode
 
 _STATES = "iterators_in_use_states"
+_LATER = "future_states"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -109,6 +110,10 @@ class _InterleaveCursor(Cursor):
         self._slots = [_Slot(number) for number in range(min(node.cycle_length, node.count))]
         self._turn = 0
         self._next = 0
+        self._later: dict[int, State | None] = {}
+        """Where streams start whose turn is still to come, other than at their beginning; None for one that has ended.
+        Never changed in place: marks hold it.
+        """
 
     def pull(self, count: int) -> Block:
         if self._opener.ahead_of_turn and not self._next:
@@ -139,7 +144,7 @@ class _InterleaveCursor(Cursor):
         """Puts the next stream that is there into a slot; False if there is none left."""
         while self._next < self._node.count:
             number = self._next
-            cursor = self._open(number)
+            cursor = self._open_at_start(number, self._later)
             self._next += 1
             if cursor is not None:
                 cursor.start_prefetch()
@@ -151,6 +156,21 @@ class _InterleaveCursor(Cursor):
         for slot in self._slots:
             if slot.cursor is None and slot.ended_at is None:
                 self._begin_next(slot)
+
+    def _open_at_start(self, number: int, later: dict[int, State | None]) -> Cursor | None:
+        """A cursor where stream `number` starts; None if a filter drops the stream or it has ended already."""
+        start = later.get(number)
+        if start is None and number in later:
+            return None
+        cursor = self._open(number)
+        if cursor is not None and start is not None:
+            try:
+                with inside(_LATER, number):
+                    cursor.set_state(start)
+            except BaseException:
+                cursor.close()
+                raise
+        return cursor
 
     def _open(self, number: int) -> Cursor | None:
         """A cursor at the start of stream `number`; None if a filter drops the stream."""
@@ -164,10 +184,10 @@ class _InterleaveCursor(Cursor):
 
     def mark(self) -> Mark:
         slots = [(slot.number, slot.cursor, slot.cursor and slot.cursor.mark(), slot.ended_at) for slot in self._slots]
-        return slots, self._turn, self._next
+        return slots, self._turn, self._next, self._later
 
     def rewind(self, mark: Mark) -> None:
-        slots, self._turn, self._next = mark
+        slots, self._turn, self._next, self._later = mark
         for slot, (number, cursor, at, ended_at) in zip(self._slots, slots, strict=True):
             if slot.cursor is not cursor:
                 slot.close()
@@ -181,14 +201,14 @@ class _InterleaveCursor(Cursor):
                 cursor.rewind(at)
 
     def state_of(self, mark: Mark) -> State:
-        slots, turn, following = mark
+        slots, turn, following, later = mark
         numbers, states = [], []
         for number, cursor, at, ended_at in slots:
             state = ended_at if cursor is None else cursor.state_of(at)
             # As in Grain, a state has all streams of the cycle, also those whose turn has not come yet.
             while state is None and following < self._node.count:
                 number, following = following, following + 1
-                begun = self._open(number)
+                begun = self._open_at_start(number, later)
                 if begun is not None:
                     state = begun.get_state()
                     begun.close()
@@ -200,7 +220,7 @@ class _InterleaveCursor(Cursor):
             "iterators_in_use_indices": numbers,
             _STATES: states,
             "exhausted": [int(ended_at is not None) for *_, ended_at in slots],
-            "future_states": {},
+            _LATER: {number: start for number, start in later.items() if number >= following},
         }
 
     def mark_of(self, state: State) -> Mark:
@@ -223,10 +243,11 @@ class _InterleaveCursor(Cursor):
                 f"This state has streams {numbers}, and {following} next; there are {self._node.count} here.",
                 "iterators_in_use_indices",
             )
-        if state.get("future_states"):
-            raise StateMismatch(
-                "This state was written by an elastic iterator of Grain's; it cannot be restored here.", "future_states"
-            )
+        later = _later_states(state, self._node.count)
+        if self._node.joins:  # datasets that a function makes are not made before their turn, just for this check
+            for number, start in later.items():
+                if start is not None and (cursor := self._open_at_start(number, later)) is not None:
+                    cursor.close()
         slots: list[Any] = []
         try:
             for place, (number, saved, gone) in enumerate(zip(numbers, states, ended, strict=True)):
@@ -237,7 +258,7 @@ class _InterleaveCursor(Cursor):
                 if cursor is not None and cursor is not slot.cursor:
                     cursor.close()  # opened for this state, which is none
             raise
-        return slots, turn, following
+        return slots, turn, following, later
 
     def _slot_of(self, slot: _Slot, number: int, saved: Any, gone: bool) -> Any:
         if gone or saved is None:
@@ -284,3 +305,15 @@ class _InterleaveCursor(Cursor):
     def close(self) -> None:
         for slot in self._slots:
             slot.close()
+
+
+def _later_states(state: State, count: int) -> dict[int, State | None]:
+    """Where streams start whose turn is still to come, by number. JSON has turned the numbers into texts."""
+    saved = check_type(state.get(_LATER) or {}, dict, _LATER)
+    later: dict[int, State | None] = {}
+    for key, start in saved.items():
+        number = int(key) if isinstance(key, str) and key.isdecimal() and len(key) < 20 else key
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
+            raise StateMismatch(f"This state has a stream {key!r} whose turn comes later; there are {count}.", _LATER)
+        later[number] = start
+    return later

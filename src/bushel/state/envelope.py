@@ -43,8 +43,8 @@ def _opened(state: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return {key: value for key, value in state.items() if key != KEY}, state.get(KEY, _NO_ENVELOPE)
 
 
-def unseal(state: Any, pipeline: list[Any], *, check: bool) -> dict[str, Any]:
-    """The cursor's own part of a state, once it is clear that it belongs to `pipeline`."""
+def unseal(state: Any, pipeline: list[Any], *, check: bool, method: str = "set_state") -> dict[str, Any]:
+    """The cursor's own part of a state, once it is clear that it belongs to `pipeline`. Messages name the `method`."""
     if not isinstance(state, Mapping):
         raise StateMismatch(f"A state is what get_state() returned, a dict; got {state!r}.")
     inner, envelope = _opened(state)
@@ -62,6 +62,6 @@ def unseal(state: Any, pipeline: list[Any], *, check: bool) -> dict[str, Any]:
             raise StateMismatch(
                 "This state belongs to another pipeline. What differs (- in the state, + here, ~ in both):\n"
                 + "\n".join(f"  {line}" for line in lines)
-                + "\nPass check=False to set_state to restore it anyway."
+                + f"\nPass check=False to {method} to restore it anyway."
             )
     return inner

@@ -1,19 +1,31 @@
-"""States in files, one for each process, as Orbax and Grain have them: `process_0-of-1.json`."""
+"""States in files, one for each process, as Orbax and Grain have them: `process_0-of-1.json`.
+
+An ElasticIterator over an interleave has another file for each dataset of it, `shard_state_0.json` and so on, which
+another number of processes can restore.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from bushel.base.errors import StateMismatch
-from bushel.base.sharding import jax_process
+from bushel.base.sharding import ShardOptions, jax_process
+from bushel.state.loader import parsed
 
 Folder = Any
 """A path, of pathlib or etils, that exists."""
 
 Later = Coroutine[Any, Any, None]
 """Work that Orbax does in the background."""
+
+
+SHARD_INDEX, SHARD_COUNT = "shard_index", "shard_count"
+"""Entries of a state that say which host has saved it, for iterators whose state fits no other one."""
+
+_SHARD = "shard_state_{}.json"
 
 
 class AwaitingCreation(Protocol):
@@ -35,9 +47,51 @@ def as_text(state: Any) -> str:
     return state.decode() if isinstance(state, bytes) else json.dumps(state)
 
 
-def write(folder: Folder, text: str) -> None:
-    """Writes the state of this process. Orbax makes the folder visible only when all of it is there."""
-    (folder / file_name()).write_text(text)
+def texts_of(iterator: Any) -> dict[str, str]:
+    """The texts of an iterator's files, by the names of the files."""
+    texts = {file_name(): as_text(iterator.get_state())}
+    if getattr(iterator, "_has_shard_states", False):
+        states = iterator.get_shard_states()
+        texts |= {_SHARD.format(number): as_text(state) for number, state in states.items()}
+    return texts
+
+
+def write(folder: Folder, texts: dict[str, str]) -> None:
+    """Writes the files of this process. Orbax makes the folder visible only when all of them are there."""
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+
+
+def prepare(folder: Folder, iterator: Any) -> Callable[[], None]:
+    """Reads the state of an iterator, and returns the function that restores it.
+
+    Raises ValueError where there is none.
+    """
+    if getattr(iterator, "_has_shard_states", False):
+        states = _read_shards(folder, iterator.shard_options)
+        if states is not None:
+            return lambda: iterator.set_shard_states(states)
+    text = read(folder, any_process=getattr(iterator, "_same_on_all_processes", False))
+    # A DataLoader's iterator has its states as bytes, as in Grain.
+    return lambda: iterator.set_state(text.encode() if isinstance(iterator.get_state(), bytes) else parsed(text))
+
+
+def _read_shards(folder: Folder, shard: ShardOptions) -> dict[int, Any] | None:
+    """The states of the shards that a host reads, by number.
+
+    None where the file of this process was saved by the same host of as many, or where no shard has a file: then that
+    file is to be restored, which also holds the order in which the shards take turns.
+    """
+    own = folder / file_name()
+    if own.exists():
+        state = parsed(_text(own))
+        saved_by = state.get(SHARD_INDEX), state.get(SHARD_COUNT)
+        if saved_by in ((shard.shard_index, shard.shard_count), (None, None)):
+            return None
+    named = ((re.fullmatch(_SHARD.format(r"(\d{1,18})"), path.name), path) for path in folder.iterdir())
+    paths = {int(match[1]): path for match, path in named if match}
+    mine = sorted(number for number in paths if number % shard.shard_count == shard.shard_index)
+    return {number: parsed(_text(paths[number])) for number in mine} if paths else None
 
 
 def read(folder: Folder, *, any_process: bool = False) -> str:
@@ -70,16 +124,17 @@ def _text(path: Any) -> str:
         raise StateMismatch(f"{path} is no state of an iterator: it is not text ({error}).") from None
 
 
-async def write_later(directory: AwaitingCreation, text: str) -> None:
-    """Writes a state that was taken before, once its folder is there."""
+async def write_later(directory: AwaitingCreation, texts: dict[str, str]) -> None:
+    """Writes files whose texts were taken before, once their folder is there."""
     import asyncio  # whoever awaits this has loaded it; `import bushel` need not
 
     folder = await directory.await_creation()
-    await asyncio.to_thread(write, folder, text)
+    await asyncio.to_thread(write, folder, texts)
 
 
-async def read_later(directory: Folder, restore: Callable[[str], None], *, any_process: bool = False) -> None:
-    """Reads a state and hands it to `restore`."""
+async def restore_later(directory: Folder, iterator: Any) -> None:
+    """Reads the state of an iterator in another thread, and restores it in this one."""
     import asyncio
 
-    restore(await asyncio.to_thread(read, directory, any_process=any_process))
+    restore = await asyncio.to_thread(prepare, directory, iterator)
+    restore()

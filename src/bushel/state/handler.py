@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from bushel.state import files
-from bushel.state.loader import parsed
 
 
 class CheckpointHandler:
@@ -32,14 +31,12 @@ class CheckpointHandler:
     def save(self, directory: files.Folder, item: Any = None, args: Any = None) -> None:
         """Writes the state of an iterator into a folder."""
         item = _item(item, args)
-        files.write(directory, files.as_text(item.get_state()))
+        files.write(directory, files.texts_of(item))
 
     def restore(self, directory: files.Folder, item: Any = None, args: Any = None) -> Any:
         """Restores an iterator, lets it begin to work ahead, and returns it."""
         item = _item(item, args)
-        text = files.read(directory, any_process=getattr(item, "_same_on_all_processes", False))
-        # A DataLoader's iterator has its states as bytes, as in Grain.
-        item.set_state(text.encode() if isinstance(item.get_state(), bytes) else parsed(text))
+        files.prepare(directory, item)()
         item.start_prefetch()
         return item
 
