@@ -258,8 +258,7 @@ class Delivery(Cursor):
     def _judge_filters(self, low: int, stays: list[np.ndarray | int]) -> tuple[int, ValueError] | None:
         """The first position at which a filter had dropped too many elements, and the error that says so."""
         errors: list[tuple[int, ValueError]] = []
-        for number, watch in enumerate(self._watches):
-            kept = stays[number]
+        for number, (watch, kept) in enumerate(zip(self._watches, stays)):  # none for an empty result
             if type(kept) is int and not watch.dropped:
                 watch.seen += kept
             elif (judged := watch.judge(kept)) is not None:
