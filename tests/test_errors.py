@@ -726,7 +726,14 @@ def test_a_traceback_can_be_had_whole(monkeypatch):
 
 def test_errors_of_bushels_own_that_nobody_foresaw_keep_their_traceback():
     it = iter(MapDataset.range(3))
-    it._cursor._inline = None
+    it._cursor._runner = None
     with pytest.raises(AttributeError) as raised:
         next(it)
-    assert [name for ours, name in frames_of(raised.value) if ours] == ["__next__", "__next__", "pull", "_taken"]
+    assert [name for ours, name in frames_of(raised.value) if ours] == [
+        "__next__",
+        "__next__",
+        "pull",
+        "_pull_here",
+        "_compute",
+        "make_here",
+    ]

@@ -557,7 +557,7 @@ def test_a_pool_may_be_collected_on_its_own_thread(capsys):
     it = opened(numbers(100), executor)
     os.kill(pid, signal.SIGSTOP)
     it.start_prefetch()
-    ticket = it._cursor._inner._tickets[0]
+    ticket = it._cursor._tickets[0]
     around = [it, executor]
     around.append(around)  # type: ignore[arg-type]
     gc.collect()

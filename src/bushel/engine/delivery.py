@@ -60,7 +60,7 @@ class Delivery(Cursor):
         skips: Skips | None = None,
     ):
         self._program = program
-        self._runner = Runner(program, rows, lambda step, count: self._counts[step], here=True)
+        self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
         self._watches = [FilterWatch(what, options) for what in program.droppers]
         self._length = program.length
@@ -69,11 +69,12 @@ class Delivery(Cursor):
         self._tickets: collections.deque[Ticket] = collections.deque()
         self._ledger = Ledger([])
         self._result: Result | None = None
-        self._row = 0
+        self._row = self._given_from = 0
         self._high = 0  # the position after the result
+        self._made: Result | None = None  # what was made here last, if it was not made in one go
         self._failure_next: BaseException | None = None  # of the row after the last one that was computed here
         self._closed = False
-        self._placement = placement
+        self._placement: Placement | None = None
         self._run_at(placement)
 
     # Where rows come from.
@@ -147,7 +148,8 @@ class Delivery(Cursor):
         while self._placement is not None:
             result = self._result
             if result is not None and self._row < len(result.rows):
-                low, self._row = self._row, min(self._row + count, len(result.rows))
+                low = self._given_from = self._row
+                self._row = min(low + count, len(result.rows))
                 self._position, *self._counts = result.marks[self._row - 1].tolist()
                 self._count_skipped(result, self._position)
                 return blocks.part_of(result.rows, low, self._row)
@@ -222,6 +224,7 @@ class Delivery(Cursor):
         If a row fails, those before it are delivered first. Its error is raised by the next pull.
         """
         runner = self._runner
+        runner.counts, self._made = self._counts, None
         try:
             rows = runner.make(low, high)
             failed = self._judge_filters(low, runner.stays)
@@ -242,6 +245,7 @@ class Delivery(Cursor):
         self.count_skipped_in(result, position)
         if result.failure is not None and not len(result.rows):
             raise result.failure
+        self._made = result
         return result.rows, position
 
     @property
@@ -299,9 +303,9 @@ class Delivery(Cursor):
     def _run_at(self, placement: Placement | None) -> None:
         """From the next row on, rows are computed elsewhere, or here."""
         self._forget_tickets()
-        self._placement = placement
         if placement is not None:
-            self._new_sizer(placement)
+            self._new_sizer(placement)  # first: an interrupt may come between any two lines
+        self._placement = placement
         self._begin_again()
 
     def _new_sizer(self, placement: Placement) -> None:
@@ -393,6 +397,10 @@ class Delivery(Cursor):
         if self._placement is not None:
             self._placement.executor.forget(tickets)
         super().close()
+
+
+def _unknown_count(step: int, count: int) -> int:
+    raise AssertionError(f"The counts of step {step} are known in the consumer.")
 
 
 def _cut(result: Result, position: int, error: Exception) -> Result:

@@ -17,6 +17,7 @@ from bushel.engine.block_size import size_of_result
 from bushel.engine.delivery import Delivery, Placement
 from bushel.engine.program import Program, Result, Rows
 from bushel.graph.cursors import Cursor, Mark, pull_exactly
+from bushel.graph.node import Origin
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State
 
@@ -174,11 +175,11 @@ class DrawnDelivery(Delivery):
 
     def _rewind_source(self, mark: Mark) -> None:
         self.parent.rewind(mark)
-        self._before = None
         self._begin_drawing()
 
     def _begin_drawing(self) -> None:
         """Positions count from here on, where the parent stands."""
+        self._before = None
         self._marks = collections.deque([self.parent.mark()])
         self._position = self._first = self._uncounted = 0
         self._skipped.clear()
@@ -210,10 +211,12 @@ class _ParentRows(Rows):
         self._before: Mark = None
         self._count = 0
         self._block: Block | None = None
+        self._in_one_pull = True
 
     def hold(self, before: Mark, block: Block) -> None:
         """Holds rows that the parent gave at the position `before`."""
         self._before, self._block, self._count = before, block, len(block)
+        self._in_one_pull = True
 
     def read(self, low: int, high: int, *, private: bool) -> Block:
         block, self._block = self._block, None
@@ -225,4 +228,11 @@ class _ParentRows(Rows):
         """Reads the first `count` rows again; the parent stands after them."""
         with collect_skips(self._skips):  # they were counted when the rows were read first
             self._parent.rewind(self._before)
-            return pull_exactly(self._parent, count)
+            block = self._parent.pull(count)
+            self._in_one_pull = len(block) == count
+            if self._in_one_pull:
+                return block
+            return blocks.joined([block, pull_exactly(self._parent, count - len(block))])
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self._parent.trace(row) if self._in_one_pull else None

@@ -11,6 +11,7 @@ from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import Delivery, Placement
 from bushel.engine.program import PlannedRows, Program, Result
 from bushel.graph.cursors import Mark
+from bushel.graph.node import Origin
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_field
 
@@ -63,6 +64,18 @@ class PositionDelivery(Delivery):
                 return None
         rows, self._position = self.make_here(low, high)
         return rows
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        if self._program.unit > 1:
+            return None
+        if self._placement is not None:
+            marks, row = (None if self._result is None else self._result.marks), self._given_from + row
+        else:
+            marks = self._runner.marks() if self._made is None else self._made.marks
+        if marks is None or row >= len(marks):
+            return None
+        position = int(marks[row, 0]) - 1
+        return position, self._program.origins(position)
 
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
         return None, high

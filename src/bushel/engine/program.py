@@ -221,6 +221,10 @@ class Rows(abc.ABC):
         If they are not `private`, the caller only reads them, and they may belong to somebody else, such as a source.
         """
 
+    @abc.abstractmethod
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        """Index and records of a row that was read, counted from the first one, if they are known."""
+
 
 class PlannedRows(Rows):
     """Elements of a map node. With `ahead`, indices are planned for more elements than are read; plans grow."""
@@ -241,6 +245,9 @@ class PlannedRows(Rows):
         read = self._plan.take if private else self._plan.look
         return read(low - self._start, high - self._start)
 
+    def trace(self, row: int) -> None:
+        """A program over a node knows the positions of its rows itself."""
+
 
 class GivenRows(Rows):
     """Rows that a task brought along; the first one is at position `first`."""
@@ -251,6 +258,9 @@ class GivenRows(Rows):
     def read(self, low: int, high: int, *, private: bool) -> Block:
         # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
         return copied_block(blocks.part_of(self._block, low - self._first, high - self._first))
+
+    def trace(self, row: int) -> None:
+        """The rows come from another process."""
 
 
 def run(
@@ -327,14 +337,14 @@ class Runner:
     Args:
       program: what to run.
       rows: what it starts from.
-      count_before: asked how many elements came to a counting step before this block.
+      count_before: asked how many elements came to a counting step before this block, where `counts` are not known.
       place: where results are made that no function of the user's sees.
       announce: if given, goes element by element and calls it before each.
       here: whether the consumer runs it and takes all rows of a block at once.
     """
 
     __slots__ = (
-        "after", "announce", "count_before", "here", "high", "low",
+        "after", "announce", "count_before", "counts", "current", "here", "high", "low",
         "numbered", "place", "private", "program", "rows", "skipped", "stays", "steps", "trail",
     )  # fmt: skip
 
@@ -359,14 +369,16 @@ class Runner:
         self.skipped: list[Skipped] = []
         self.trail: list[np.ndarray | int | BatchStream] = []
         """What happened to the rows: which stayed, from where they were counted, how they were batched."""
-        self.steps = [
-            (step, None if isinstance(step, BatchStream) else self._where(step), self._is_copied(number + 1))
-            for number, step in enumerate(program.steps)
-        ]
+        self.counts: Sequence[int] | None = None
+        """How many elements came to each counting step before the block, if it is known; else `count_before` tells."""
+        self.steps = [(step, self._is_copied(number + 1)) for number, step in enumerate(program.steps)]
+        self.current: Elementwise | None = None
 
     def like(self, program: Program, announce: Announce | None = None) -> Runner:
         """A runner for another program on the same rows."""
-        return Runner(program, self.rows, self.count_before, place=self.place, announce=announce, here=self.here)
+        other = Runner(program, self.rows, self.count_before, place=self.place, announce=announce, here=self.here)
+        other.counts = self.counts
+        return other
 
     def result(self, low: int, high: int) -> Result:
         """Runs the program on positions [low, high), and says where the stream stands after each row."""
@@ -375,7 +387,7 @@ class Runner:
     def result_of(self, rows: Block) -> Result:
         """The result of the rows that `make` has just made."""
         self.skipped.sort(key=lambda skipped: skipped[0])
-        return Result(rows, self._marks(), self.after, skipped=self.skipped, stays=self.stays)
+        return Result(rows, self.marks(), self.after, skipped=self.skipped, stays=self.stays)
 
     def make(self, low: int, high: int) -> Block:
         """Runs the program on positions [low, high). Raises FailedAt if an element fails.
@@ -392,28 +404,28 @@ class Runner:
         else:
             block = self._drop_missing(self._read())
         self.after = after = []
-        for step, where, is_copied in self.steps:
-            if where is None:
-                assert isinstance(step, BatchStream)
+        counts = self.counts
+        for step, is_copied in self.steps:
+            if isinstance(step, BatchStream):
                 block = self._timed(step, self._batch, block)
                 self.trail.append(step)
                 self.numbered = False
                 continue
-            assert isinstance(step, Elementwise)
+            self.current = step
             count, first = len(block), 0
             if step.count_key:
-                first = self.count_before(len(after), count)
+                first = self.count_before(len(after), count) if counts is None else counts[len(after)]
                 after.append(first + count)
                 self.trail.append(first)
             kept = None
             if count:
                 if program.timed or self.announce is not None:
-                    block, kept = self._timed(step, self._step, block, first, where)
+                    block, kept = self._timed(step, self._step, block, first)
                 else:
                     try:
-                        block, kept = step.run(block, first, where)
+                        block, kept = step.run(block, first, self._where)
                     except RowFailed as failed:
-                        raise FailedAt(int(self._marks()[failed.row, 0]) - 1, failed.error) from failed.error
+                        raise FailedAt(int(self.marks()[failed.row, 0]) - 1, failed.error) from failed.error
                 if kept is not None:
                     self.trail.append(kept)
                 if step.shares and (not is_copied or isinstance(block, Columns)):
@@ -433,7 +445,7 @@ class Runner:
             stage.made(made[0] if isinstance(step, Elementwise) else made)
         return made
 
-    def _marks(self) -> np.ndarray:
+    def marks(self) -> np.ndarray:
         """For each row so far the next position, then for each counting step how many elements it has seen."""
         marks = np.arange(self.low + 1, self.high + 1)[:, None]
         end: np.ndarray | None = None
@@ -514,22 +526,20 @@ class Runner:
         which = "an element" if program.node is None else program.which(failed.position, failed.position + 1)
         self.skipped.append((failed.position, (which, in_words(failed.error), 1)))
 
-    def _step(
-        self, step: Elementwise, block: Block, first: int, where: Callable[[int], str]
-    ) -> tuple[Block, np.ndarray | None]:
+    def _step(self, step: Elementwise, block: Block, first: int) -> tuple[Block, np.ndarray | None]:
         """One per-element operation on all rows. Returns the rows that stay, and which they are if some do not."""
         if self.announce is None:
             try:
-                return step.run(block, first, where)
+                return step.run(block, first, self._where)
             except RowFailed as failed:
-                raise FailedAt(int(self._marks()[failed.row, 0]) - 1, failed.error) from failed.error
-        positions = (self._marks()[:, 0] - 1).tolist()
+                raise FailedAt(int(self.marks()[failed.row, 0]) - 1, failed.error) from failed.error
+        positions = (self.marks()[:, 0] - 1).tolist()
         made: list[Any] = []
         stays = np.ones(len(block), dtype=bool)
         for row, element in enumerate(blocks.rows_of(block)):
             self.announce(positions[row], positions[row] + 1)
             try:
-                one, kept = step.run([element], first + row, lambda _, row=row: where(row))
+                one, kept = step.run([element], first + row, lambda _, row=row: self._where(row))
             except RowFailed as failed:
                 self._skip(FailedAt(positions[row], failed.error))
                 stays[row] = False
@@ -547,25 +557,24 @@ class Runner:
                 if end - start < size and step.drop_remainder:
                     break
                 if self.announce is not None:
-                    marks = self._marks()
+                    marks = self.marks()
                     self.announce(int(marks[start, 0]) - 1, int(marks[end - 1, 0]))
                 try:
                     batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
                 except Exception as error:
-                    position = int(self._marks()[start, 0]) - 1
+                    position = int(self.marks()[start, 0]) - 1
                     raise FailedAt(position, located(error, f"bushel: {step.call()} failed.")) from error
         return own(batches) if step.shares else batches
 
-    def _where(self, step: Elementwise) -> Callable[[int], str]:
-        """A function that says where row `row` failed in a step."""
-
-        def where(row: int) -> str:
-            if not self.numbered:
-                return f"bushel: {step.placed()} failed."
-            position = int(self._marks()[row, 0]) - 1
+    def _where(self, row: int) -> str:
+        """Says where row `row` failed in the step that runs now."""
+        step = self.current
+        assert step is not None
+        if self.numbered:
+            position = int(self.marks()[row, 0]) - 1
             return told(step.placed(), position, self.program.origins(position))
-
-        return where
+        known = self.rows.trace(int(self.marks()[row, 0]) - 1 - self.low) if self.program.node is None else None
+        return f"bushel: {step.placed()} failed." if known is None else told(step.placed(), *known)
 
 
 def _missing(block: Block) -> np.ndarray | None:

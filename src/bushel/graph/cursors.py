@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import StateMismatch, inside
+from bushel.graph.node import Origin
 from bushel.graph.skips import Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State, read_field
 
@@ -83,6 +84,10 @@ class Cursor(abc.ABC):
     def set_next_index(self, index: int) -> None:
         """Goes to the element with this index, without reading."""
         raise NotImplementedError(f"{type(self).__name__} cannot seek: what comes next depends on what came before.")
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        """Index and records of row `row` of the last pull, if they are known: for messages."""
+        return None
 
     def start_prefetch(self) -> None:
         """Starts to work ahead, where this cursor or one before it does so."""
@@ -170,6 +175,9 @@ class Same(Cursor):
 
     def mark_of(self, state: State) -> Mark:
         return self.parent.mark_of(state)
+
+    def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
+        return self.parent.trace(row)
 
     def get_next_index(self) -> int:
         return self.parent.get_next_index()

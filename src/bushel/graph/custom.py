@@ -124,6 +124,7 @@ class IteratorCursor(Cursor):
         self._in_use = InUse(iterator)
         self._base: State | None = None
         self._since = 0
+        self._settled = True  # whether the iterator stands where the two above say; not after an error in `__next__`
 
     def pull(self, count: int) -> Block:
         rows: list[Any] = []
@@ -132,6 +133,7 @@ class IteratorCursor(Cursor):
         try:
             if in_use.is_closed:
                 raise ValueError(CLOSED)
+            self._settled = False
             for _ in range(count):
                 try:
                     rows += own([next(self._iterator)])  # it may keep what it gives
@@ -139,6 +141,7 @@ class IteratorCursor(Cursor):
                     self._base = None  # the end may have a state of its own
                     break
                 self._since += 1
+            self._settled = True
         finally:
             in_use.users -= 1
             if in_use.is_closed:
@@ -156,14 +159,14 @@ class IteratorCursor(Cursor):
             self._has("set_state")(copy.deepcopy(base))
             for _ in range(count):
                 next(self._iterator)
-        self._base, self._since = base, count
+        self._base, self._since, self._settled = (base, count, True) if count else (None, 0, True)
 
     def state_of(self, mark: Mark) -> State:
         base, count = mark
         if not count:
             return copy.deepcopy(base)
-        if base is self._base and count == self._since and not self._in_use.users:
-            return self._iterator_state()  # the iterator stands there, and nobody is in its `__next__`
+        if base is self._base and count == self._since and self._settled:
+            return self._iterator_state()
         assert self._another is not None
         other = IteratorCursor(self._another())
         other.rewind(mark)
@@ -182,6 +185,7 @@ class IteratorCursor(Cursor):
 
     def set_next_index(self, index: int) -> None:
         self._has("_set_next_index")(index)
+        self._base = None
 
     def start_prefetch(self) -> None:
         getattr(self._iterator, "start_prefetch", lambda: None)()

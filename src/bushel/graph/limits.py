@@ -56,6 +56,9 @@ class _LimitCursor(Over):
         self.given += len(block)
         return block
 
+    def trace(self, row: int) -> Any:
+        return self.parent.trace(row)
+
     def mark(self) -> Mark:
         return self.parent.mark(), self.given
 
@@ -128,6 +131,9 @@ class _RepeatCursor(Over):
                 self.parent.rewind(self.start)
                 self.fresh = True
         return []
+
+    def trace(self, row: int) -> Any:
+        return self.parent.trace(row)
 
     def mark(self) -> Mark:
         return self.parent.mark(), self.epoch, self.fresh
