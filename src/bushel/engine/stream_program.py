@@ -111,7 +111,7 @@ class StreamProgram:
 
     def beginning(self) -> State:
         """The state at the beginning, by opening the stream here."""
-        cursor = self.open(self.node, self.options, None)
+        cursor = self.open(self.node, self.options, Skips(None) if self.skip else None)
         try:
             return cursor.get_state()
         finally:
