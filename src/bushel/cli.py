@@ -57,7 +57,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
         "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column.",
     )
     parser.add_argument("source", nargs="+", help="files, patterns or URLs")
-    parser.add_argument("target", help="the file to make, for example train.array_record")
+    parser.add_argument("target", help="the file to make, for example train.array_record or s3://bucket/train.bagz")
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="of sources whose names do not say it")
     parser.add_argument("--shards", type=int, help="how many files to make (default: one per worker)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
@@ -67,13 +67,23 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the store where the sources lie"
     )
+    parser.add_argument(
+        "--target-option",
+        action="append",
+        metavar="NAME=VALUE",
+        help="of the store where the target lies (default: those of --option)",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_convert)
 
 
 def _convert(options: argparse.Namespace) -> int:
+    from bushel.sources import stores
     from bushel.sources.conversion import convert
 
+    source_options = dict(map(_setting, options.option))
+    given = options.target_option
+    target_options = source_options if given is None else dict(map(_setting, given))
     progress = Progress(quiet=options.quiet)
     made = convert(
         options.source,
@@ -84,11 +94,12 @@ def _convert(options: argparse.Namespace) -> int:
         verify=not options.no_verify,
         overwrite=options.overwrite,
         round_floats=options.round_floats,
-        storage_options=dict(map(_setting, options.option)),
+        storage_options=source_options,
+        target_options=target_options,
         report=progress,
     )
     progress.end()
-    size = sum(os.path.getsize(path) for path in made)
+    size = sum(stores.open_file(path, target_options).size for path in made)
     print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
 

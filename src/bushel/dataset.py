@@ -109,6 +109,7 @@ class _Dataset:
         shards: int | None = None,
         options: MultiprocessingOptions | None = None,
         overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """Writes all elements into files in a folder; `bushel.sources.open(folder)` reads them back as they were.
 
@@ -116,11 +117,13 @@ class _Dataset:
         dtypes. A run that is stopped goes on after its last complete file when it is started again.
 
         Args:
-          path: the folder. It is made where it is missing.
-          format: of the files. "parquet" has columns that other programs read; the others hold records of bytes.
+          path: the folder, which is made where it is missing, or an address in a store, such as "s3://bucket/folder".
+          format: of the files. "parquet" has columns that other programs read. "rlds" is for episodes, dicts with
+            "steps", and makes a folder that TFDS reads. The others hold records of bytes.
           shards: how many files; by default files of about 256 MB.
           options: worker processes that compute the elements.
           overwrite: replaces what another `save` has written there.
+          storage_options: of the store, such as its region.
 
         >>> import tempfile
         >>> folder = tempfile.TemporaryDirectory()
@@ -131,7 +134,15 @@ class _Dataset:
         """
         node = self._node
         stream = streams.Elements(node) if isinstance(node, MapNode) else node
-        return saving.save(stream, path, format=format, shards=shards, options=options, overwrite=overwrite)
+        return saving.save(
+            stream,
+            path,
+            format=format,
+            shards=shards,
+            options=options,
+            overwrite=overwrite,
+            storage_options=storage_options,
+        )
 
     if not TYPE_CHECKING:  # a type checker should go on to report names that are not there
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.sources import stores
-from bushel.sources.saved import MANIFEST, SavedDataSource, join
+from bushel.sources.saved import MANIFEST, SavedDataSource
+from bushel.sources.writing import join
 
 _BY_ENDING = {
     (".array_record", ".arrayrecord"): "ArrayRecordDataSource",
