@@ -500,6 +500,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         cache: str | os.PathLike[str] | None = None,
         options: MultiprocessingOptions | None = None,
         vectorized: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> Column:
         """One small value for each record: computed once, over all of them, for `where`, `pack`, `sample` and others.
 
@@ -509,12 +510,13 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
         Args:
           function: gives a number, a small array of one shape, or a flat dict of them.
-          cache: a folder to save it in, under the identity of the pipeline and the function. An interrupted
-            computation goes on where it was. Source data that change where a fingerprint does not look are not
-            noticed: remove the files then.
+          cache: a folder to save it in, here or in a store ("s3://bucket/columns"), under the identity of the pipeline
+            and the function. An interrupted computation goes on where it was. Source data that change where a
+            fingerprint does not look are not noticed: remove the files then.
           options: worker processes; by default one per core if it takes longer than a moment. The values are the
             same for any number of them.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
+          storage_options: of the store where `cache` lies.
 
         >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
         >>> lengths = words.column(len)
@@ -522,7 +524,9 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         ['banana', 'kiwi']
         """
         checked = _checked(function, tf.Map, "column")
-        return columns.column(self._node, checked, cache=cache, options=options, vectorized=vectorized)
+        return columns.column(
+            self._node, checked, cache=cache, options=options, vectorized=vectorized, storage_options=storage_options
+        )
 
     def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T]:
         """Only the elements whose `mask` is true, densely: no gaps, an exact length, random access.
@@ -920,7 +924,9 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         return _IterPipeline(ordered.ZipStream((self._node, *_stream_nodes(others, "zip")), bool(strict)))
 
-    def cache(self, folder: str | os.PathLike[str] | None = None) -> IterDataset[T]:
+    def cache(
+        self, folder: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None
+    ) -> IterDataset[T]:
         """The same elements, which are computed once and then kept; for datasets that have an end.
 
         The first iterator that reads to the end fills the cache, and all later ones read from it. It belongs to this
@@ -929,7 +935,9 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
         Args:
           folder: keeps elements in files there, pickled, for other processes and later runs; None keeps them in
-            memory. Use only folders that you trust: loading a pickle can run code.
+            memory. It may be an address in a store, such as "s3://bucket/cache". Use only folders that you trust:
+            loading a pickle can run code.
+          storage_options: of the store.
 
         >>> calls = []
         >>> ds = MapDataset.range(3).to_iter_dataset().map(lambda x: calls.append(x) or x * 10).cache()
@@ -937,7 +945,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         ([0, 10, 20], [0, 10, 20], 3)
         """
         parent = self._node
-        store = stores.Memory() if folder is None else stores.Files(folder)
+        store = stores.Memory() if folder is None else stores.Files(folder, storage_options)
         # Taken now: a function may remember something while it runs.
         functions = "" if folder is None else identity.functions_digest(parent)
         key = functools.partial(_cache_key, parent, functions)

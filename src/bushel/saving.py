@@ -272,7 +272,7 @@ class _Work:
 
     def _remove_saved(self, ours: list[str]) -> None:
         """Removes what a save has written, and nothing else: first the files that make the others readable."""
-        formats = {self._format}
+        formats: set[Any] = {self._format}
         for name in ours:
             with contextlib.suppress(DamagedFile):
                 formats.add(sealed.parse_json(self._folder.read(name), name, needs_checksum=False).get("format"))
@@ -318,7 +318,7 @@ class _Work:
         self._folder.write(_PROGRESS, sealed.json_bytes(kept))
 
     def finish(self) -> None:
-        """Writes what makes the folder readable. Where that is no manifest of ours, `.saving.json` tells what it has."""
+        """Writes what makes the folder readable. Where that is no manifest of ours, `.saving.json` stays."""
         self._form.finish(self._folder, self.files, self._identity)
         if self._form.belongs(MANIFEST):
             self._folder.remove([_PROGRESS])

@@ -31,7 +31,7 @@ WRITING = ".writing"
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[str]:
-    """The name of a file that the block makes. It becomes `path` when the block ends without an error, else it is removed.
+    """The name of a file that the block makes. It becomes `path` when the block ends, or is removed after an error.
 
     For libraries that open a file by its name. Where there is a choice, use `replacing`.
     """

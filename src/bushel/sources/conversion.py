@@ -224,9 +224,9 @@ def convert(
 
     Args:
       sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files, or "file[3:7]" for a part.
-      target: the file to make, here or in a store ("s3://bucket/train.bagz"); with several shards, "name.ending" becomes
-        "name-00000-of-00008.ending". A file for a store is made in the folder of temporary files first, so there must
-        be room for one shard per worker.
+      target: the file to make, here or in a store ("s3://bucket/train.bagz"); with several shards, "name.ending"
+        becomes "name-00000-of-00008.ending". A file for a store is made in the folder of temporary files first, so
+        there must be room for one shard per worker.
       source_format: of sources whose names do not say it: "tfrecord", "parquet" and so on.
       shards: how many files; as many as there are workers by default.
       workers: processes that write at the same time. A script that calls this needs no `if __name__ == "__main__"`.
@@ -245,13 +245,17 @@ def convert(
     if kind not in _WRITERS or text.endswith(".gz"):
         raise ValueError(f"{shown} cannot be written: its name should end in {_endings(_WRITERS)}.")
     if kind in ("bag", "bagz") and bagz.all_shards(text, None) != [text]:
-        raise ValueError(f"{shown} is a name for several files, by which they are read. Give one without @, and shards.")
+        raise ValueError(
+            f"{shown} is a name for several files, by which they are read. Give one without @, and shards."
+        )
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
     names = _shard_names(text, count)
     for name in names:
         if os.path.isdir(folder.path(name)):
-            raise IsADirectoryError(f"{folder.path(name)} is a folder, and cannot be replaced by a file. Remove it first.")
+            raise IsADirectoryError(
+                f"{folder.path(name)} is a folder, and cannot be replaced by a file. Remove it first."
+            )
         if not overwrite and folder.exists(name):
             raise FileExistsError(
                 f"{folder.shown(name)} is there already. Pass overwrite=True (--overwrite) to replace it."
@@ -393,8 +397,8 @@ def _verify(part: _Part, digest: int) -> None:
             found = _digest(found, record)
     if count != part.count or found != digest:
         raise DamagedFile(
-            f"{part.shown}: what was written is not what was read back: {part.count} records, then {count}. Is the disk "
-            "full, or failing?"
+            f"{part.shown}: what was written is not what was read back: {part.count} records, then {count}. Is the "
+            "disk full, or failing?"
         )
 
 

@@ -70,7 +70,7 @@ def _checked(options: Options | None) -> dict[str, Any]:
 
 
 def connect(url: str, options: Options | None) -> tuple[Any, str, dict[str, Any]] | None:
-    """obstore's store of a URL, the name of the object in it, and the checked options; None where fsspec has the store."""
+    """obstore's store of a URL, the name of the object in it, and the checked options; None for a store of fsspec."""
     settings = _checked(options)
     if url.partition("://")[0] not in _OBJECT_STORES:
         return None

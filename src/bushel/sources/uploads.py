@@ -22,15 +22,15 @@ _MOST_PARTS = 9_000  # S3 takes 10,000
 _COPY_BYTES = 5 << 30
 """S3 copies no larger object by itself."""
 _WHOLE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "oci", "oss", "s3", "s3a"}
-"""Schemes whose fsspec drivers show an object only when all of it is there. Others write files under another name first."""
+"""Schemes whose fsspec drivers show an object only when all of it is there. Others get another name first."""
 
 
 def check_address(url: str) -> None:
     """Refuses addresses that nothing can be written to."""
     if url.startswith(("http://", "https://")):
         raise ValueError(
-            f"{redact.shown(url)} cannot be written: web servers take no files. Name a local folder, or a store such as "
-            "s3://bucket/folder or gs://bucket/folder."
+            f"{redact.shown(url)} cannot be written: web servers take no files. Name a local folder, or a store such "
+            "as s3://bucket/folder or gs://bucket/folder."
         )
 
 
@@ -44,7 +44,6 @@ def upload(path: str, url: str, options: Options | None) -> None:
     store, key, settings = connected
     part = max(_PART_BYTES, -(-os.path.getsize(path) // _MOST_PARTS))
     with open(path, "rb") as file:  # closed after Ctrl-C, too: that ends an upload which is under way
-
 
         def put() -> None:
             file.seek(0)

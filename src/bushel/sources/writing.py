@@ -1,8 +1,8 @@
 """The one door for writing: folders of files, on disk or in a store, whose files appear whole or not at all.
 
 On disk a file is written under another name and renamed. A store has no names for half an object: there a file is
-written to a temporary folder of this machine and uploaded when it is complete. A set of files is whole once its last file
-is there, so each writer writes the file that makes the others readable (a manifest, an index) last.
+written to a temporary folder of this machine and uploaded when it is complete. A set of files is whole once its last
+file is there, so each writer writes the file that makes the others readable (a manifest, an index) last.
 
 Files are read through `stores.py`. The uploads themselves are in `uploads.py`.
 """
@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
+from typing import IO, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,9 @@ from bushel.sources.stores import Options, Path
 
 class Folder(abc.ABC):
     """A folder that files are written to. Names of files are relative to it; a slash leads into a folder below."""
+
+    on_disk: ClassVar[bool]
+    """Whether the folder is one of this machine, which can be renamed, and whose files can be mapped and locked."""
 
     def __init__(self, address: str, options: redact.Options | None = None):
         self.address = address
@@ -54,12 +57,12 @@ class Folder(abc.ABC):
     def new_file(self, name: str, *, draft: bool = False) -> contextlib.AbstractContextManager[str]:
         """The local path of a file that the block makes. It gets its name when the block ends without an error.
 
-        `draft` says that the name is a temporary one: the caller renames the file, or removes it if its writer is killed.
+        `draft` says that the name is a temporary one: the caller renames the file, or removes it after an error.
         """
 
     @abc.abstractmethod
     def drafting(self) -> contextlib.AbstractContextManager[None]:
-        """Other processes may write drafts in the block. What they leave on this machine when they are killed is removed."""
+        """Other processes may write drafts in the block. At its end, what killed ones left on this machine is removed."""
 
     @abc.abstractmethod
     def replacing(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
@@ -151,6 +154,8 @@ def join(folder: str, name: str) -> str:
 class _LocalFolder(Folder):
     """A folder on disk."""
 
+    on_disk = True
+
     @contextlib.contextmanager
     def new_file(self, name: str, *, draft: bool = False) -> Iterator[str]:
         self._make(name)
@@ -235,6 +240,8 @@ class _LocalFolder(Folder):
 class _StoreFolder(Folder):
     """The objects of a store whose names begin with an address and a slash."""
 
+    on_disk = False
+
     _drafts: str | None = None
     """A local folder for the files of other processes."""
 
@@ -257,8 +264,8 @@ class _StoreFolder(Folder):
             if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 add_note(
                     error,
-                    f"bushel: before {self.shown(name)} is uploaded, it is written to {above}. There was no room for it. "
-                    "Write smaller files (more shards), or set TMPDIR to a folder with more room.",
+                    f"bushel: before {self.shown(name)} is uploaded, it is written to {above}. There was no room for "
+                    "it. Write smaller files (more shards), or set TMPDIR to a folder with more room.",
                 )
             raise
         finally:

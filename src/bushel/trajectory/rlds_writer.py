@@ -1,7 +1,7 @@
 """Writes RLDS data sets in TFDS's form: records, `features.json` and `dataset_info.json`. All of it, or nothing.
 
-How episodes become records is in `rlds_columns.py`. `dataset_info.json` is written last: without it nobody takes the other
-files for a data set.
+How episodes become records is in `rlds_columns.py`. `dataset_info.json` is written last: without it nobody takes the
+other files for a data set.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def write_rlds(
     bytes and strings are texts.
 
     A local folder appears when it is complete. In a store `dataset_info.json` appears last, and without it the others
-    cannot be opened: a writer that fails removes its files, and what a killed one leaves is removed by the next one that
-    writes the same data set. Let only one process write to an address: a store has no locks.
+    cannot be opened: a writer that fails removes its files, and what a killed one leaves is removed by the next one
+    that writes the same data set. Let only one process write to an address: a store has no locks.
 
     Args:
       data_dir: a local folder, or an address such as "s3://bucket/data"; the data set goes to data_dir/name/version. A
