@@ -33,12 +33,15 @@ SIGNED = "AWS4-HMAC-SHA256 Credential=key/20250101/us-east-1/s3/aws4_request, Si
 
 
 class Gcs(Application):
-    # GCS's clients sign in with a token, which moto does not understand. What they write must be public, since they
-    # read without one.
+    # GCS's clients sign in with a token and copy by a header of their own, which moto does not understand. What they
+    # write must be public, since they read without a token.
     def __call__(self, environ, start_response):
-        if environ.get("HTTP_AUTHORIZATION", "").startswith("Bearer"):
+        if "HTTP_X_GOOG_COPY_SOURCE" in environ:
+            environ["HTTP_X_AMZ_COPY_SOURCE"] = environ.pop("HTTP_X_GOOG_COPY_SOURCE")
+        writes = environ["REQUEST_METHOD"] in ("DELETE", "POST", "PUT")
+        if writes and environ.get("HTTP_AUTHORIZATION", "Bearer").startswith("Bearer"):
             environ["HTTP_AUTHORIZATION"] = SIGNED
-            environ["HTTP_X_AMZ_ACL"] = "public-read"
+            environ.setdefault("HTTP_X_AMZ_ACL", "public-read")
         return super().__call__(environ, start_response)
 
 
