@@ -128,8 +128,14 @@ def numbered(length, make):
     return MapDataset.range(length).map(make)
 
 
-@every_store
-@pytest.mark.parametrize("format", ["array_record", "bagz", "parquet", "rlds", "tfrecord"])
+@pytest.mark.parametrize(
+    ("scheme", "format"),
+    [
+        pytest.param(scheme, format, marks=() if scheme == "s3" or format in ("bagz", "rlds") else pytest.mark.slow)
+        for scheme in SCHEMES
+        for format in ("array_record", "bagz", "parquet", "rlds", "tfrecord")
+    ],
+)
 def test_saved_elements_are_those_on_disk_byte_for_byte(base, format, tmp_path):
     ds = numbered(12, episode if format == "rlds" else rich)
     here, there = tmp_path / "mine", f"{base}/mine"
@@ -387,7 +393,12 @@ UPLOADS = {"save": 9, "save rlds": 11, "write_rlds": 6, "convert": 4, "cache": 2
 @pytest.mark.parametrize(
     ("what", "deadly"),
     [
-        *(pytest.param(what, count, id=f"{what}, at the last object") for what, count in UPLOADS.items()),
+        *(
+            pytest.param(
+                what, count, id=f"{what}, at the last object", marks=pytest.mark.slow if what == "column" else ()
+            )
+            for what, count in UPLOADS.items()
+        ),
         *(
             pytest.param(what, number, id=f"{what}, at object {number}", marks=pytest.mark.slow)
             for what, count in UPLOADS.items()
@@ -517,7 +528,10 @@ def write_with(what, base, options, tmp_path):
         writing.folder(base, options).write("x", bytes(9 << 20))
 
 
-WRITERS = ["save", "save rlds", "write_rlds", "convert", "convert in workers", "column", "statistics", "large"]
+WRITERS = [
+    *("save", "save rlds", "write_rlds", "convert", "column", "statistics", "large"),
+    pytest.param("convert in workers", marks=pytest.mark.slow),
+]
 
 
 def all_texts(error):
@@ -573,7 +587,7 @@ def test_a_bucket_that_is_not_there_is_named(servers, scheme, what, tmp_path):
 
 
 def test_what_cannot_be_written_at_all_is_refused_before_any_work(tmp_path, monkeypatch):
-    for what in WRITERS:
+    for what in ("save", "save rlds", "write_rlds", "convert", "column", "statistics", "large"):
         with pytest.raises(ValueError, match=r"https://\.\.\.@host/.* cannot be written: web servers take no files"):
             write_with(what, "https://me:password@host/data", {}, tmp_path)
     monkeypatch.setenv("BUSHEL_CACHE_DIR", "s3://bucket/cache")

@@ -62,7 +62,7 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def drafting(self) -> contextlib.AbstractContextManager[None]:
-        """Other processes may write drafts in the block. What killed ones leave on this machine is removed at its end."""
+        """Other processes may write drafts in the block. At its end, what killed ones left on this machine is gone."""
 
     @abc.abstractmethod
     def replacing(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
