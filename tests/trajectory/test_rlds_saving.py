@@ -1,9 +1,10 @@
-"""`ds.save(folder, format="rlds")`: a data set that RLDSBuilder and `sources.open` read, and that a stopped run completes."""
+"""`ds.save(folder, format="rlds")`: a data set that RLDSBuilder and `sources.open` read. A stopped run can go on."""
 
 from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,10 +67,10 @@ def test_episodes_are_saved_and_read_back(tmp_path, shards, kind):
     assert isinstance(source, TFDSDataSource)
     check_episodes(source, 12)
     assert len(RLDSBuilder("arm", tmp_path / "arm").episodes("train")) == 12
-    folder = write_rlds(tmp_path / "other", "arm", {"train": [episode(n) for n in range(12)]}, shards=3)
+    folder = Path(write_rlds(tmp_path / "other", "arm", {"train": [episode(n) for n in range(12)]}, shards=3))
     assert records(tmp_path / "arm") == records(folder)
-    assert (tmp_path / "arm" / "features.json").read_text() == open(f"{folder}/features.json").read()
-    saved, written = (json.load(open(f"{path}/dataset_info.json")) for path in (tmp_path / "arm", folder))
+    assert (tmp_path / "arm" / "features.json").read_text() == (folder / "features.json").read_text()
+    saved, written = (json.loads((path / "dataset_info.json").read_text()) for path in (tmp_path / "arm", folder))
     assert saved["splits"][0].pop("numBytes") == written["splits"][0].pop("numBytes")
     assert (saved["name"], saved["version"]) == (written["name"], written["version"])
 
