@@ -278,3 +278,5 @@ def test_a_path_is_opened_by_its_ending(tmp_path):
     assert [row["x"] for row in MapDataset.source(rows)] == [0, 1, 2]
     with pytest.raises(ValueError, match=r"It is not known how to open .*nothing\.xyz"):
         bushel.sources.open(tmp_path / "nothing.xyz")
+    with pytest.raises(ValueError, match="no store is known for zzz://"):
+        bushel.sources.open("zzz://nowhere/saved")

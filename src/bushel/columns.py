@@ -170,8 +170,8 @@ def _save(
     done = _parts_done(folder, parts, node.length, size)
     if folder.on_disk:
         # Torn ones, and those after a torn one: they would stand in the way of what is computed again.
-        folder.remove(set(folder.names(parts)) - {name for _, _, name in done})
-    pieces = [_loaded(folder, name, end - begin, verify=False) for begin, end, name in done]
+        folder.remove(set(folder.names(parts)) - {name for name, _, _ in done})
+    pieces = [values for _, _, values in done]
     begin, saved = done[-1][1] if done else 0, time.monotonic()
     first = -(-begin // size)
     waiting: list[np.ndarray] = []
@@ -181,10 +181,12 @@ def _save(
         if waiting:
             joined = _joined(waiting, node)
             end = begin + len(joined)
-            with folder.replacing(f"{parts}/{begin:015d}-{end:015d}.npy") as file:
+            name = f"{parts}/{begin:015d}-{end:015d}.npy"
+            with folder.replacing(name) as file:
                 sealed.put_array(file, joined)
+            # Mapped from disk, the values of a long column need no memory until they are put together.
+            pieces.append(_loaded(folder, name, end - begin, verify=False) if folder.on_disk else joined)
             begin, saved = end, time.monotonic()
-            pieces.append(joined)
             waiting.clear()
 
     try:
@@ -201,8 +203,8 @@ def _save(
         shutil.rmtree(folder.path(parts), ignore_errors=True)
 
 
-def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tuple[int, int, str]]:
-    """The saved parts from the first record on without a gap: (begin, end, file)."""
+def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tuple[str, int, np.ndarray]]:
+    """The saved parts from the first record on without a gap: the name of each, where it ends, and its values."""
     found = []
     end = 0
     for name in folder.names(parts):
@@ -212,9 +214,10 @@ def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tupl
             continue
         if begin != end or (stop % size and stop != length):
             break
-        if _kept(folder, name, stop - begin) is None:  # it is computed again, and all after it
+        values = _kept(folder, name, stop - begin)
+        if values is None:  # it is computed again, and all after it
             break
-        found.append((begin, stop, name))
+        found.append((name, stop, values))
         end = stop
     return found
 

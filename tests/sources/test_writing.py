@@ -25,6 +25,7 @@ from servers import BUCKET, gcs, s3
 
 import bushel
 from bushel import MapDataset
+from bushel.base import sealed
 from bushel.sources import check_checksums, convert, uploads, write_checksums, writing
 from bushel.testing import same
 from bushel.trajectory import get_dataset_statistics, load_statistics, save_statistics, write_rlds
@@ -316,6 +317,25 @@ def test_an_index_of_episodes_and_checksums_lie_in_a_store(base):
     assert name.endswith(".npz")
     write_checksums(f"{base}/index/{name}")
     check_checksums(f"{base}/index/{name}")
+
+
+@pytest.mark.parametrize("scheme", ["s3", "memory"])
+def test_two_processes_may_compute_the_same_column(base, tmp_path):
+    """Parts of another process, which overlap with ours or end elsewhere, do no harm and stay until the end."""
+    options = bushel.MultiprocessingOptions(num_workers=0)
+
+    def square(x):
+        return x * x
+
+    MapDataset.range(300).column(square, cache=tmp_path, options=options)
+    (whole,) = files_in(tmp_path)
+    folder, parts = writing.folder(base), whole.replace(".npy", ".parts")
+    for begin, end in ((0, 64), (0, 128), (64, 192)):
+        with folder.replacing(f"{parts}/{begin:015d}-{end:015d}.npy") as file:
+            sealed.put_array(file, np.arange(begin, end) ** 2)
+    found = MapDataset.range(300).column(square, cache=base, options=options)
+    assert np.asarray(found).tolist() == [x * x for x in range(300)]
+    assert files_in(base) == files_in(tmp_path)
 
 
 # A writer that is killed.

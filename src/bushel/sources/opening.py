@@ -71,6 +71,6 @@ def _given(storage_options: dict[str, Any] | None) -> dict[str, Any]:
 def _exists(path: str, storage_options: dict[str, Any] | None) -> bool:
     try:
         stores.open_file(path, storage_options)
-    except (OSError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     return True

@@ -82,7 +82,8 @@ def write_rlds(
     folder = places.folder(places.join(stores.address(data_dir), f"{name}/{version}"), storage_options)
 
     def belongs(file: str) -> bool:
-        return file in (FEATURES, INFO) or any(file.startswith(f"{name}-{split}.") for split in splits)
+        shard = rf"{name}-\w+\.({'|'.join(_WRITERS)})-\d+-of-\d+"
+        return file in (FEATURES, INFO) or re.fullmatch(shard, file) is not None
 
     with folder.filling(INFO, belongs) as filled:
         columns = Columns(image_format)
