@@ -26,7 +26,7 @@ def episode(number):
             "action": np.full((count, 2), number, np.float32),
             "observation": {
                 # Sizes differ between episodes, so that what is known of them matters when a run goes on.
-                "image": np.full((count, 4 + (number == 9), 4, 3), number, np.uint8),
+                "image": np.full((count, 4 + (number == 1), 4, 3), number, np.uint8),
                 "text": [f"step {step}" for step in range(count)],
             },
         },
