@@ -671,8 +671,6 @@ class _MapPipeline(MapDataset[T]):
 
     def __init__(self, map_node: MapNode):
         self._node = map_node
-        if map_node.parents:  # a source's data are looked at when an iterator is made, not before
-            identity.own_part(map_node)
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
@@ -996,7 +994,6 @@ class _IterPipeline(IterDataset[T]):
 
     def __init__(self, stream_node: StreamNode):
         self._node = stream_node
-        identity.own_part(stream_node)
 
     @property
     def parents(self) -> tuple[MapDataset[Any] | IterDataset[Any], ...]:
@@ -1113,6 +1110,8 @@ def multithread_prefetch(
 def _taken(map_node: MapNode, indices: np.ndarray) -> Block:
     if map_node.length == 0:
         raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
+    if identity.OWN_PART not in map_node.__dict__:
+        identity.freeze(map_node)
     try:
         return map_node.take(indices)
     except RowFailed as failed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,7 @@ on_open: list[Callable[[DatasetIterator[Any]], None]] = []
 """Called with each new iterator of a pipeline: how telemetry, a higher layer, learns of them."""
 
 _BETWEEN: Any = object()
-_AGAIN: Any = object()
+_FRESH: Any = object()
 _END: Any = object()
 
 
@@ -143,20 +144,26 @@ class _CursorIterator(DatasetIterator[T]):
         super().__init__(parents)
         self._lock = threading.RLock()
         self._cursor = cursor
-        self._before: Any = _BETWEEN
-        """The mark before the element under way. Without one: `_BETWEEN`, or `_AGAIN` before a second pass begins."""
+        self._before: Any = _FRESH
+        """The mark before the element that is being computed. Between two elements it is `_BETWEEN`, and `_FRESH` as
+        long as nothing was computed: what is needed before the first element is done then, and not for each one."""
         self._passes: Passes | None = None
         self._astray = False
-        """Whether what was under way has failed, and the cursor is still where that left it."""
+        """Whether an element has failed, and the cursor still stands where the failure left it."""
+
+    def _begin(self) -> Passes | None:
+        """Prepares the first element. Returns the passes over the dataset, for iterators that count them."""
+        return None
 
     def __next__(self) -> T:
         with self._lock:
             if self._closed:
                 self._assert_not_closed()
             if self._before is not _BETWEEN:
-                if self._before is _AGAIN and self._passes is not None:
-                    self._passes.warn_of_same_order()
+                fresh = self._before is _FRESH
                 self._come_back()
+                if fresh and self._passes is not None and self._passes.repeat_the_order:
+                    self._passes.warn_of_same_order()
             cursor = self._cursor
             for row in cursor.at_hand:
                 return row
@@ -187,8 +194,9 @@ class _CursorIterator(DatasetIterator[T]):
                 del error  # it holds this frame
 
     def _come_back(self) -> None:
-        """Goes back to where the cursor stood before something failed."""
-        if self._before is _AGAIN:
+        """Goes back to where the cursor stood before an element failed; or prepares the first element."""
+        if self._before is _FRESH:
+            self._passes = self._begin()
             self._before = _BETWEEN
         if self._before is _BETWEEN:
             return
@@ -200,7 +208,7 @@ class _CursorIterator(DatasetIterator[T]):
     def _position(self) -> State:
         """The state after what was delivered, also in the middle of the next element."""
         before = self._before
-        return self._cursor.get_state() if before is _BETWEEN or before is _AGAIN else self._cursor.state_of(before)
+        return self._cursor.get_state() if before is _BETWEEN or before is _FRESH else self._cursor.state_of(before)
 
     def _move_to(self, state: State) -> None:
         self._come_back()
@@ -250,13 +258,17 @@ class PipelineIterator(_CursorIterator[T]):
         self._node = node
         self._observer = Observer()
         super().__init__(open_stream(node, read_options, executor, self._observer))
-        # Taken at the start: a function may close over something that changes while it runs.
-        self.identity = identity.identity(node)
         for notify in on_open:
             notify(self)
-        self._passes = Passes(node)
-        if self._passes.repeat_the_order:
-            self._before = _AGAIN
+
+    @functools.cached_property
+    def identity(self) -> list[Any]:
+        """What the pipeline is: see `bushel.state.identity`. It is found out when it is asked for, and kept."""
+        return identity.identity(self._node)
+
+    def _begin(self) -> Passes:
+        _ = self.identity  # before any function runs: it may close over something that changes while it runs
+        return Passes(self._node)
 
     def get_state(self) -> State:
         """The position as plain JSON data, with the identity of the pipeline under the key "bushel".

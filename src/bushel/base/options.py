@@ -145,11 +145,18 @@ class DatasetOptions:
     """Names of the options that were given."""
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-        chosen = {name for name, value in given.items() if not isinstance(value, _Default)}
-        object.__setattr__(self, "_chosen", frozenset(chosen))
-        for name in given.keys() - chosen:
-            object.__setattr__(self, name, given[name].value)
+        chosen = []
+        for name in _OPTION_NAMES:
+            value = getattr(self, name)
+            if type(value) is _Default:
+                object.__setattr__(self, name, value.value)
+            else:
+                chosen.append(name)
+        if chosen:
+            object.__setattr__(self, "_chosen", frozenset(chosen))
+            self._check()
+
+    def _check(self) -> None:
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
             ratio = getattr(self, name)
             if ratio is not None and not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= 1):
@@ -168,12 +175,15 @@ class DatasetOptions:
         >>> DatasetOptions(min_shm_size=1).merge(DatasetOptions(min_shm_size=2, filter_warn_threshold_ratio=None))
         DatasetOptions(filter_warn_threshold_ratio=None, min_shm_size=1)
         """
-        return self if other is None else DatasetOptions(**(other._given() | self._given()))
+        if other is None or not other._chosen:
+            return self
+        return DatasetOptions(**(other._given() | self._given())) if self._chosen else other
 
     def _given(self) -> dict[str, Any]:
-        return {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in self._chosen
-        }
+        return {name: getattr(self, name) for name in _OPTION_NAMES if name in self._chosen}
 
     def __repr__(self) -> str:
         return f"DatasetOptions({', '.join(f'{name}={value}' for name, value in self._given().items())})"
+
+
+_OPTION_NAMES = tuple(field.name for field in dataclasses.fields(DatasetOptions) if field.init)

@@ -40,15 +40,10 @@ class _Sink:
         self.whole = whole
         self.depth = _WHOLE_DEPTH if whole else _DEPTH
         self.pending: collections.deque[Any] = collections.deque()
-        self._hash = hashlib.blake2b(digest_size=8)
+        hashed = hashlib.blake2b(digest_size=8)
+        self.update, self.hexdigest = hashed.update, hashed.hexdigest
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []  # as long as they are kept, no other object has their id
-
-    def update(self, data: bytes) -> None:
-        self._hash.update(data)
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
 
     def some(self, values: Any) -> Any:
         """The elements of a list that stand for all of them."""
@@ -106,8 +101,7 @@ def code_digest(function: Any) -> str:
 
 def _put(sink: _Sink, tag: str, data: bytes | str = b"") -> None:
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    sink.update(f"{tag}:{len(raw)}:".encode())
-    sink.update(raw)
+    sink.update(f"{tag}:{len(raw)}:".encode() + raw)
 
 
 def _feed(sink: _Sink, value: Any, depth: int) -> None:

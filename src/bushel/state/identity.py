@@ -23,7 +23,8 @@ PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 """Bytecode belongs to a Python version; across versions functions are compared by name alone."""
 
 BY_KEY = "mix by key"
-_OWN = "_own_identity"
+OWN_PART = "_own_identity"
+"""The attribute of a node that keeps its part of the identity."""
 
 
 def identity(node: Node) -> list[Any]:
@@ -36,11 +37,25 @@ def identity(node: Node) -> list[Any]:
     return [*own_part(node), parents]
 
 
+def freeze(node: Node) -> None:
+    """Digests the functions of a pipeline, unless that was done before. Call it before one of them runs.
+
+    A function may change what it closes over while it runs, and that is no part of an identity. A pipeline whose
+    functions never run, and whose state nobody asks for, is never digested: building one is cheap.
+    """
+    if OWN_PART in vars(node):  # it was frozen before, and its parents before it
+        return
+    for parent in node.parents:
+        freeze(parent)
+    if not isinstance(node, Source) and not node.transparent:  # the data of a source do not change when it is read
+        own_part(node)
+
+
 def own_part(node: Node) -> tuple[str, str, str]:
-    """The part of the identity that is the node's own, taken once: what a function remembers later is not of it."""
-    known = vars(node).get(_OWN)
+    """The part of the identity that is the node's own, found out once and kept."""
+    known = vars(node).get(OWN_PART)
     if known is None:
-        known = vars(node)[_OWN] = _own_part(node)
+        known = vars(node)[OWN_PART] = _own_part(node)
     return known
 
 
