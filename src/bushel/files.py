@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from bushel.base import redact
-from bushel.dataset import _IterPipeline
 from bushel.graph.interleave import Interleave
 from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
+from bushel.iter_dataset import IterPipeline
 from bushel.sources.protocol import SequentialSource
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ T = TypeVar("T")
 _AT_A_TIME = 16  # as many files as Grain interleaves
 
 
-class _FilePipeline(_IterPipeline[T]):
+class _FilePipeline(IterPipeline[T]):
     """A dataset of files that are looked at when an iterator is made: a missing one is an error there, as in Grain."""
 
     def __init__(self, stream_node: StreamNode):
@@ -125,7 +125,7 @@ class WebDatasetIterDataset(_FilePipeline[dict[str, Any]]):
         super().__init__(_node(shards(path), storage_options, "WebDatasetIterDataset", source))
 
 
-class IterableIterDataset(_IterPipeline[Any]):
+class IterableIterDataset(IterPipeline[Any]):
     """Any iterable as an IterDataset whose iterators can be saved.
 
     An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes by these;

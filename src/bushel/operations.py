@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bushel.base import trees
-from bushel.dataset import IterDataset, MapDataset, _IterPipeline, _MapPipeline
 from bushel.graph.concat_split import BOSHandling, ConcatThenSplit
 from bushel.graph.interleave import Interleave
 from bushel.graph.limits import Limit, Rebatch, RepeatStream
@@ -17,6 +16,8 @@ from bushel.graph.packing import Pack
 from bushel.graph.reindex import Reindex, WindowShuffle
 from bushel.graph.streams import StreamNode
 from bushel.graph.windows import WindowShuffleStream
+from bushel.iter_dataset import IterDataset, IterPipeline
+from bushel.map_dataset import MapDataset, MapPipeline
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ def _names(names: Collection[str], what: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-class _PackDataset(_IterPipeline[Any]):
+class _PackDataset(IterPipeline[Any]):
     """What both packers share: all but how a row is chosen."""
 
     _strategy = ""
@@ -120,7 +121,7 @@ class BestFitPackIterDataset(_PackDataset):
     _strategy = "best_fit"
 
 
-class ConcatThenSplitIterDataset(_IterPipeline[Any]):
+class ConcatThenSplitIterDataset(IterPipeline[Any]):
     """All sequences one after the other, cut into rows of fixed length; the rest of a cut sequence begins the next row.
 
     With one feature there is no padding but in the last row. With several, a row ends when the first of them is full.
@@ -164,7 +165,7 @@ class ConcatThenSplitIterDataset(_IterPipeline[Any]):
         )
 
 
-class LimitIterDataset(_IterPipeline[T]):
+class LimitIterDataset(IterPipeline[T]):
     """The first `count` elements: `ds.limit(count)`.
 
     >>> list(LimitIterDataset(MapDataset.range(5).to_iter_dataset(), 2))
@@ -175,7 +176,7 @@ class LimitIterDataset(_IterPipeline[T]):
         super().__init__(Limit(_stream(parent), count))
 
 
-class RepeatIterDataset(_IterPipeline[T]):
+class RepeatIterDataset(IterPipeline[T]):
     """The same elements `num_epochs` times, or endlessly. All epochs are alike: nothing is shuffled anew.
 
     >>> list(RepeatIterDataset(MapDataset.range(2).to_iter_dataset(), 2))
@@ -186,7 +187,7 @@ class RepeatIterDataset(_IterPipeline[T]):
         super().__init__(RepeatStream(_stream(parent), num_epochs))
 
 
-class RebatchIterDataset(_IterPipeline[T]):
+class RebatchIterDataset(IterPipeline[T]):
     """Batches of another size: `ds.rebatch(batch_size)`.
 
     >>> ds = MapDataset.range(6).batch(4).to_iter_dataset()
@@ -198,7 +199,7 @@ class RebatchIterDataset(_IterPipeline[T]):
         super().__init__(Rebatch(_stream(parent), batch_size, bool(drop_remainder)))
 
 
-class CacheIterDataset(_IterPipeline[T]):
+class CacheIterDataset(IterPipeline[T]):
     """The same elements, computed once and then kept in memory, for all its iterators: `ds.cache()`.
 
     >>> ds = CacheIterDataset(MapDataset.range(3).map(lambda x: print("computed", x) or x).to_iter_dataset())
@@ -213,7 +214,7 @@ class CacheIterDataset(_IterPipeline[T]):
         super().__init__(_as_iter_dataset(parent).cache()._node)
 
 
-class WindowShuffleMapDataset(_MapPipeline[T]):
+class WindowShuffleMapDataset(MapPipeline[T]):
     """Each window of consecutive elements in an order of its own: `ds.window_shuffle(window_size, seed=seed)`.
 
     >>> list(WindowShuffleMapDataset(MapDataset.range(6), window_size=3, seed=1))
@@ -224,7 +225,7 @@ class WindowShuffleMapDataset(_MapPipeline[T]):
         super().__init__(Reindex(parent._node, WindowShuffle(window_size, seed)))
 
 
-class WindowShuffleIterDataset(_IterPipeline[T]):
+class WindowShuffleIterDataset(IterPipeline[T]):
     """Each window of consecutive elements in an order of its own: `ds.window_shuffle(window_size, seed=seed)`.
 
     >>> list(WindowShuffleIterDataset(MapDataset.range(6).to_iter_dataset(), window_size=3, seed=1))
@@ -235,7 +236,7 @@ class WindowShuffleIterDataset(_IterPipeline[T]):
         super().__init__(WindowShuffleStream(_stream(parent), window_size, seed))
 
 
-class ZipIterDataset(_IterPipeline[Any]):
+class ZipIterDataset(IterPipeline[Any]):
     """Tuples of the elements of several streams: `ds.zip(other, ...)`.
 
     >>> a, b = (MapDataset.range(n, n + 2).to_iter_dataset() for n in (0, 10))
@@ -251,7 +252,7 @@ class ZipIterDataset(_IterPipeline[Any]):
         super().__init__(ZipStream(tuple(map(_stream, parents)), bool(strict)))
 
 
-class InterleaveIterDataset(_IterPipeline[T]):
+class InterleaveIterDataset(IterPipeline[T]):
     """One element of each of `cycle_length` datasets in turn; where one ends, the next takes its place.
 
     >>> a, b, c = (MapDataset.range(n, n + 2) for n in (0, 10, 20))

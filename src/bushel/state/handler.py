@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from bushel.state import files
+
+on_create: list[Callable[[], None]] = []
+"""Called before a handler is made: how `bushel.checkpoint`, a higher layer, tells Orbax what the handler takes."""
 
 
 class CheckpointHandler:
@@ -25,8 +27,8 @@ class CheckpointHandler:
     """
 
     def __init__(self) -> None:
-        if sys.modules.get("orbax.checkpoint") is not None:
-            importlib.import_module("bushel.orbax")  # tells Orbax what this handler takes, before it is asked
+        for prepare in on_create:
+            prepare()
 
     def save(self, directory: files.Folder, item: Any = None, args: Any = None) -> None:
         """Writes the state of an iterator into a folder."""
