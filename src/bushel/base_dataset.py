@@ -53,7 +53,7 @@ class Dataset(abc.ABC):
 
     @property
     def _default_seed(self) -> int | None:
-        """The seed an operation at this place gets from `ds.seed(...)` above it."""
+        """The seed that an operation at this place gets from an earlier `ds.seed(...)`."""
         return node.default_seed((self._node,), depth=0)
 
     @property
@@ -67,9 +67,9 @@ class Dataset(abc.ABC):
         return show.describe(self._node)._repr_html_()
 
     def describe(self) -> show.Description:
-        """The steps of the pipeline, with lengths and shapes. Reads one element where shapes are not known otherwise.
+        """The steps of the pipeline with lengths and shapes. It reads one element if shapes are not known otherwise.
 
-        A notebook shows a dataset as the same table, without reading. A step that fails says so in its row.
+        A notebook shows a dataset as the same table, without reading. If a step fails, its row shows the error.
 
         >>> from bushel import MapDataset
         >>> print(MapDataset.range(10).map(lambda x: {"x": np.full(2, x)}).batch(4).describe())
@@ -89,17 +89,18 @@ class Dataset(abc.ABC):
         options: MultiprocessingOptions | None = None,
         overwrite: bool = False,
     ) -> list[str]:
-        """Writes all elements into files in a folder; `bushel.sources.open(folder)` reads them back as they were.
+        """Writes all elements into files in a folder. `bushel.sources.open(folder)` reads the same elements back.
 
         Elements are trees of dicts, lists and tuples with arrays, numbers, texts and bytes, all with the same keys and
-        dtypes. A run that is stopped goes on after its last complete file when it is started again.
+        dtypes. If the run is interrupted, the next one continues after the last complete file.
 
         Args:
-          path: the folder. It is made where it is missing.
-          format: of the files. "parquet" has columns that other programs read; the others hold records of bytes.
+          path: the folder. It is created if it does not exist.
+          format: the format of the files. Other programs can read the columns of "parquet"; the other formats hold
+            records of bytes.
           shards: how many files; by default files of about 256 MB.
           options: worker processes that compute the elements.
-          overwrite: replaces what another `save` has written there.
+          overwrite: replaces the files of an earlier `save`.
 
         >>> import tempfile
         >>> from bushel import MapDataset
@@ -113,12 +114,12 @@ class Dataset(abc.ABC):
         stream = streams.Elements(node) if isinstance(node, MapNode) else node
         return saving.save(stream, path, format=format, shards=shards, options=options, overwrite=overwrite)
 
-    if not TYPE_CHECKING:  # a type checker should go on to report names that are not there
+    if not TYPE_CHECKING:  # so that a type checker still reports missing names
 
         def __getattr__(self, name: str) -> Any:
-            """Explains a method that only the other kind of dataset has; Python asks here for missing names alone."""
+            """Explains a method that only the other kind of dataset has. Python calls this only for missing names."""
             if any(name in kind.__dict__ for kind in type(self).__mro__):
-                return object.__getattribute__(self, name)  # a property that failed: raises its own error again
+                return object.__getattribute__(self, name)  # a property has failed: this raises its error again
             raise AttributeError(_explain_missing(self, name), name=name, obj=self)
 
 

@@ -49,16 +49,16 @@ K = TypeVar("K")
 
 
 class _IterDatasetMeta(abc.ABCMeta):
-    """Ways to begin an IterDataset."""
+    """Functions that create an IterDataset: `IterDataset.mix(...)`. Instances do not have them."""
 
     def mix(
         cls,
         datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> IterDataset[T]:
-        """Elements of several streams in proportion to `weights`; it ends when the first of them does.
+        """Elements of several streams in proportion to `weights`. It ends when the first stream ends.
 
-        With a mapping, a state restores by key: weights and datasets may change between runs.
+        With a mapping, states are restored by key, so that weights and datasets may change between runs.
 
         >>> from bushel import MapDataset
         >>> a, b = (MapDataset.range(n, n + 3).to_iter_dataset() for n in (0, 10))
@@ -101,7 +101,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
     @property
     def parents(self) -> tuple[Any, ...]:
-        """The datasets that this one draws from."""
+        """The datasets that this one reads."""
         return tuple(getattr(self, "_parents", ()))
 
     @property
@@ -119,9 +119,9 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """Returns an iterator at the start."""
 
     def __len__(self) -> int:
-        """Returns how many elements an iterator gives, where that is known without reading; a TypeError elsewhere.
+        """Returns how many elements an iterator gives. Raises TypeError if that is not known without reading.
 
-        The number holds if no function returns None in place of an element. An endless stream has `sys.maxsize`.
+        If a function returns None in place of an element, there are fewer. An endless stream has `sys.maxsize`.
 
         >>> from bushel import MapDataset
         >>> len(MapDataset.range(10).to_iter_dataset().map(str).batch(4))
@@ -131,12 +131,12 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         if length is None or options_of(self._node).on_error == "skip":
             raise TypeError(
                 f"The length of this IterDataset is not known without reading it: {self!r} may drop elements, or is "
-                "read until it ends. On a MapDataset, `where` and `pack` give data sets with a length."
+                "read until it ends. On a MapDataset, `where` and `pack` return datasets with a length."
             )
         return length
 
     def __bool__(self) -> bool:
-        return True  # whatever its length: `if ds:` asks whether there is a dataset
+        return True  # also if it has no elements: `if ds:` asks whether there is a dataset
 
     def apply(self, transformations: tf.Transformation | tf.Transformations) -> IterDataset[Any]:
         """One transformation after the other, each by its kind."""
@@ -173,14 +173,14 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
         Args:
           batch_size: how many elements make a batch.
-          drop_remainder: leaves out a last batch that would be smaller.
-          batch_fn: makes a batch of a list of elements, instead of stacking.
+          drop_remainder: leaves out the last batch if it is smaller.
+          batch_fn: makes a batch from a list of elements; by default they are stacked.
         """
         size = checks.positive(batch_size, "batch_size")
         return IterPipeline(ordered.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
 
     def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> IterDataset[T]:
-        """Only the elements for which `transform` says yes. Warns if it drops nearly everything."""
+        """Only the elements for which `transform` returns True. Warns if it drops nearly all elements."""
         return IterPipeline(
             elementwise.FilterStream(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
         )
@@ -202,18 +202,18 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
     def random_map(
         self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
     ) -> IterDataset[S]:
-        """`transform(element, rng)`, with a generator that belongs to the number of elements before it.
+        """`transform(element, rng)`. The random generator depends only on the seed and the number of elements before.
 
         Args:
           transform: a function of an element and a generator, or a RandomMap.
-          seed: for this operation alone; by default it follows from `ds.seed(...)` above and the place here.
+          seed: for this operation alone; by default it follows from `ds.seed(...)` and the place in the pipeline.
         """
         chosen = derive_random_map_seed(self, seed)
         checked = check_transform(transform, tf.RandomMap, "random_map")
         return IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
 
     def flat_map(self, transform: tf.FlatMap | Callable[[T], Iterable[S]]) -> IterDataset[S]:
-        """The elements that each element becomes, one after the other.
+        """Splits each element into several, which come one after the other.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
@@ -231,7 +231,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return IterPipeline(limits.Limit(self._node, count))
 
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T]:
-        """The same elements `num_epochs` times, or endlessly. All epochs are alike: nothing is shuffled anew.
+        """The same elements `num_epochs` times, or endlessly. All epochs are the same: nothing is shuffled again.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
@@ -240,7 +240,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return IterPipeline(limits.RepeatStream(self._node, num_epochs))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T]:
-        """Batches of another size, cut from those that come.
+        """Batches of another size, cut from the batches of this stream.
 
         >>> from bushel import MapDataset
         >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
@@ -249,9 +249,9 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return IterPipeline(limits.Rebatch(self._node, batch_size, bool(drop_remainder)))
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T]:
-        """Each window of `window_size` consecutive elements in an order of its own.
+        """Shuffles inside windows of `window_size` consecutive elements.
 
-        A shuffle of a MapDataset needs no window and is better; this is for what can only be read in order.
+        `MapDataset.shuffle` needs no window and mixes better. This is for data that can only be read in order.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(8).to_iter_dataset().window_shuffle(4, seed=3))
@@ -262,11 +262,11 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         )
 
     def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
-        """Tuples of an element of this dataset and of those at the same place in others.
+        """Tuples of the elements at the same place in this stream and others.
 
         Args:
-          others: read along with this one.
-          strict: False ends with the shortest; otherwise different lengths are an error.
+          others: the other streams.
+          strict: False ends with the shortest stream. True raises an error if the lengths differ.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(2).to_iter_dataset()
@@ -276,11 +276,11 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return IterPipeline(ordered.ZipStream((self._node, *_nodes_of(others, "zip")), bool(strict)))
 
     def cache(self, folder: str | os.PathLike[str] | None = None) -> IterDataset[T]:
-        """The same elements, which are computed once and then kept; for datasets that have an end.
+        """The same elements, computed once and then kept. The dataset must have an end.
 
-        The first iterator that reads to the end fills the cache, and all later ones read from it. It belongs to this
-        very pipeline: with another function or other data above, it is filled anew. Place it before what should be
-        different in each epoch.
+        The first iterator that reads to the end fills the cache, and later iterators read from it. The cache belongs to
+        this pipeline: if a function or the data before it change, it is filled again. Operations that should differ
+        between epochs must come after it.
 
         Args:
           folder: keeps elements in files there, pickled, for other processes and later runs; None keeps them in
@@ -294,7 +294,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         parent = self._node
         store = stores.Memory() if folder is None else stores.Files(folder)
-        # Taken now: a function may remember something while it runs.
+        # Computed now: a function may change what it closes over while it runs.
         functions = "" if folder is None else identity.functions_digest(parent)
         key = functools.partial(_make_cache_key, parent, functions)
         return IterPipeline(cache.Cache(parent, store, key))
@@ -305,16 +305,17 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,
     ) -> IterDataset[T]:
-        """The same elements in the same order, computed ahead by worker processes.
+        """The same elements in the same order, prefetched by worker processes.
 
-        The number of workers never changes the output, and a state of one number restores with any other. Workers
-        need no `if __name__ == "__main__"`, see no accelerator, and may die: what they had is computed again.
+        The number of workers never changes the output, and a state can be restored with another number of workers. The
+        program needs no `if __name__ == "__main__"`. Workers see no accelerator. If a worker dies, another one computes
+        its elements again. If this contains another `mp_prefetch`, only the outer one starts workers.
 
         Args:
-          options: how many workers, within which bounds; by default as many as bring something, up to one per core.
-          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before it begins; the
-            count is the largest there may be.
-          sequential_slice: accepted for Grain's sake; it changes nothing.
+          options: how many workers, and their limits; by default as many as are useful, at most one per core.
+          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before its first element.
+            The count is the largest number of workers there may be.
+          sequential_slice: ignored: it exists because Grain has it.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
@@ -327,9 +328,9 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
-        """The same elements, so many of them computed ahead by a thread: `prefetch(2)`.
+        """The same elements. A thread computes up to this many of them in advance: `prefetch(2)`.
 
-        With MultiprocessingOptions it is `mp_prefetch` under Grain's older name.
+        With MultiprocessingOptions it is `mp_prefetch`, under Grain's older name.
 
         >>> from bushel import MapDataset
         >>> list(MapDataset.range(3).to_iter_dataset().prefetch(2))
@@ -341,17 +342,17 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return self.mp_prefetch(multiprocessing_options)
 
     def seed(self, seed: int) -> IterDataset[T]:
-        """Seeds the operations that follow: each derives its own seed from this one and its place."""
+        """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline."""
         return IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
 
     def iterate_on(self, executor: Executor) -> DatasetIterator[T]:
-        """An iterator whose blocks are computed by an executor of your own: see `bushel.engine.Executor`."""
+        """An iterator whose elements are computed by your own executor: see `bushel.engine.Executor`."""
         way_out = "pass an instance of a class of yours that has submit, wait, forget and close"
         checks.instance(executor, Executor, "executor of iterate_on", way_out)
         return PipelineIterator(self._node, executor=executor)
 
     def with_options(self, **options: Any) -> IterDataset[T]:
-        """The same stream with options, which hold for the whole pipeline: see `bushel.experimental.DatasetOptions`.
+        """The same stream with options for the whole pipeline: see `bushel.experimental.DatasetOptions`.
 
         >>> from bushel import MapDataset
         >>> ds = MapDataset.range(5).map(lambda x: 6 // (x - 2)).to_iter_dataset()
@@ -385,18 +386,18 @@ def _wrap_stream_node(stream_node: StreamNode) -> IterDataset[Any]:
 
 
 class FlatMapIterDataset(IterPipeline[T]):
-    """The elements that each element of a stream becomes, one after the other."""
+    """Splits each element of a stream into several, which come one after the other."""
 
     def __init__(self, parent: IterDataset[Any], transform: tf.FlatMap):
         super().__init__(ordered.FlatMapStream(parent._node, check_flat_map(transform)))
 
 
 class ThreadPrefetchIterDataset(IterPipeline[T]):
-    """The same elements, pulled ahead by one thread: for any stream, a user's own as well.
+    """The same elements, prefetched by one thread. It works with any stream, also with a class of your own.
 
     Args:
       parent: the stream.
-      prefetch_buffer_size: how many elements may be held ready; 0 pulls none ahead.
+      prefetch_buffer_size: how many elements to prefetch; 0 for none.
 
     >>> from bushel import MapDataset
     >>> ds = MapDataset.range(4).to_iter_dataset()
@@ -410,9 +411,9 @@ class ThreadPrefetchIterDataset(IterPipeline[T]):
 
 
 class WithOptionsIterDataset(IterPipeline[T]):
-    """The same stream with options, which hold for the whole pipeline: for what comes before and what comes after.
+    """The same stream with options for the whole pipeline, for the operations before and after it.
 
-    Given several times, they are merged: the last choice of each option holds.
+    If a pipeline has several, they are merged: for each option the last one that was chosen counts.
 
     >>> from bushel import MapDataset
     >>> ds = MapDataset.range(10).to_iter_dataset().filter(lambda x: x > 7)
@@ -432,7 +433,7 @@ class WithOptionsIterDataset(IterPipeline[T]):
 def multithread_prefetch(
     ds: IterDataset[T], num_threads: int, buffer_size: int, sequential_slice: bool = False
 ) -> IterDataset[T]:
-    """The same elements in the same order, computed ahead by threads: for work that releases the GIL.
+    """The same elements in the same order, prefetched by threads: for work that releases the GIL.
 
     >>> from bushel import MapDataset
     >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()

@@ -1,4 +1,4 @@
-"""Iterators of pipelines: one lock, one cursor, a state that belongs to what was delivered."""
+"""Iterators of pipelines: one lock, one cursor, and a state that belongs to the last delivered element."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bushel.state import envelope, files, identity
 T = TypeVar("T")
 
 on_open: list[Callable[[DatasetIterator[Any]], None]] = []
-"""Called with each new iterator of a pipeline: how telemetry, a higher layer, learns of them."""
+"""Called with each new iterator of a pipeline. `prometheus.py`, a higher layer, registers itself here."""
 
 _BETWEEN: Any = object()
 _FRESH: Any = object()
@@ -82,11 +82,11 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         """Goes to a position that `get_state` returned."""
 
     def explain(self, steps: int = 1) -> list[Explanation]:
-        """Of which source records the next elements are made, without reading any; see `MapDataset.explain`."""
-        raise NotImplementedError(f"{type(self).__name__} cannot tell what comes next without reading.")
+        """The source records that the next elements are made of. Nothing is read; see `MapDataset.explain`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot say what comes next without reading.")
 
     def report(self) -> Report:
-        """Where the time goes: what each stage takes, who waits for whom, and what to try. Print it."""
+        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it."""
         raise NotImplementedError(f"{type(self).__name__} is not measured: only iterators of Bushel's datasets are.")
 
     @property
@@ -95,7 +95,7 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         return 0
 
     def start_prefetch(self) -> None:
-        """Starts working ahead, where the pipeline does so, before the first element is asked for."""
+        """Starts to prefetch before the first `next`, in a pipeline that prefetches."""
         for parent in self._parents:
             parent.start_prefetch()
 
@@ -107,7 +107,7 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
                 parent.close()
 
     async def save(self, directory: files.AwaitingCreation) -> files.Later:
-        """Writes the state, as it is now, into a folder that Orbax is making."""
+        """Writes the present state into a folder that Orbax creates."""
         return files.write_later(directory, files.texts_of(self))
 
     async def load(self, directory: files.Folder) -> files.Later:
@@ -133,12 +133,13 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         self.close()
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not at_exit():  # then threads stand still, with locks perhaps, and modules are gone; workers have ended
+        # When Python exits, its threads have stopped, perhaps while they held a lock. Closing could then wait for ever.
+        if not at_exit():
             self.close()
 
 
 class _CursorIterator(DatasetIterator[T]):
-    """An iterator of a cursor's elements. After an error it stands where it stood, so `next` tries again."""
+    """An iterator over the elements of a cursor. After an error it is where it was before, so `next` tries again."""
 
     def __init__(self, cursor: Cursor, parents: Sequence[DatasetIterator[Any]] = ()):
         super().__init__(parents)
@@ -185,13 +186,14 @@ class _CursorIterator(DatasetIterator[T]):
                 return element
             self._astray = True
             try:
-                if isinstance(error, Exception):  # Ctrl-C is heard at once: going back, which may read, can wait
-                    self._assert_not_closed()  # by another thread, meanwhile
+                # Going back may read files. After Ctrl-C the next call does it, so that the program stops at once.
+                if isinstance(error, Exception):
+                    self._assert_not_closed()  # another thread may have closed it meanwhile
                     self._come_back()
                     error = without_our_frames(error)
                 raise error
             finally:
-                del error  # it holds this frame
+                del error  # its traceback holds this frame, and this frame holds the error
 
     def _come_back(self) -> None:
         """Goes back to where the cursor stood before an element failed; or prepares the first element."""
@@ -201,12 +203,15 @@ class _CursorIterator(DatasetIterator[T]):
         if self._before is _BETWEEN:
             return
         if not self._astray:
-            raise RuntimeError("This iterator is in the middle of an element, and cannot be moved from inside of it.")
+            raise RuntimeError(
+                "This iterator is computing an element. A function of the pipeline cannot move it meanwhile: call it "
+                "after `next` has returned."
+            )
         self._cursor.rewind(self._before)
         self._before, self._astray = _BETWEEN, False
 
     def _position(self) -> State:
-        """The state after what was delivered, also in the middle of the next element."""
+        """The state after the last delivered element, also while the next element is being computed."""
         before = self._before
         return self._cursor.get_state() if before is _BETWEEN or before is _FRESH else self._cursor.state_of(before)
 
@@ -219,7 +224,7 @@ class _CursorIterator(DatasetIterator[T]):
                 self._cursor.catch_up()
             except StateMismatch:
                 raise
-            except Exception:  # of the user's own function, or a file that is away: `next` tries again, and raises it
+            except Exception:  # a user's function failed, or a file cannot be read: `next` tries again, and raises it
                 self._cursor.set_state(state)
         except BaseException:
             self._astray = True
@@ -263,17 +268,17 @@ class PipelineIterator(_CursorIterator[T]):
 
     @functools.cached_property
     def identity(self) -> list[Any]:
-        """What the pipeline is: see `bushel.state.identity`. It is found out when it is asked for, and kept."""
+        """What the pipeline is: see `bushel.state.identity`. It is computed once, when it is first needed."""
         return identity.identity(self._node)
 
     def _begin(self) -> Passes:
-        _ = self.identity  # before any function runs: it may close over something that changes while it runs
+        _ = self.identity  # before any function runs: a function may change what it closes over
         return Passes(self._node)
 
     def get_state(self) -> State:
         """The position as plain JSON data, with the identity of the pipeline under the key "bushel".
 
-        A signal handler may ask for it while `next` is under way: it is told the position before that element.
+        A signal handler may call it while `next` computes an element. It then gets the position before that element.
         """
         with self._lock:
             return envelope.seal(self._position(), self.identity)
@@ -283,7 +288,7 @@ class PipelineIterator(_CursorIterator[T]):
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
-          check: False restores the state of another pipeline as far as its form fits.
+          check: False also restores the state of another pipeline, if it has the same entries.
         """
         with self._lock:
             self._move_to(envelope.unseal(state, self.identity, check=check))
@@ -294,9 +299,9 @@ class PipelineIterator(_CursorIterator[T]):
         return 0 if self._observer.skips is None else self._observer.skips.count
 
     def report(self) -> Report:
-        """Where the time goes: what each stage takes, who waits for whom, and what to try. Print it.
+        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
 
-        Stages are timed where the pipeline's options ask for it; otherwise the report knows the workers alone.
+        Stages are timed if the options of the pipeline ask for it. Otherwise the report only has figures of workers.
 
         >>> import bushel
         >>> ds = bushel.MapDataset.range(100).map(str).to_iter_dataset().batch(10)

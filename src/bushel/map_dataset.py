@@ -59,7 +59,7 @@ K = TypeVar("K")
 
 
 class _MapDatasetMeta(abc.ABCMeta):
-    """Ways to begin a MapDataset. They live on the class alone, not on its instances."""
+    """Functions that create a MapDataset: `MapDataset.source(...)`. Instances do not have them."""
 
     @overload
     def source(cls, source: RandomAccessDataSource[T]) -> MapDataset[T]: ...
@@ -70,8 +70,8 @@ class _MapDatasetMeta(abc.ABCMeta):
     def source(cls, source: Any) -> MapDataset[Any]:
         """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
 
-        Records of an Arrow table and of a pandas or polars frame are their rows, as dicts. A source may keep its
-        records: they are copied before a function can write into them.
+        The records of an Arrow table or of a pandas or polars frame are its rows, as dicts. A source may keep its
+        records: Bushel copies them before a function can write into them.
 
         >>> list(MapDataset.source(["a", "b", "c"]))
         ['a', 'b', 'c']
@@ -102,18 +102,18 @@ class _MapDatasetMeta(abc.ABCMeta):
     ) -> MapDataset[T]:
         """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
 
-        Shuffle the datasets before mixing, and repeat them if the mixture should be endless. Plain weights follow
-        Grain's rule, which rounds them. With any other argument, with a schedule or with "size", shares are exact: in
-        every prefix each dataset is within one element of its share.
+        Shuffle the datasets before mixing. Repeat them if the mixture should be endless. Plain weights follow Grain's
+        rule, which rounds them. With a schedule, with "size" or with any other argument the shares are exact: in every
+        prefix of the mixture each dataset is within one element of its share.
 
         Args:
-          datasets: what to mix.
+          datasets: the datasets to mix.
           weights: a number for each dataset; or a schedule, `[(0, weights), (100_000, other weights)]`, by position in
             the mixture; or "size", in proportion to lengths. Exact weights may be zero.
           exact: keeps shares exact in every prefix.
-          temperature: with "size", weights are lengths to the power of 1 / temperature: above 1 flattens them.
-          when_exhausted: "stop" ends the mixture when a dataset would run out; "restart" goes on with its next epoch,
-            shuffled anew where it shuffles, without end; "continue" with the other datasets, until none is left.
+          temperature: with "size", weights are lengths to the power of 1 / temperature. Above 1 they become more equal.
+          when_exhausted: what happens when a dataset has no element left. "stop" ends the mixture. "restart" continues
+            with the next epoch of that dataset, and the mixture has no end. "continue" goes on with the other datasets.
 
         >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
         [0, 7, 1, 8, 2, 9]
@@ -137,7 +137,7 @@ class _MapDatasetMeta(abc.ABCMeta):
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[T]], selection_map: tf.DatasetSelectionMap
     ) -> MapDataset[T]:
-        """Elements of several datasets as `selection_map` routes them: index -> (which dataset, index in it)."""
+        """Elements of several datasets. `selection_map` gives for each index the dataset and the index in it."""
         nodes = _nodes_of(datasets, "select_from_datasets")
         return MapPipeline(reindex.Select(nodes, reindex.SelectByUser(selection_map)))
 
@@ -157,12 +157,12 @@ class _MapDatasetMeta(abc.ABCMeta):
 class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
     """A dataset whose elements are a function of their index.
 
-    Nothing is read until an element is asked for: by `ds[i]`, by `ds.take(indices)` or by iteration. One epoch has
-    `len(ds)` elements; indices past it are the next epochs, shuffled anew where the pipeline shuffles. None stands
-    for an element that a `filter` dropped; iteration leaves it out.
+    Nothing is read before you ask for an element: with `ds[i]`, with `ds.take(indices)` or by iteration. One epoch has
+    `len(ds)` elements. Larger indices are the following epochs, each in a new order if the pipeline shuffles. If a
+    `filter` dropped an element, `ds[i]` is None, and iteration leaves it out.
 
-    To write an operation of your own, subclass it: implement `__len__` and `__getitem__`, and pass the dataset you
-    draw from to `super().__init__`.
+    To write an operation of your own, subclass MapDataset: implement `__len__` and `__getitem__`, and pass the dataset
+    that you read to `super().__init__`.
 
     >>> ds = MapDataset.range(10).seed(42).shuffle().map(lambda x: x * 10).batch(4)
     >>> ds[0].tolist(), len(ds)
@@ -180,7 +180,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
     @property
     def parents(self) -> tuple[MapDataset[Any], ...]:
-        """The datasets that this one draws from."""
+        """The datasets that this one reads."""
         return tuple(getattr(self, "_parents", ()))
 
     @property
@@ -210,7 +210,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return self.to_iter_dataset().__iter__()
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """Many elements at once, as a block: a list, or `bushel.sources.Columns` where the pipeline works on arrays.
+        """Many elements at once: a list, or `bushel.sources.Columns` if the pipeline works on whole arrays.
 
         >>> MapDataset.range(5).map(lambda x: x + 1).take([4, 0])
         [5, 1]
@@ -259,12 +259,13 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
     ) -> MapDataset[Any]:
         """Batches of consecutive elements, their leaves stacked along a new first axis.
 
-        Batches do not straddle epochs: the last one of an epoch may be smaller. Repeat before batching if they should.
+        No batch has elements of two epochs: the last batch of an epoch may be smaller. To fill it from the next epoch,
+        call `repeat` before `batch`.
 
         Args:
           batch_size: how many elements make a batch.
-          drop_remainder: leaves out a last batch that would be smaller.
-          batch_fn: makes a batch of a list of elements, instead of stacking.
+          drop_remainder: leaves out the last batch if it is smaller.
+          batch_fn: makes a batch from a list of elements; by default they are stacked.
 
         >>> [b.tolist() for b in MapDataset.range(5).batch(2)]
         [[0, 1], [2, 3], [4]]
@@ -279,10 +280,10 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return MapPipeline(batch.Batch(self._node, size, bool(drop_remainder), batch_fn))
 
     def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> MapDataset[T]:
-        """Only the elements for which `transform` says yes; the others become None and are left out in iteration.
+        """Only the elements for which `transform` returns True. The others are None, and iteration leaves them out.
 
-        The length does not change, since it is not known without reading. A `vectorized` filter gets a tree of
-        arrays with a leading axis and returns one bool per element.
+        The length does not change, since the number of dropped elements is not known without reading. A `vectorized`
+        filter gets a tree of arrays with a leading axis and returns one bool per element.
 
         >>> ds = MapDataset.range(5).filter(lambda x: x % 2 == 0)
         >>> ds[1], list(ds)
@@ -293,8 +294,8 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
     def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> MapDataset[S]:
         """`transform` of each element.
 
-        A `vectorized` function gets many elements at once, as a tree of arrays with a leading axis, and returns
-        one with as many. How many there are is not its business: its result for an element must not depend on that.
+        A `vectorized` function gets many elements at once, as a tree of arrays with a leading axis, and returns such a
+        tree with as many elements. Its result for an element must not depend on how many elements it gets.
 
         >>> list(MapDataset.range(3).map(lambda x: x + 10))
         [10, 11, 12]
@@ -304,7 +305,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return MapPipeline(apply.Map(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
     def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> MapDataset[S]:
-        """`transform(index, element)`. The index counts on through epochs.
+        """`transform(index, element)`. The index continues to count in later epochs.
 
         >>> list(MapDataset.source(["a", "b"]).map_with_index(lambda i, x: f"{x}{i}"))
         ['a0', 'b1']
@@ -316,13 +317,13 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
     def random_map(
         self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
     ) -> MapDataset[S]:
-        """`transform(element, rng)`, with a generator that belongs to the element's index and to nothing else.
+        """`transform(element, rng)`. The random generator depends on the seed and on the index of the element only.
 
-        The generator is reused afterwards: do not keep it.
+        Do not keep the generator: it is used again for other elements.
 
         Args:
           transform: a function of an element and a generator, or a RandomMap.
-          seed: for this operation alone; by default it follows from `ds.seed(...)` above and the place here.
+          seed: for this operation alone; by default it follows from `ds.seed(...)` and the place in the pipeline.
 
         >>> ds = MapDataset.range(2).seed(7).random_map(lambda x, rng: x + rng.integers(10))
         >>> list(ds) == list(ds)
@@ -332,17 +333,17 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return MapPipeline(apply.RandomMap(self._node, check_transform(transform, tf.RandomMap, "random_map"), chosen))
 
     def seed(self, seed: int) -> MapDataset[T]:
-        """Seeds the operations that follow: each derives its own seed from this one and its place.
+        """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline.
 
-        Adding an operation before a shuffle changes the shuffle's seed; give it a seed of its own to avoid that.
+        If you add an operation before a shuffle, the seed of the shuffle changes. `shuffle(seed=...)` avoids that.
         """
         return MapPipeline(reindex.Reindex(self._node, reindex.Seed(checks.seed(seed))))
 
     def shuffle(self, seed: int | None = None) -> MapDataset[T]:
-        """All elements in an order of its own for every epoch, as a function of the index: no buffer, no list.
+        """All elements in random order, another order in every epoch. It computes the order: there is no buffer.
 
         Args:
-          seed: in [0, 2**32); by default it follows from `ds.seed(...)` above and the place here.
+          seed: in [0, 2**32); by default it follows from `ds.seed(...)` and the place in the pipeline.
 
         >>> list(MapDataset.range(10).shuffle(seed=42))
         [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
@@ -350,9 +351,9 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(derive_seed(self, seed, "shuffle"))))
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T]:
-        """Each window of `window_size` consecutive elements in an order of its own: what is near stays near.
+        """Shuffles inside windows of `window_size` consecutive elements, so that elements stay near their place.
 
-        The last window of an epoch may be smaller; no window reaches into the next epoch.
+        The last window of an epoch may be smaller: no window has elements of two epochs.
 
         >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
         [2, 3, 0, 1, 5, 4, 6, 7]
@@ -362,7 +363,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         )
 
     def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
-        """Tuples of an element of this dataset and of those at the same index of others, all of one length.
+        """Tuples of the elements at the same index of this dataset and others, which must have the same length.
 
         >>> list(MapDataset.range(2).zip(MapDataset.source(["a", "b"])))
         [(0, 'a'), (1, 'b')]
@@ -370,13 +371,13 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return ZipMapDataset([self, *others])
 
     def flat_map(self, transform: tf.FlatMap) -> MapDataset[Any]:
-        """The elements that each element becomes, at most `transform.max_fan_out` of them; others are missing."""
+        """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
         return FlatMapMapDataset(self, transform)
 
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T]:
         """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
 
-        `ds[index::count]` is how one shard of several is taken.
+        `ds[index::count]` is shard `index` of `count` shards.
 
         >>> list(MapDataset.range(10)[1::4]), list(MapDataset.range(10).slice([3, 3, 7]))
         ([1, 5, 9], [3, 3, 7])
@@ -412,19 +413,19 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         options: MultiprocessingOptions | None = None,
         vectorized: bool = False,
     ) -> Column:
-        """One small value for each record: computed once, over all of them, for `where`, `pack`, `sample` and others.
+        """One small value for each record, computed once: for `where`, `pack`, `sample` and others.
 
-        A column belongs to records, not to positions. It is computed on the nearest dataset above that is the same in
-        every epoch, and follows its records through shuffles, slices, mixtures and maps. A missing element (None)
-        is an error.
+        A column belongs to records, not to positions: it follows its records through shuffles, slices, mixtures and
+        maps. It is computed on the nearest earlier dataset that is the same in every epoch. A missing element (None) is
+        an error.
 
         Args:
-          function: gives a number, a small array of one shape, or a flat dict of them.
-          cache: a folder to save it in, under the identity of the pipeline and the function. An interrupted
-            computation goes on where it was. Source data that change where a fingerprint does not look are not
-            noticed: remove the files then.
-          options: worker processes; by default one per core if it takes longer than a moment. The values are the
-            same for any number of them.
+          function: returns a number, a small array of one shape, or a flat dict of them.
+          cache: a folder to save the column in, under the identity of the pipeline and the function. An interrupted
+            computation continues where it was. If source data change in a way that their fingerprint does not show,
+            remove the files.
+          options: worker processes; by default one per core, if it takes longer than 0.3 seconds. The values do not
+            depend on the number of workers.
           vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
 
         >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
@@ -436,10 +437,10 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return columns.column(self._node, checked, cache=cache, options=options, vectorized=vectorized)
 
     def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T]:
-        """Only the elements whose `mask` is true, densely: no gaps, an exact length, random access.
+        """Only the elements whose `mask` is True, without gaps: the length is exact, and random access works.
 
-        Unlike `filter` it may be followed by everything: batches, shuffles, shards, mixtures with exact shares. Before
-        a shuffle it costs nothing per epoch; after one, each epoch's kept positions are worked out once.
+        Unlike `filter` it can be followed by any operation: batches, shuffles, shards, mixtures with exact shares.
+        Before a shuffle it costs nothing per epoch. After a shuffle the kept positions of each epoch are computed once.
 
         >>> ds = MapDataset.range(6)
         >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
@@ -450,11 +451,11 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
     def sample(
         self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
     ) -> MapDataset[T]:
-        """Elements in proportion to `weights`, in an order that is a function of the index.
+        """Draws elements in proportion to `weights`.
 
-        With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with a share
-        of s of all weights comes floor(s * n) or ceil(s * n) times in every epoch of n. Without, each element with a
-        weight above zero comes once per epoch, and heavy ones come early.
+        With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with the
+        share s of all weights comes floor(s * n) or ceil(s * n) times in an epoch of n draws. Without replacement each
+        element with a weight above zero comes once per epoch, and elements with large weights tend to come early.
 
         >>> ds = MapDataset.range(4)
         >>> sorted(ds.sample([1, 0, 2, 1], seed=0))
@@ -471,8 +472,8 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
         Args:
           values: a column, or one number per element.
-          noise: from 0, sorted, to 1, shuffled: how much of an element's place is chance, drawn anew in every epoch.
-          seed: for the noise; by default it follows from `ds.seed(...)` above and the place here.
+          noise: how random the order is, from 0 (sorted) to 1 (shuffled). It is drawn again in every epoch.
+          seed: for the noise; by default it follows from `ds.seed(...)` and the place in the pipeline.
 
         >>> ds = MapDataset.source(["banana", "fig", "kiwi"])
         >>> list(ds.order_by(ds.column(len)))
@@ -493,20 +494,20 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         seed: int | None = None,
         max_sequences: int | None = None,
     ) -> PackedMapDataset:
-        """Rows of fixed length made of several sequences, by random access: the plan is made once, from lengths.
+        """Packs several sequences into each row of a fixed length, by random access. Rows are planned once.
 
-        A row is a dict. For each feature it has the sequences, zeros after them, and as Grain's packers give them
-        `{feature}_segment_ids`, which count sequences from 1, and `{feature}_positions`, which count within each.
-        Shuffle the rows, not what is packed: a shuffled dataset has another number of rows in every epoch.
+        A row is a dict. For each feature it has the sequences, padded with zeros. As in Grain's packers it also has
+        `{feature}_segment_ids`, which count the sequences from 1, and `{feature}_positions`, which count inside each
+        sequence. Shuffle the rows, not the sequences: shuffled sequences need another number of rows in every epoch.
 
         Args:
           lengths: how long each sequence is; for several features, a column with fields or a dict of columns.
-          length: how long a row is. A number, where elements are sequences themselves (the feature is then called
-            "tokens"); else for each feature that is packed. Other features are left out.
+          length: how long a row is. A number if the elements are sequences (the feature is then called "tokens"), else
+            a dict with a number for each feature to pack. Other features are left out.
           strategy: "first_fit" and "best_fit" keep sequences whole, "concat_split" cuts them where a row is full.
-          window: so many rows are filled at the same time: more of them leave less room, and take longer to plan.
-          seed: packs the elements in a shuffled order, the same for all epochs; without it, as they come.
-          max_sequences: so many sequences go into one row, at most; not with "concat_split".
+          window: how many rows are filled at the same time. More rows leave less padding, and take longer to plan.
+          seed: packs the elements in a random order, the same in all epochs. By default they are packed in order.
+          max_sequences: the largest number of sequences in a row; not with "concat_split".
 
         >>> ds = MapDataset.source([np.array([1, 2, 3]), np.array([4, 5]), np.array([6])])
         >>> packed = ds.pack(ds.column(len), 4)
@@ -530,20 +531,20 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         padding: Any = 0,
         batch_fn: Callable[[Sequence[T]], Any] | None = None,
     ) -> MapDataset[Any]:
-        """Batches of elements of like lengths, filled up to the boundary of their bucket: one shape per bucket.
+        """Batches of elements with similar lengths, padded to the boundary of their bucket: one shape per bucket.
 
-        The batches of all buckets come in an order that is shuffled anew in every epoch. Which elements share a batch
-        follows from the order of the dataset: shuffle it before.
+        The batches of all buckets are shuffled together, in another order in every epoch. The order of the dataset
+        decides which elements share a batch: shuffle it before.
 
         Args:
           lengths: a column, or one whole number per element.
           boundaries: the largest length of each bucket.
           batch_sizes: how many elements make a batch: one number, or one per bucket.
-          seed: for the order of batches; by default it follows from `ds.seed(...)` above and the place here.
-          drop_remainder: leaves out a last batch of a bucket that would be smaller.
-          features: what is filled up to the boundary; by default all arrays.
-          padding: what they are filled up with.
-          batch_fn: makes a batch of a list of elements, instead of filling up and stacking.
+          seed: for the order of batches; by default it follows from `ds.seed(...)` and the place in the pipeline.
+          drop_remainder: leaves out the last batch of a bucket if it is smaller.
+          features: the features to pad; by default all arrays.
+          padding: the padding value.
+          batch_fn: makes a batch from a list of elements; by default they are padded and stacked.
 
         >>> ds = MapDataset.source([np.ones(n, int) for n in (1, 4, 2, 3)])
         >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
@@ -558,9 +559,9 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         )
 
     def explain(self, index: int) -> Explanation:
-        """Of which source records element `index` is made, of which component and epoch. Nothing is read.
+        """The source records that element `index` is made of, with their component and epoch. Nothing is read.
 
-        `iterator.explain(steps)` tells the same of an iterator's next elements.
+        `iterator.explain(steps)` does the same for the next elements of an iterator.
 
         >>> ds = MapDataset.mix([MapDataset.range(5), MapDataset.source(["a", "b"])]).batch(3)
         >>> print(ds.explain(1))
@@ -576,9 +577,8 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """The same elements in order, as a stream.
 
         Args:
-          read_options: threads that read ahead. By default there are none, until elements that are not known to be in
-            memory take longer than 0.1 ms each: then Grain's 16 threads and 500 elements. The output is the same for
-            all of them.
+          read_options: threads that prefetch. By default there are none at first. If elements that may come from files
+            take longer than 0.1 ms each, 16 threads prefetch up to 500 elements, as in Grain. The output is the same.
           allow_nones: keeps the elements that a filter dropped, as None.
         """
         return IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
@@ -617,11 +617,11 @@ def _wrap_map_node(map_node: MapNode) -> MapDataset[Any]:
 
 
 class PackedMapDataset(MapPipeline[dict[str, np.ndarray]]):
-    """Packed rows, as `ds.pack(...)` gives them."""
+    """Packed rows, as `ds.pack(...)` returns them."""
 
     @property
     def efficiency(self) -> dict[str, float]:
-        """Which part of all cells of the rows holds a token, for each feature."""
+        """For each feature, the share of all cells of the rows that hold a token."""
         rows = self._node
         while not isinstance(rows, pack.PackedRows):  # repeated without end
             (rows,) = rows.parents
@@ -646,7 +646,7 @@ class ZipMapDataset(MapPipeline[T]):
 
 
 class FlatMapMapDataset(MapPipeline[T]):
-    """The elements that each element becomes, at most `transform.max_fan_out` of them; others are missing."""
+    """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
 
     def __init__(self, parent: MapDataset[Any], transform: tf.FlatMap):
         super().__init__(apply.FlatMap(parent._node, check_flat_map(transform)))
@@ -684,13 +684,13 @@ def _choose(
 
 
 def _find_sparse_step(map_node: MapNode) -> str | None:
-    """The operation that makes a node sparse, as it is called; None where every element is there."""
+    """The name of the operation that drops elements; None if no element can be missing."""
     if not map_node.sparse:
         return None
     for parent in map_node.parents:
-        found = _find_sparse_step(parent)
-        if found is not None:
-            return found
+        step = _find_sparse_step(parent)
+        if step is not None:
+            return step
     return map_node.call().partition("(")[0]
 
 
