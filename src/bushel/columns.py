@@ -29,7 +29,7 @@ from bushel.iterator import PipelineIterator
 from bushel.sources import writing
 from bushel.sources.writing import Folder
 from bushel.state.digest import digest
-from bushel.state.identity import PYTHON, functions_digest, identity
+from bushel.state.identity import PYTHON, freeze, functions_digest, identity
 
 _FORMAT = 3  # before, a column could hold values of other records, where elements of the data set were missing
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
@@ -49,6 +49,7 @@ def column(
 ) -> Column:
     """The column of `function` over the records of `node`; see `MapDataset.column`."""
     folder = None if cache is None else writing.folder(cache, storage_options)
+    freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
     parts = []
     for record, made in computed_on(node):
         values = _computed(Map(made, function, vectorized), folder, options)

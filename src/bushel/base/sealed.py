@@ -1,7 +1,7 @@
-"""Files that Bushel writes for itself: written whole or not at all, with a checksum that is compared on reading.
+"""Files that Bushel writes for itself: written completely or not at all, with a checksum that is checked on reading.
 
-What is in a file, and whether a damaged one can be made again, is decided by the module that owns the file. This module
-knows local files only; `sources/writing.py` writes the same contents to object stores too.
+The modules that own the files decide what is in them, and whether a damaged file can be computed again. This module
+knows local files only; `sources/writing.py` writes the same contents to object stores, too.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def sync(path: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write. It takes the name `path` when the block ends without an error; else nothing of it is left.
+    """A file to write. It is renamed to `path` when the block ends without an error, and removed otherwise.
 
-    The content is on disk before the name changes: after a power failure the name stands for the old file or for
-    all of the new one.
+    The content is on disk before the file is renamed: after a power failure `path` is the old file or the complete
+    new one.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x")
@@ -84,14 +84,14 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 def _not_written(path: Path, error: OSError) -> OSError:
     text = (
-        f"{os.fspath(path)} could not be written ({error.strerror or error}). Nothing half-written was left there. "
+        f"{os.fspath(path)} could not be written ({error.strerror or error}). No half-written file was left. "
         "Make room on the disk, or name a folder that can be written"
     )
     return OSError(text) if error.errno is None else OSError(error.errno, text)
 
 
 class _Summing:
-    """What is written to a file, with its size and checksum."""
+    """Writes to a file, and keeps the size and the checksum of what was written."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -127,7 +127,7 @@ def put_bytes(file: IO[bytes], data: bytes) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a sealed file. A file that is not as it was written raises DamagedFile."""
+    """The content of a sealed file. Raises DamagedFile if the file has changed since it was written."""
     with open(path, "rb") as file:
         return parse_bytes(file.read(), os.fspath(path))
 
@@ -189,12 +189,12 @@ def parse_array(data: bytes, name: str, *, verify: bool = True) -> np.ndarray:
 
 
 def read_array(path: Path, *, mapped: bool = True, verify: bool = True) -> np.ndarray:
-    """The array of a sealed `.npy` file, after its checksum was compared.
+    """The array of a sealed `.npy` file, after a check of its checksum.
 
     Args:
       path: a local file.
       mapped: maps the file instead of reading it.
-      verify: False leaves the checksum out, for a file that this run has compared before.
+      verify: False does not check the checksum, for a file that this run has checked before.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
