@@ -24,6 +24,7 @@ def main() -> int:
     refuse_monitoring()
     from benchmarks import (
         access,
+        building,
         columns,
         files,
         images,
@@ -48,6 +49,7 @@ def main() -> int:
         "mix-3": columns.mix_of_three,
         "import": lifecycle.importing,
         "state": lifecycle.state,
+        "building": building.building,
         "w4": packing.w4,
         "windows": packing.windows,
         "w5": trajectories.w5,

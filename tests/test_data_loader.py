@@ -195,7 +195,7 @@ def test_a_state_of_grains_workers_is_refused_where_they_made_elements_of_their_
     state = worker_state(Recipe(recipe.records), 2)
     it = iter(recipe.build(bushel))
     before = it.get_state()
-    with pytest.raises(StateMismatch, match="no position in the one sequence"):
+    with pytest.raises(StateMismatch, match="does not describe a position in the one sequence"):
         it.set_state(state, check=False)
     assert it.get_state() == before
 
@@ -334,7 +334,7 @@ def test_we_differ_uneven_shards_lose_no_record_in_any_epoch():
 
 
 def test_an_endless_shard_without_records_is_refused():
-    with pytest.raises(ValueError, match=r"Shard 2 of 3 has no record, and should give some without end"):
+    with pytest.raises(ValueError, match=r"Shard 2 of 3 has no record to repeat without end"):
         Recipe(2, shard=(2, 3, False), epochs=None).build(bushel)
     finite = Recipe(2, shard=(2, 3, False), epochs=1, shuffle=True)
     assert list(finite.build(bushel)) == list(finite.build(grain)) == []
@@ -744,7 +744,7 @@ def test_a_bad_argument_gets_a_sentence(name):
 def test_a_sampler_of_more_records_than_there_are_is_warned_of(caplog):
     with caplog.at_level(logging.WARNING, "bushel"):
         assert list(loader(sampler=bushel.IndexSampler(3, num_epochs=1))) == [1, 2, 1]  # as in Grain
-    assert "has more records than its source, which has 2: some repeat" in caplog.text
+    assert "has more records than its source, which has 2: some come twice" in caplog.text
 
 
 # Errors, None, printing.

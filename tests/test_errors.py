@@ -568,7 +568,7 @@ STREAM_STOPS = {
 }
 
 STOPPED = (
-    "A function of the pipeline raised StopIteration, which would end the data early without a word. "
+    "A function of the pipeline raised StopIteration, which would end the iteration early without an error. "
     "Raise another exception, or use `filter` to drop elements."
 )
 

@@ -369,7 +369,7 @@ def test_an_iterator_cannot_be_moved_from_inside_one_of_its_elements():
     ds = numbers(5).map(meddling)
     its.append(opened(ds))
     assert [next(its[0]), next(its[0])] == [0, 1]
-    with pytest.raises(RuntimeError, match="in the middle of an element, and cannot be moved"):
+    with pytest.raises(RuntimeError, match="A function of the pipeline cannot move it meanwhile"):
         next(its[0])
     it = its.pop()
     assert list(it) == [2, 3, 4]

@@ -1,6 +1,7 @@
 """Imports inside the library go downward only. The table below is the design; this file holds it."""
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,10 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
-    {"choosing", "columns", "saving"},
+    {"columns", "record_values", "saving"},
+    {"base_dataset"},
+    {"iter_dataset"},
+    {"map_dataset"},
     {"dataset"},
     {"operations"},
     {"files", "performance"},
@@ -39,10 +43,17 @@ JIT_LIBRARY = {"base", "index", "sources", "state"}
 JIT_OUTSIDE = {"jax", "numpy"}
 
 
+@functools.cache
+def parse(text: str) -> list[ast.AST]:
+    """The imports and calls of a module. Several guards read every file, and parsing takes the most time."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Call)
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+
+
 def imported(file: Path, root: Path) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of everything that a file imports, at any depth of nesting."""
     package = [root.name, *file.relative_to(root).parts[:-1]]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in parse(file.read_text(encoding="utf-8")):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -50,6 +61,74 @@ def imported(file: Path, root: Path) -> Iterator[tuple[int, str]]:
             above = package[: len(package) - node.level + 1] if node.level else []
             for alias in node.names:
                 yield node.lineno, ".".join([*above, *filter(None, [node.module]), alias.name])
+
+
+CYCLES = [
+    {"bushel.sources", "bushel.sources.opening"},
+    {"bushel.sources.cache", "bushel.sources.drivers", "bushel.sources.remote", "bushel.sources.stores"},
+]
+"""Import cycles that are known. This list only becomes shorter: an entry that is no longer a cycle must go."""
+
+
+def loaded_later(file: Path) -> Iterator[str]:
+    """Names of modules that a file loads by a string: `Lazy("...")` and `import_module("...")`."""
+    for node in parse(file.read_text(encoding="utf-8")):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if function in ("Lazy", "import_module") and isinstance(node.args[0].value, str):
+                yield node.args[0].value
+
+
+def import_graph(root: Path) -> dict[str, set[str]]:
+    """For each module of the library the modules that it imports: at the top, in functions, for types, by a string.
+
+    The front door is left out: it lists what is public, and no module imports from it (see `complaint`).
+    """
+    files = {}
+    for file in root.rglob("*.py"):
+        parts = [root.name, *file.relative_to(root).with_suffix("").parts]
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    del files[root.name]
+
+    def module_of(name: str) -> str | None:
+        """The module that `import name` or `from ... import name` loads: `name` may be something inside of it."""
+        while name and name not in files:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    graph = {}
+    for module, file in files.items():
+        names = [*(name for _, name in imported(file, root)), *loaded_later(file)]
+        graph[module] = {target for target in map(module_of, names) if target is not None and target != module}
+    return graph
+
+
+def find_cycles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The sets of modules that import each other, directly or through others: Tarjan's algorithm."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    cycles = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        stack.append(module)
+        for target in sorted(graph[module]):
+            if target not in order:
+                visit(target)
+                lowest[module] = min(lowest[module], lowest[target])
+            elif target in stack:
+                lowest[module] = min(lowest[module], order[target])
+        if lowest[module] == order[module]:
+            begin = stack.index(module)
+            if len(stack) - begin > 1:
+                cycles.append(set(stack[begin:]))
+            del stack[begin:]
+
+    for module in sorted(graph):
+        if module not in order:
+            visit(module)
+    return cycles
 
 
 def complaint(layer: str, name: str, root: Path) -> str | None:
@@ -95,7 +174,15 @@ def test_imports_go_downward_only():
     assert not found, "\n" + "\n".join(found)
 
 
-# The guard itself: what it lets pass, and that it can fail.
+def test_no_module_imports_itself_through_others():
+    found = find_cycles(import_graph(LIBRARY))
+    new = [sorted(cycle) for cycle in found if cycle not in CYCLES]
+    assert not new, f"Import cycles: {new}. Move what both modules need into a third one."
+    gone = [sorted(cycle) for cycle in CYCLES if cycle not in found]
+    assert not gone, f"No longer cycles: {gone}. Remove them from CYCLES."
+
+
+# The guards themselves: what they let pass, and that they can fail.
 
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
@@ -167,3 +254,39 @@ def test_a_new_module_must_be_placed(tmp_path, path):
     user, module = violations(tree(tmp_path, {path: "", "dataset.py": "from bushel.novelty import New"}))
     assert user == "dataset.py:1: novelty has no layer. Place it in the table of tests/test_layers.py."
     assert module == f"{path}: novelty has no layer. Place it in the table of tests/test_layers.py."
+
+
+CYCLIC = [
+    "from bushel.graph import batch",
+    "from bushel.graph.batch import Batch",
+    "from . import batch",
+    "from .batch import Batch",
+    "import bushel.graph.batch",
+    "def f():\n    from bushel.graph.batch import Batch",
+    "if TYPE_CHECKING:\n    from bushel.graph.batch import Batch",
+    'batch = Lazy("bushel.graph.batch")',
+    'def f():\n    importlib.import_module("bushel.graph.batch")',
+]
+
+
+@pytest.mark.parametrize("text", CYCLIC)
+def test_the_guard_of_cycles_can_fail(tmp_path, text):
+    files = {
+        "__init__.py": "from bushel.graph import node",
+        "graph/__init__.py": "",
+        "graph/node.py": text,
+        "graph/apply.py": "from bushel.graph import node",
+        "graph/batch.py": "import numpy\nfrom bushel.graph.apply import Map",
+    }
+    root = tree(tmp_path, files)
+    assert find_cycles(import_graph(root)) == [{"bushel.graph.node", "bushel.graph.apply", "bushel.graph.batch"}]
+    (root / "graph" / "node.py").write_text("import numpy\nfrom bushel.base import errors")
+    assert find_cycles(import_graph(root)) == []
+
+
+def test_a_package_that_imports_its_modules_is_a_cycle_if_they_import_from_it(tmp_path):
+    files = {"__init__.py": "", "engine/__init__.py": "from bushel.engine.tasks import Executor"}
+    inner = {"engine/tasks.py": "", "engine/room.py": "from bushel.engine import Executor"}
+    assert find_cycles(import_graph(tree(tmp_path, files | inner))) == []
+    root = tree(tmp_path, {"engine/tasks.py": "from bushel.engine import Executor"})
+    assert find_cycles(import_graph(root)) == [{"bushel.engine", "bushel.engine.tasks"}]

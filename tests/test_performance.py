@@ -131,7 +131,7 @@ def test_what_is_picked_runs_and_changes_nothing():
 
 
 BAD = [
-    ({"ram_budget_mb": 0}, "ram_budget_mb must be positive, or None for no bound; got 0."),
+    ({"ram_budget_mb": 0}, "ram_budget_mb must be positive, or None for no limit; got 0."),
     ({"ram_budget_mb": float("nan")}, "ram_budget_mb must be positive"),
     ({"max_workers": -1}, "max_workers must be non-negative, got -1."),
     ({"max_buffer_size": -2}, "max_buffer_size must be non-negative, got -2."),

@@ -75,7 +75,7 @@ def test_an_exit_code_of_the_program_is_kept(tmp_path):
 def test_what_is_private_in_grain_is_told(tmp_path):
     code, _, errors = run(tmp_path, "from grain._src.core import transforms")
     assert code == 1
-    assert "ModuleNotFoundError: This program runs on Bushel" in errors and "grain._src is none of them" in errors
+    assert "ModuleNotFoundError: This program runs on Bushel" in errors and "grain._src is not one of them" in errors
 
 
 def test_a_program_that_is_not_there_is_told():

@@ -216,7 +216,9 @@ def test_what_parquet_cannot_hold_is_named(tmp_path, element, words):
 
 
 def test_an_unknown_format_is_named(tmp_path):
-    with pytest.raises(ValueError, match="format must be one of array_record, bagz, tfrecord, parquet; got 'zip'"):
+    with pytest.raises(
+        ValueError, match="format must be one of array_record, bagz, tfrecord, parquet, rlds; got 'zip'"
+    ):
         MapDataset.range(3).save(tmp_path, format="zip")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="shards needs a dataset whose length is known"):
         MapDataset.range(3).to_iter_dataset().filter(bool).save(tmp_path, shards=2)
@@ -276,3 +278,5 @@ def test_a_path_is_opened_by_its_ending(tmp_path):
     assert [row["x"] for row in MapDataset.source(rows)] == [0, 1, 2]
     with pytest.raises(ValueError, match=r"It is not known how to open .*nothing\.xyz"):
         bushel.sources.open(tmp_path / "nothing.xyz")
+    with pytest.raises(ValueError, match="no store is known for zzz://"):
+        bushel.sources.open("zzz://nowhere/saved")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
-from bushel.state.handler import CheckpointHandler
+from bushel.state.handler import CheckpointHandler, on_create
 
 if TYPE_CHECKING:
     from bushel.orbax import CheckpointRestore, CheckpointSave
@@ -19,3 +20,12 @@ def __getattr__(name: str) -> Any:
 
         return getattr(orbax, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _register_with_orbax() -> None:
+    """Tells Orbax which arguments the handler takes, in a program that has loaded Orbax."""
+    if sys.modules.get("orbax.checkpoint") is not None:
+        __getattr__("CheckpointSave")
+
+
+on_create.append(_register_with_orbax)

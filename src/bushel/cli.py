@@ -1,4 +1,4 @@
-"""The command `bushel`: one function for each of its commands, and the parser that finds them."""
+"""The command `bushel`: its parser, and one function per subcommand."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors repeat arguments without the secrets in them."""
+    """A parser whose error messages show arguments without the secrets in them."""
 
     words: Sequence[str] = ()
 
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _secrets(words: Sequence[str]) -> list[str]:
-    """What the URLs on a command line hold that no message may repeat."""
+    """The secrets in the URLs of a command line, which no message may show."""
     return [secret for word in words for secret in redact.secrets_of(word)]
 
 
@@ -57,23 +57,37 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
         "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column.",
     )
     parser.add_argument("source", nargs="+", help="files, patterns or URLs")
-    parser.add_argument("target", help="the file to make, for example train.array_record")
-    parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="of sources whose names do not say it")
+    parser.add_argument("target", help="the file to make, for example train.array_record or s3://bucket/train.bagz")
+    parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="if the names do not show it")
     parser.add_argument("--shards", type=int, help="how many files to make (default: one per worker)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--no-verify", action="store_true", help="do not read back what was written")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--round-floats", action="store_true", help="float64 columns of Parquet files become float32")
     parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the store where the sources lie"
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the store of the sources",
+    )
+    parser.add_argument(
+        "--target-option",
+        action="append",
+        metavar="NAME=VALUE",
+        help="of the store where the target lies (default: those of --option)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.set_defaults(run=_convert)
 
 
 def _convert(options: argparse.Namespace) -> int:
+    from bushel.sources import stores
     from bushel.sources.conversion import convert
 
+    source_options = dict(map(_setting, options.option))
+    given = options.target_option
+    target_options = source_options if given is None else dict(map(_setting, given))
     progress = Progress(quiet=options.quiet)
     made = convert(
         options.source,
@@ -84,17 +98,18 @@ def _convert(options: argparse.Namespace) -> int:
         verify=not options.no_verify,
         overwrite=options.overwrite,
         round_floats=options.round_floats,
-        storage_options=dict(map(_setting, options.option)),
+        storage_options=source_options,
+        target_options=target_options,
         report=progress,
     )
     progress.end()
-    size = sum(os.path.getsize(path) for path in made)
+    size = sum(stores.open_file(path, target_options).size for path in made)
     print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE; a value that is JSON (a number, true) counts as that, any other as text."""
+    """Splits NAME=VALUE. A value that is JSON (a number, true) is parsed; any other is a text."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError("--option takes NAME=VALUE, for example --option region=us-east-1, got a text without =.")
@@ -105,7 +120,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 class Progress:
-    """A line on the terminal that says how far a task is."""
+    """A progress bar on the terminal."""
 
     def __init__(self, *, quiet: bool):
         self._shown = not quiet and sys.stderr.isatty()
@@ -136,7 +151,7 @@ def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
         "and in its workers. Grain need not be installed.",
     )
     parser.add_argument("script", help="the program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is called with")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     parser.set_defaults(run=_run)
 
 
@@ -153,7 +168,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         exec(code, program.__dict__)
     except Exception as error:
-        # As Python would show it, from the program's first frame on.
+        # As Python would print it: the traceback begins with the first frame of the program.
         trace = error.__traceback__
         lines = traceback.format_exception(type(error), error, trace.tb_next if trace else None)
         print(redact.clean("".join(lines), _secrets(options.arguments)), end="", file=sys.stderr)

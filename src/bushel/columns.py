@@ -5,16 +5,13 @@ What a column is and how it follows its records is in `graph/columns.py`.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import functools
 import os
 import re
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,14 +26,16 @@ from bushel.graph.columns import Column, NoneMissing, Part, computed_on
 from bushel.graph.node import MapNode
 from bushel.graph.streams import Ahead, Elements
 from bushel.iterator import PipelineIterator
+from bushel.sources import writing
+from bushel.sources.writing import Folder
 from bushel.state.digest import digest
-from bushel.state.identity import PYTHON, functions_digest, identity
+from bushel.state.identity import PYTHON, freeze, functions_digest, identity
 
 _FORMAT = 3  # before, a column could hold values of other records, where elements of the data set were missing
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
 _SAVE_EVERY_S = 1.0
 _PIECES = 1024
-_PART = re.compile(r"(\d{1,18})-(\d{1,18})")  # the name of a file with some of the values
+_PART = re.compile(r"(\d{1,18})-(\d{1,18})\.npy")  # the name of a file with some of the values
 
 
 def column(
@@ -46,9 +45,11 @@ def column(
     cache: str | os.PathLike[str] | None = None,
     options: MultiprocessingOptions | None = None,
     vectorized: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Column:
     """The column of `function` over the records of `node`; see `MapDataset.column`."""
-    folder = None if cache is None else Path(cache)
+    folder = None if cache is None else writing.folder(cache, storage_options)
+    freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
     parts = []
     for record, made in computed_on(node):
         values = _computed(Map(made, function, vectorized), folder, options)
@@ -57,20 +58,19 @@ def column(
     return Column(tuple(parts))
 
 
-def _computed(node: Map, folder: Path | None, options: MultiprocessingOptions | None) -> np.ndarray:
+def _computed(node: Map, folder: Folder | None, options: MultiprocessingOptions | None) -> np.ndarray:
     progress = Progress(f"column {transforms.short_name(node.transform)}", node.length)
     if folder is None:
         return _joined(list(_pieces(node, 0, options, progress)), node)
     name = digest(_FORMAT, PYTHON, identity(node), functions_digest(node))
-    folder.mkdir(parents=True, exist_ok=True)
-    whole = folder / f"{name}.npy"
-    values = _kept(whole, node.length, warn=False)
+    whole = f"{name}.npy"
+    values = _kept(folder, whole, node.length, warn=False)
     if values is None:
-        with _locked(folder / f"{name}.lock", progress):
-            values = _kept(whole, node.length)  # another process may have made it meanwhile
+        with folder.locked(f"{name}.lock", lambda: progress.say("waiting for another process that computes it")):
+            values = _kept(folder, whole, node.length)  # another process may have made it meanwhile
             if values is None:
-                _save(whole, folder / f"{name}.parts", node, options, progress)
-                values = _loaded(whole, node.length, verify=False)
+                _save(folder, whole, f"{name}.parts", node, options, progress)
+                values = _loaded(folder, whole, node.length, verify=False)
     return values
 
 
@@ -159,13 +159,20 @@ def _common(pieces: list[np.ndarray], node: Map) -> np.dtype[Any]:
         ) from None
 
 
-def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions | None, progress: Progress) -> None:
-    """Computes what is missing, part by part, then puts the parts together. Only what is whole has its name."""
-    parts.mkdir(exist_ok=True)
+def _save(
+    folder: Folder, whole: str, parts: str, node: Map, options: MultiprocessingOptions | None, progress: Progress
+) -> None:
+    """Computes what is missing, part by part, then puts the parts together. Only what is whole has its name.
+
+    In a store two processes may compute the same column at the same time. Their values are the same, and neither
+    removes a part that the other may still need.
+    """
     size = _piece_size(node.length)
-    done = _parts_done(parts, node.length, size)
-    for path in set(parts.iterdir()) - {path for _, _, path in done}:
-        path.unlink()  # torn, or after one that is: they would stand in the way of what is computed again
+    done = _parts_done(folder, parts, node.length, size)
+    if folder.on_disk:
+        # Torn ones, and those after a torn one: they would stand in the way of what is computed again.
+        folder.remove(set(folder.names(parts)) - {name for name, _, _ in done})
+    pieces = [values for _, _, values in done]
     begin, saved = done[-1][1] if done else 0, time.monotonic()
     first = -(-begin // size)
     waiting: list[np.ndarray] = []
@@ -175,7 +182,11 @@ def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions |
         if waiting:
             joined = _joined(waiting, node)
             end = begin + len(joined)
-            sealed.write_array(parts / f"{begin:015d}-{end:015d}.npy", joined)
+            name = f"{parts}/{begin:015d}-{end:015d}.npy"
+            with folder.replacing(name) as file:
+                sealed.put_array(file, joined)
+            # Mapped from disk, the values of a long column need no memory until they are put together.
+            pieces.append(_loaded(folder, name, end - begin, verify=False) if folder.on_disk else joined)
             begin, saved = end, time.monotonic()
             waiting.clear()
 
@@ -186,57 +197,49 @@ def _save(whole: Path, parts: Path, node: Map, options: MultiprocessingOptions |
                 flush()
     finally:
         flush()  # also what was computed before an error, or before Ctrl-C
-    pieces = [sealed.read_array(path, verify=False) for _, _, path in _parts_done(parts, node.length, size)]
-    values = _joined(pieces, node)
-    if len(values) != node.length:
-        raise OSError(f"Of {node.length} values only {len(values)} can be read back from {parts}. Is the disk full?")
-    sealed.write_array(whole, values)
-    shutil.rmtree(parts)
+    with folder.replacing(whole) as file:
+        sealed.put_array(file, _joined(pieces, node))
+    folder.remove(folder.names(parts))
+    if folder.on_disk:
+        shutil.rmtree(folder.path(parts), ignore_errors=True)
 
 
-def _parts_done(parts: Path, length: int, size: int) -> list[tuple[int, int, Path]]:
-    """The saved parts from the first record on without a gap: (begin, end, file)."""
+def _parts_done(folder: Folder, parts: str, length: int, size: int) -> list[tuple[str, int, np.ndarray]]:
+    """The saved parts from the first record on without a gap: the name of each, where it ends, and its values."""
     found = []
     end = 0
-    for path in sorted(parts.glob("*-*.npy")):
-        bounds = _PART.fullmatch(path.stem)
+    for name in folder.names(parts):
+        bounds = _PART.fullmatch(name.removeprefix(f"{parts}/"))
         begin, stop = (int(number) for number in bounds.groups()) if bounds else (-1, -1)
+        if begin < end and not folder.on_disk:  # of another process, or not ours
+            continue
         if begin != end or (stop % size and stop != length):
             break
-        if _kept(path, stop - begin) is None:  # it is computed again, and all after it
+        values = _kept(folder, name, stop - begin)
+        if values is None:  # it is computed again, and all after it
             break
-        found.append((begin, stop, path))
+        found.append((name, stop, values))
         end = stop
     return found
 
 
-def _kept(path: Path, length: int, *, warn: bool = True) -> np.ndarray | None:
+def _kept(folder: Folder, name: str, length: int, *, warn: bool = True) -> np.ndarray | None:
     """The values of a file that is there and whole; None where they have to be computed (again)."""
     try:
-        return _loaded(path, length, verify=True)
+        return _loaded(folder, name, length, verify=True)
     except FileNotFoundError:
         return None
     except (DamagedFile, OSError) as error:
+        if isinstance(error, PermissionError) and not folder.on_disk:
+            raise  # a store that may not be read will not be written either
         if warn:
-            warnings.warn(f"The saved column {path} cannot be used and is computed again: {error}", stacklevel=2)
+            shown = folder.shown(name)
+            warnings.warn(f"The saved column {shown} cannot be used and is computed again: {error}", stacklevel=2)
         return None
 
 
-def _loaded(path: Path, length: int, *, verify: bool) -> np.ndarray:
-    values = sealed.read_array(path, verify=verify)
+def _loaded(folder: Folder, name: str, length: int, *, verify: bool) -> np.ndarray:
+    values = folder.read_array(name, verify=verify)
     if values.ndim == 0 or len(values) != length:
         raise DamagedFile(f"It should hold {length} values, and holds {trees.describe(values)}.")
     return values
-
-
-@contextlib.contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """One process computes; others wait for it. A process that dies gives the lock back."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress.say("waiting for another process that computes it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-        path.unlink(missing_ok=True)  # not after an error: what is not whole is still to be locked

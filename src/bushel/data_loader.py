@@ -1,4 +1,4 @@
-"""Grain's DataLoader as a translation: a source, a sampler and operations become one pipeline of the same kind."""
+"""Grain's DataLoader: its source, sampler and operations become nodes of an ordinary pipeline."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class DataLoader(Generic[T]):
       data_source: records by position: a list, or anything with a length and `source[i]`.
       sampler: which record comes when: `IndexSampler`, `SequentialSampler`, or one of your own.
       operations: transformations, one after the other.
-      worker_count: processes that work ahead; 0 works in this one, None finds out how many bring something.
-      worker_buffer_size: how many blocks beyond the two at hand each worker may have under way.
-      shard_options: which part of the sampler's order to read; by default the sampler's own.
-      read_options: threads that read ahead; the output is the same for all of them.
+      worker_count: worker processes that prefetch. 0 computes in this process, None measures how many are useful.
+      worker_buffer_size: how many blocks each worker may hold, beyond two.
+      shard_options: which part of the sampler's order to read; by default the shard of the sampler.
+      read_options: threads that prefetch; the output is the same for all choices.
       enable_profiling: times every stage, for `iterator.report()` and Prometheus.
 
     >>> sampler = IndexSampler(4, shuffle=True, num_epochs=1, seed=0)
@@ -73,7 +73,7 @@ class DataLoader(Generic[T]):
                 f"{type(data_source).__name__}. Data that can only be read in order go through the Dataset API: "
                 "write or use an IterDataset, and its map, filter and batch."
             )
-        if not isinstance(data_source, str):  # its letters are records, as in Grain
+        if not isinstance(data_source, str):  # as in Grain, the letters of a str are records
             check_source(data_source, "The data_source of a DataLoader")
         data_source = as_source(data_source)
         if worker_count is not None:
@@ -83,17 +83,17 @@ class DataLoader(Generic[T]):
             per_worker_buffer_size=max(1, checks.not_negative(worker_buffer_size, "worker_buffer_size")),
             enable_profiling=enable_profiling,
         )
-        shard = _shard_of(sampler) if shard_options is None else shard_options
+        shard = _find_shard(sampler) if shard_options is None else shard_options
         if not isinstance(shard, ShardOptions):
             raise TypeError(f"shard_options must be ShardOptions, got {shard!r}.")
         operations = list(operations)
-        node = _pipeline(data_source, sampler, shard, operations, read_options)
+        node = _build_pipeline(data_source, sampler, shard, operations, read_options)
         self._facts = LoaderFacts(
             sampler=loader_state.text_of(sampler),
             data_source=loader_state.source_text(data_source),
             shard=shard,
             one_to_one=all(isinstance(operation, (tf.Map, *_WITH_GENERATOR)) for operation in operations),
-            own_operation=_own_operation(node),
+            own_operation=_find_own_operation(node),
         )
         if enable_profiling:
             node = WithOptions(node, DatasetOptions(execution_tracking_mode="stage_timing"))
@@ -101,7 +101,7 @@ class DataLoader(Generic[T]):
 
     @property
     def multiprocessing_options(self) -> MultiprocessingOptions:
-        """How many workers there are, and within which bounds they work."""
+        """How many workers there are, and within which limits they prefetch."""
         return self._multiprocessing_options
 
     def __iter__(self) -> DataLoaderIterator[T]:
@@ -152,7 +152,7 @@ class DataLoaderIterator(Iterator[T]):
 
         Args:
           state: what `get_state` returned.
-          check: False restores the state of another loader as far as its form fits.
+          check: False also restores the state of another loader, if it has the same entries.
         """
         self._restore(loader_state.parsed(state), check=check)
 
@@ -163,18 +163,18 @@ class DataLoaderIterator(Iterator[T]):
             with loader_state.reading_position(state):
                 self._iterator.set_state(position, check=check)
             return
-        # What Bushel wrote is compared by its identity, which tells more than the names of sampler and source.
+        # A state of Bushel's has an identity, which says more than the names of sampler and source.
         inner = envelope.unseal(state, self._iterator.identity, check=check)
         position = loader_state.position_of(inner, facts, check=False)
         with loader_state.reading_position(state):
             self._iterator.set_state(position, check=False)
 
     def start_prefetch(self) -> None:
-        """Starts working ahead, where the loader does so, before the first element is asked for."""
+        """Starts to prefetch before the first `next`, in a loader that prefetches."""
         self._iterator.start_prefetch()
 
     def report(self) -> Report:
-        """What the workers do; see `bushel.Report`."""
+        """Where the time goes; see `bushel.Report`."""
         return self._iterator.report()
 
     @property
@@ -187,7 +187,7 @@ class DataLoaderIterator(Iterator[T]):
         self._iterator.close()
 
     async def save(self, directory: files.AwaitingCreation) -> files.Later:
-        """Writes the state, as it is now, into a folder that Orbax is making."""
+        """Writes the present state into a folder that Orbax creates."""
         return files.write_later(directory, files.texts_of(self))
 
     async def load(self, directory: files.Folder) -> files.Later:
@@ -235,7 +235,7 @@ def load(
     )
 
 
-def _shard_of(sampler: Any) -> ShardOptions:
+def _find_shard(sampler: Any) -> ShardOptions:
     own = getattr(sampler, "_shard_options", None)
     if not isinstance(own, ShardOptions):
         raise ValueError(
@@ -245,26 +245,26 @@ def _shard_of(sampler: Any) -> ShardOptions:
     return own
 
 
-def _pipeline(
+def _build_pipeline(
     source: Any, sampler: Any, shard: ShardOptions, operations: list[Any], read_options: ReadOptions | None
 ) -> StreamNode:
-    """Records carry their metadata up to the last operation that needs these; after it there are plain data."""
+    """Builds the nodes. Elements are records with metadata up to the last operation that needs it; then plain data."""
     needing = [number for number, operation in enumerate(operations) if _needs_metadata(operation)]
     last = needing[-1] + 1 if needing else 0
     sampled = Sampled(Source(source), sampler, shard, as_records=last > 0)
     _check_length(sampled, source)
     node: StreamNode = Elements(sampled, read_options, allow_nones=True)
     for operation in operations[:last]:
-        node = _on_records(node, operation)
+        node = _apply_to_records(node, operation)
     if last:
         node = MapStream(node, loading.data_of)
     for operation in operations[last:]:
-        node = _on_data(node, operation)
+        node = _apply_to_data(node, operation)
     return node
 
 
-def _own_operation(node: Node) -> str | None:
-    """The last operation of the user's own on the iterator of records, as it reads in messages."""
+def _find_own_operation(node: Node) -> str | None:
+    """The name of the last operation that the user wrote as a function on the iterator of records; None without one."""
     while not isinstance(node, loading.Operate):
         if not node.parents:
             return None
@@ -276,11 +276,11 @@ def _check_length(sampled: Sampled, source: Any) -> None:
     sampler, shard, own = sampled.sampler, sampled.shard, sampled.own
     if isinstance(own, IndexSampler) and own.endless and not own.shard_size:
         raise ValueError(
-            f"Shard {shard.shard_index} of {shard.shard_count} has no record, and should give some without end: "
+            f"Shard {shard.shard_index} of {shard.shard_count} has no record to repeat without end: "
             f"{sampler!r} has fewer records than shards. Use fewer shards."
         )
     if own is not None and own.num_records > len(source):
-        logger.warning("%r has more records than its source, which has %d: some repeat.", sampler, len(source))
+        logger.warning("%r has more records than its source, which has %d: some come twice.", sampler, len(source))
 
 
 def _needs_metadata(operation: Any) -> bool:
@@ -299,10 +299,10 @@ _LEGACY = {
     legacy.RandomMapOperation: (loading.RandomMapRecords, "random_map_function"),
     legacy.FilterOperation: (loading.FilterRecords, "condition_function"),
 }
-"""Operations that are transformations of a function: these can be restored without running them again."""
+"""Grain's older operations that apply a function to each record. Nodes take their place, so that they can resume."""
 
 
-def _on_records(node: StreamNode, operation: Any) -> StreamNode:
+def _apply_to_records(node: StreamNode, operation: Any) -> StreamNode:
     if type(operation) in _LEGACY:
         kind, name = _LEGACY[type(operation)]
         return kind(node, getattr(operation, name))
@@ -316,12 +316,12 @@ def _on_records(node: StreamNode, operation: Any) -> StreamNode:
         case tf.FlatMap():
             return FlatMapStream(node, loading.SplitRecords(operation))
         case tf.Batch() | legacy.BatchOperation():
-            return _batched(node, operation, loading.BatchRecords(operation.batch_fn))
+            return _batch(node, operation, loading.BatchRecords(operation.batch_fn))
         case _:
             return loading.Operate(node, operation)
 
 
-def _on_data(node: StreamNode, operation: Any) -> StreamNode:
+def _apply_to_data(node: StreamNode, operation: Any) -> StreamNode:
     match operation:
         case tf.Map():
             return loading.MapData(node, operation)
@@ -330,9 +330,9 @@ def _on_data(node: StreamNode, operation: Any) -> StreamNode:
         case tf.FlatMap():
             return FlatMapStream(node, operation)
         case _:
-            return _batched(node, operation, operation.batch_fn)
+            return _batch(node, operation, operation.batch_fn)
 
 
-def _batched(node: StreamNode, operation: Any, batch_fn: BatchFn | None) -> StreamNode:
+def _batch(node: StreamNode, operation: Any, batch_fn: BatchFn | None) -> StreamNode:
     size = checks.positive(operation.batch_size, "batch_size")
     return BatchStream(node, size, bool(operation.drop_remainder), batch_fn)

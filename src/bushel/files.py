@@ -1,41 +1,32 @@
-"""Files that are read in order, as IterDatasets: names and arguments; the work is in `sources/`.
+"""Files that are read in order, as IterDatasets. The readers are in `sources/`.
 
-A format is loaded when a dataset of it is made, so that `import bushel` stays light.
+The module of a format is imported when a dataset of that format is made, so that `import bushel` stays quick.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from bushel.base import redact
-from bushel.dataset import _IterPipeline
 from bushel.graph.interleave import Interleave
 from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
+from bushel.iter_dataset import IterPipeline
 from bushel.sources.protocol import SequentialSource
 
-T = TypeVar("T")
-
-_AT_A_TIME = 16  # as many files as Grain interleaves
+_AT_A_TIME = 16  # files that are open at a time, as in Grain
 
 
-class _FilePipeline(_IterPipeline[T]):
-    """A dataset of files that are looked at when an iterator is made: a missing one is an error there, as in Grain."""
-
-    def __init__(self, stream_node: StreamNode):
-        self._node = stream_node
-
-
-class TFRecordIterDataset(_FilePipeline[bytes]):
+class TFRecordIterDataset(IterPipeline[bytes]):
     """Records of TFRecord files, in order, as bytes. Files may be compressed with gzip or zlib.
 
     Args:
       path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
-      verify: compares lengths and records with their checksums; by default if a package is installed that computes
-        checksums, or else not, with a warning.
-      storage_options: of the store where the files lie.
+      verify: checks lengths and records against their checksums. By default it does if a package that computes
+        checksums is installed; otherwise it does not, and warns.
+      storage_options: options of the store that holds the files.
 
     >>> list(TFRecordIterDataset("nothing-*.tfrecord"))
     Traceback (most recent call last):
@@ -52,21 +43,21 @@ class TFRecordIterDataset(_FilePipeline[bytes]):
         from bushel.sources import crc
         from bushel.sources.tfrecord_stream import TFRecordStream
 
-        checked = crc.can_verify(verify)  # workers do the same as this process
+        checked = crc.can_verify(verify)  # decided here, so that workers do the same as this process
 
         def source(name: str) -> SequentialSource:
             return TFRecordStream(name, checked, storage_options)
 
-        super().__init__(_node(path, storage_options, "TFRecordIterDataset", source))
+        super().__init__(_build_node(path, storage_options, "TFRecordIterDataset", source))
 
 
-class ParquetIterDataset(_FilePipeline[dict[str, Any]]):
+class ParquetIterDataset(IterPipeline[dict[str, Any]]):
     """Rows of Parquet files, in order, as dicts of NumPy values.
 
     Args:
       path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time.
-      columns: only these; all by default.
-      storage_options: of the store where the files lie.
+      columns: the columns to read; all by default.
+      storage_options: options of the store that holds the files.
       **read_kwargs: arguments of `pyarrow.parquet.ParquetFile`.
 
     >>> import os, tempfile, pyarrow, pyarrow.parquet
@@ -89,16 +80,16 @@ class ParquetIterDataset(_FilePipeline[dict[str, Any]]):
         def source(name: str) -> SequentialSource:
             return ParquetStream(name, columns, storage_options, read_kwargs)
 
-        super().__init__(_node(path, storage_options, "ParquetIterDataset", source))
+        super().__init__(_build_node(path, storage_options, "ParquetIterDataset", source))
 
 
-class WebDatasetIterDataset(_FilePipeline[dict[str, Any]]):
+class WebDatasetIterDataset(IterPipeline[dict[str, Any]]):
     """Samples of WebDataset shards (tar files), in order: dicts of bytes by ending, such as "jpg", and `__key__`.
 
     Args:
       path: a file, a pattern, a URL, or a list of them; several files are read in turn, 16 at a time. Braces are
-        written out: "train-{000..009}.tar" is ten files, "{a,b}.tar" two.
-      storage_options: of the store where the files lie.
+        expanded: "train-{000..009}.tar" is ten files, "{a,b}.tar" two.
+      storage_options: options of the store that holds the files.
 
     >>> import io, os, tarfile, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "0.tar")
@@ -122,17 +113,17 @@ class WebDatasetIterDataset(_FilePipeline[dict[str, Any]]):
         def source(name: str) -> SequentialSource:
             return WebDatasetStream(name, storage_options)
 
-        super().__init__(_node(shards(path), storage_options, "WebDatasetIterDataset", source))
+        super().__init__(_build_node(shards(path), storage_options, "WebDatasetIterDataset", source))
 
 
-class IterableIterDataset(_IterPipeline[Any]):
+class IterableIterDataset(IterPipeline[Any]):
     """Any iterable as an IterDataset whose iterators can be saved.
 
-    An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes by these;
-    any other by reading again what was read before.
+    An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes with
+    them. Any other iterable is read again from the start, up to the position.
 
     Args:
-      iterable: something that can be iterated again and again, or a function that returns such a thing.
+      iterable: an object that can be iterated several times, or a function that returns an iterable.
 
     >>> ds = IterableIterDataset(lambda: (x * x for x in range(4)))
     >>> it = iter(ds)
@@ -148,7 +139,7 @@ class IterableIterDataset(_IterPipeline[Any]):
 
 
 class _NoFiles(SequentialSource):
-    """Stands for a pattern that matched no file: raises the error when an iterator is made."""
+    """A pattern that matched no file. As in Grain, the error comes when an iterator is made."""
 
     def __init__(self, message: str):
         self._message = message
@@ -160,7 +151,7 @@ class _NoFiles(SequentialSource):
         raise FileNotFoundError(self._message)
 
 
-def _node(
+def _build_node(
     path: Any, options: Mapping[str, Any] | None, name: str, source: Callable[[str], SequentialSource]
 ) -> StreamNode:
     from bushel.sources import stores

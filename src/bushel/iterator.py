@@ -1,9 +1,10 @@
-"""Iterators of pipelines: one lock, one cursor, a state that belongs to what was delivered."""
+"""Iterators of pipelines: one lock, one cursor, and a state that belongs to the last delivered element."""
 
 from __future__ import annotations
 
 import abc
 import copy
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,10 +28,10 @@ from bushel.state import envelope, files, identity
 T = TypeVar("T")
 
 on_open: list[Callable[[DatasetIterator[Any]], None]] = []
-"""Called with each new iterator of a pipeline: how telemetry, a higher layer, learns of them."""
+"""Called with each new iterator of a pipeline. `prometheus.py`, a higher layer, registers itself here."""
 
 _BETWEEN: Any = object()
-_AGAIN: Any = object()
+_FRESH: Any = object()
 _END: Any = object()
 
 
@@ -83,11 +84,11 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         """Goes to a position that `get_state` returned."""
 
     def explain(self, steps: int = 1) -> list[Explanation]:
-        """Of which source records the next elements are made, without reading any; see `MapDataset.explain`."""
-        raise NotImplementedError(f"{type(self).__name__} cannot tell what comes next without reading.")
+        """The source records that the next elements are made of. Nothing is read; see `MapDataset.explain`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot say what comes next without reading.")
 
     def report(self) -> Report:
-        """Where the time goes: what each stage takes, who waits for whom, and what to try. Print it."""
+        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it."""
         raise NotImplementedError(f"{type(self).__name__} is not measured: only iterators of Bushel's datasets are.")
 
     @property
@@ -96,7 +97,7 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         return 0
 
     def start_prefetch(self) -> None:
-        """Starts working ahead, where the pipeline does so, before the first element is asked for."""
+        """Starts to prefetch before the first `next`, in a pipeline that prefetches."""
         for parent in self._parents:
             parent.start_prefetch()
 
@@ -108,7 +109,7 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
                 parent.close()
 
     async def save(self, directory: files.AwaitingCreation) -> files.Later:
-        """Writes the state, as it is now, into a folder that Orbax is making."""
+        """Writes the present state into a folder that Orbax creates."""
         return files.write_later(directory, files.texts_of(self))
 
     async def load(self, directory: files.Folder) -> files.Later:
@@ -134,31 +135,38 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         self.close()
 
     def __del__(self, at_exit: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not at_exit():  # then threads stand still, with locks perhaps, and modules are gone; workers have ended
+        # When Python exits, its threads have stopped, perhaps while they held a lock. Closing could then wait for ever.
+        if not at_exit():
             self.close()
 
 
 class _CursorIterator(DatasetIterator[T]):
-    """An iterator of a cursor's elements. After an error it stands where it stood, so `next` tries again."""
+    """An iterator over the elements of a cursor. After an error it is where it was before, so `next` tries again."""
 
     def __init__(self, cursor: Cursor, parents: Sequence[DatasetIterator[Any]] = ()):
         super().__init__(parents)
         self._lock = threading.RLock()
         self._cursor = cursor
-        self._before: Any = _BETWEEN
-        """The mark before the element under way. Without one: `_BETWEEN`, or `_AGAIN` before a second pass begins."""
+        self._before: Any = _FRESH
+        """The mark before the element that is being computed. Between two elements it is `_BETWEEN`, and `_FRESH` as
+        long as nothing was computed: what is needed before the first element is done then, and not for each one."""
         self._passes: Passes | None = None
         self._astray = False
-        """Whether what was under way has failed, and the cursor is still where that left it."""
+        """Whether an element has failed, and the cursor still stands where the failure left it."""
+
+    def _begin(self) -> Passes | None:
+        """Prepares the first element. Returns the passes over the dataset, for iterators that count them."""
+        return None
 
     def __next__(self) -> T:
         with self._lock:
             if self._closed:
                 self._assert_not_closed()
             if self._before is not _BETWEEN:
-                if self._before is _AGAIN and self._passes is not None:
-                    self._passes.warn_of_same_order()
+                fresh = self._before is _FRESH
                 self._come_back()
+                if fresh and self._passes is not None and self._passes.repeat_the_order:
+                    self._passes.warn_of_same_order()
             cursor = self._cursor
             for row in cursor.at_hand:
                 return row
@@ -180,29 +188,34 @@ class _CursorIterator(DatasetIterator[T]):
                 return element
             self._astray = True
             try:
-                if isinstance(error, Exception):  # Ctrl-C is heard at once: going back, which may read, can wait
-                    self._assert_not_closed()  # by another thread, meanwhile
+                # Going back may read files. After Ctrl-C the next call does it, so that the program stops at once.
+                if isinstance(error, Exception):
+                    self._assert_not_closed()  # another thread may have closed it meanwhile
                     self._come_back()
                     error = without_our_frames(error)
                 raise error
             finally:
-                del error  # it holds this frame
+                del error  # its traceback holds this frame, and this frame holds the error
 
     def _come_back(self) -> None:
-        """Goes back to where the cursor stood before something failed."""
-        if self._before is _AGAIN:
+        """Goes back to where the cursor stood before an element failed; or prepares the first element."""
+        if self._before is _FRESH:
+            self._passes = self._begin()
             self._before = _BETWEEN
         if self._before is _BETWEEN:
             return
         if not self._astray:
-            raise RuntimeError("This iterator is in the middle of an element, and cannot be moved from inside of it.")
+            raise RuntimeError(
+                "This iterator is computing an element. A function of the pipeline cannot move it meanwhile: call it "
+                "after `next` has returned."
+            )
         self._cursor.rewind(self._before)
         self._before, self._astray = _BETWEEN, False
 
     def _position(self) -> State:
-        """The state after what was delivered, also in the middle of the next element."""
+        """The state after the last delivered element, also while the next element is being computed."""
         before = self._before
-        return self._cursor.get_state() if before is _BETWEEN or before is _AGAIN else self._cursor.state_of(before)
+        return self._cursor.get_state() if before is _BETWEEN or before is _FRESH else self._cursor.state_of(before)
 
     def _move_to(self, state: State) -> None:
         self._come_back()
@@ -213,7 +226,7 @@ class _CursorIterator(DatasetIterator[T]):
                 self._cursor.catch_up()
             except StateMismatch:
                 raise
-            except Exception:  # of the user's own function, or a file that is away: `next` tries again, and raises it
+            except Exception:  # a user's function failed, or a file cannot be read: `next` tries again, and raises it
                 self._cursor.set_state(state)
         except BaseException:
             self._astray = True
@@ -252,18 +265,22 @@ class PipelineIterator(_CursorIterator[T]):
         self._node = node
         self._observer = Observer()
         super().__init__(open_stream(node, read_options, executor, self._observer))
-        # Taken at the start: a function may close over something that changes while it runs.
-        self.identity = identity.identity(node)
         for notify in on_open:
             notify(self)
-        self._passes = Passes(node)
-        if self._passes.repeat_the_order:
-            self._before = _AGAIN
+
+    @functools.cached_property
+    def identity(self) -> list[Any]:
+        """What the pipeline is: see `bushel.state.identity`. It is computed once, when it is first needed."""
+        return identity.identity(self._node)
+
+    def _begin(self) -> Passes:
+        _ = self.identity  # before any function runs: a function may change what it closes over
+        return Passes(self._node)
 
     def get_state(self) -> State:
         """The position as plain JSON data, with the identity of the pipeline under the key "bushel".
 
-        A signal handler may ask for it while `next` is under way: it is told the position before that element.
+        A signal handler may call it while `next` computes an element. It then gets the position before that element.
         """
         with self._lock:
             return envelope.seal(self._position(), self.identity)
@@ -273,7 +290,7 @@ class PipelineIterator(_CursorIterator[T]):
 
         Args:
           state: what `get_state` returned, perhaps after a round trip through JSON.
-          check: False restores the state of another pipeline as far as its form fits.
+          check: False also restores the state of another pipeline, if it has the same entries.
         """
         with self._lock:
             self._move_to(envelope.unseal(state, self.identity, check=check))
@@ -284,9 +301,9 @@ class PipelineIterator(_CursorIterator[T]):
         return 0 if self._observer.skips is None else self._observer.skips.count
 
     def report(self) -> Report:
-        """Where the time goes: what each stage takes, who waits for whom, and what to try. Print it.
+        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
 
-        Stages are timed where the pipeline's options ask for it; otherwise the report knows the workers alone.
+        Stages are timed if the options of the pipeline ask for it. Otherwise the report only has figures of workers.
 
         >>> import bushel
         >>> ds = bushel.MapDataset.range(100).map(str).to_iter_dataset().batch(10)

@@ -1,4 +1,4 @@
-"""Arrays in shared memory, under Grain's names. Bushel's own workers hand over arrays in another way."""
+"""Arrays in shared memory, under Grain's names. Bushel's own workers do not use them: see `engine/slabs.py`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class SharedMemoryArrayMetadata:
     dtype: npt.DTypeLike
 
     def close_and_unlink_shm(self) -> None:
-        """Removes the memory of an array that nobody has opened."""
+        """Removes the memory of an array that no process has opened."""
         memory = _open(self.name)
         memory.close()
         memory.unlink()
 
 
 class SharedMemoryArray(np.ndarray):
-    """An array in named shared memory: it is pickled by name, so that another process sees the very same bytes.
+    """An array in named shared memory. It is pickled by its name, so that another process sees the same bytes.
 
     The last process that uses it calls `unlink_on_del`; otherwise the memory stays until the machine restarts.
 
@@ -56,7 +56,7 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def from_shared_memory(cls, shm: Any, shape: Any, dtype: npt.DTypeLike) -> Self:
-        """An array over shared memory that is open."""
+        """An array whose elements are in shared memory that is already open."""
         array = super().__new__(cls, shape, dtype, buffer=shm.buf)
         array.shm = shm
         array._unlinks = False
@@ -74,17 +74,17 @@ class SharedMemoryArray(np.ndarray):
 
     @classmethod
     def enable_async_del(cls, num_threads: int = 1, max_outstanding_requests: int = 50) -> None:
-        """Accepted for Grain's sake: memory is given back at once, which takes microseconds."""
+        """Does nothing. Grain has it; here memory is released at once, which takes microseconds."""
 
     @classmethod
     def close_shm_async(cls, shm: Any, unlink: bool) -> None:
-        """Lets go of shared memory, and removes it if asked."""
+        """Closes shared memory, and removes it if `unlink` is True."""
         shm.close()
         if unlink:
             shm.unlink()
 
     def unlink_on_del(self) -> None:
-        """This array removes the memory when it is no longer used."""
+        """Makes this array remove its memory when it is deleted."""
         self._unlinks = True
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -103,7 +103,7 @@ class SharedMemoryArray(np.ndarray):
         return type(self).from_shared_memory, (self.shm, self.shape, self.dtype)
 
     def __del__(self) -> None:
-        # Views hold the array that they are of: only that one, whose base is the mapping, lets go.
+        # A view keeps a reference to its array. Only the array itself, whose base is the mapping, closes the memory.
         if isinstance(self.base, mmap.mmap) and self.shm is not None:
             self.close_shm_async(self.shm, self._unlinks)
 

@@ -1,14 +1,13 @@
-"""Grain's operations on streams that are classes there: each builds a node of the graph and is the dataset of it."""
+"""Operations on streams that are classes in Grain: each one builds a node and is the dataset of that node."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from bushel.base import trees
-from bushel.dataset import IterDataset, MapDataset, _IterPipeline, _MapPipeline
 from bushel.graph.concat_split import BOSHandling, ConcatThenSplit
 from bushel.graph.interleave import Interleave
 from bushel.graph.limits import Limit, Rebatch, RepeatStream
@@ -17,12 +16,14 @@ from bushel.graph.pack_stream import Pack
 from bushel.graph.reindex import Reindex, WindowShuffle
 from bushel.graph.streams import StreamNode
 from bushel.graph.windows import WindowShuffleStream
+from bushel.iter_dataset import IterDataset, IterPipeline
+from bushel.map_dataset import MapDataset, MapPipeline
 
 T = TypeVar("T")
 
 
-def _stream(parent: Any) -> StreamNode:
-    """The stream that an operation draws from; a MapDataset becomes one."""
+def _find_stream(parent: Any) -> StreamNode:
+    """The node of the stream that an operation reads; a MapDataset becomes a stream."""
     return _as_iter_dataset(parent)._node
 
 
@@ -34,16 +35,16 @@ def _as_iter_dataset(dataset: Any) -> IterDataset[Any]:
     return dataset
 
 
-def _names(names: Collection[str], what: str) -> tuple[str, ...]:
+def _check_names(names: Collection[str], what: str) -> tuple[str, ...]:
     if isinstance(names, str):
         raise TypeError(f"{what} must be a collection of names, got the string {names!r}.")
     return tuple(names)
 
 
-class _PackDataset(_IterPipeline[Any]):
-    """What both packers share: all but how a row is chosen."""
+class _PackDataset(IterPipeline[Any]):
+    """What both packers share. A subclass says which row a sequence goes into."""
 
-    _strategy = ""
+    _strategy: ClassVar[str]
 
     def __init__(
         self,
@@ -61,14 +62,14 @@ class _PackDataset(_IterPipeline[Any]):
     ):
         super().__init__(
             Pack(
-                _stream(parent),
+                _find_stream(parent),
                 self._strategy,
                 length_struct,
                 num_packing_bins,
                 seed,
                 bool(shuffle_bins),
                 shuffle_bins_group_by_feature,
-                _names(meta_features, "meta_features"),
+                _check_names(meta_features, "meta_features"),
                 pack_alignment_struct,
                 padding_struct,
                 max_sequences_per_bin,
@@ -79,9 +80,9 @@ class _PackDataset(_IterPipeline[Any]):
 class FirstFitPackIterDataset(_PackDataset):
     """Sequences packed into rows of fixed length: each goes into the first row of several where it fits.
 
-    When a sequence fits in none of the `num_packing_bins` rows, they are given, and new ones are begun with it.
-    For each feature `x` of `length_struct` there are `x_segment_ids` (1, 2, ... by sequence, 0 for padding) and
-    `x_positions`, too.
+    `num_packing_bins` rows are filled at the same time. When a sequence fits into none of them, all of them are
+    returned, and the sequence begins new ones. For each feature `x` of `length_struct` a row also has `x_segment_ids`
+    (1, 2, ... by sequence, 0 for padding) and `x_positions`.
 
     >>> import numpy as np
     >>> ds = MapDataset.source([{"x": np.full(n, n)} for n in (3, 4, 2, 1)]).to_iter_dataset()
@@ -92,14 +93,14 @@ class FirstFitPackIterDataset(_PackDataset):
     Args:
       parent: a dataset of elements with sequences.
       length_struct: how long the rows of each feature are.
-      num_packing_bins: how many rows are filled at a time; more of them leave fewer gaps.
-      seed: of the order of rows.
-      shuffle_bins: gives the rows that were filled together in a random order.
-      shuffle_bins_group_by_feature: gives them in the order of this feature's mean, and randomly where it is equal.
-      meta_features: get no segment ids and positions; those without a length come as lists of what elements had.
-      pack_alignment_struct: sequences of a feature start at multiples of this.
-      padding_struct: what fills gaps, instead of zeros.
-      max_sequences_per_bin: so many sequences go into a row, at most.
+      num_packing_bins: how many rows are filled at a time. More rows leave less padding.
+      seed: for the order of rows.
+      shuffle_bins: returns the rows that were filled together in a random order.
+      shuffle_bins_group_by_feature: sorts them by the mean of this feature; rows with equal means stay in random order.
+      meta_features: features without segment ids and positions. Those without a length become lists of values.
+      pack_alignment_struct: sequences of a feature start at multiples of this number.
+      padding_struct: the padding values, by default zeros.
+      max_sequences_per_bin: the largest number of sequences in a row.
     """
 
     _strategy = "first_fit"
@@ -120,10 +121,10 @@ class BestFitPackIterDataset(_PackDataset):
     _strategy = "best_fit"
 
 
-class ConcatThenSplitIterDataset(_IterPipeline[Any]):
+class ConcatThenSplitIterDataset(IterPipeline[Any]):
     """All sequences one after the other, cut into rows of fixed length; the rest of a cut sequence begins the next row.
 
-    With one feature there is no padding but in the last row. With several, a row ends when the first of them is full.
+    With one feature only the last row has padding. With several, a row ends when the first of them is full.
 
     >>> import numpy as np
     >>> ds = MapDataset.source([{"x": np.full(n, n)} for n in (3, 4, 2)]).to_iter_dataset()
@@ -133,11 +134,11 @@ class ConcatThenSplitIterDataset(_IterPipeline[Any]):
     Args:
       parent: a dataset of flat dicts with the keys of `length_struct`.
       length_struct: how long the rows of each feature are.
-      meta_features: are never cut, come again with each part of a cut element, and get no segment ids.
-      split_full_length_features: False gives elements that fill a row all alone as they are, after the row at hand.
+      meta_features: features that are never cut. Each part of a cut element has them, without segment ids.
+      split_full_length_features: False returns an element that fills a whole row as it is, after the row being filled.
       bos_handling: whether the first token of each sequence is replaced.
-      bos_features: of which features.
-      bos_token_id: by which token.
+      bos_features: the features in which it is replaced.
+      bos_token_id: the token that replaces it.
     """
 
     def __init__(
@@ -153,18 +154,18 @@ class ConcatThenSplitIterDataset(_IterPipeline[Any]):
     ):
         super().__init__(
             ConcatThenSplit(
-                _stream(parent),
+                _find_stream(parent),
                 length_struct,
-                _names(meta_features, "meta_features"),
+                _check_names(meta_features, "meta_features"),
                 bool(split_full_length_features),
                 bos_handling,
-                _names(bos_features, "bos_features"),
+                _check_names(bos_features, "bos_features"),
                 bos_token_id,
             )
         )
 
 
-class LimitIterDataset(_IterPipeline[T]):
+class LimitIterDataset(IterPipeline[T]):
     """The first `count` elements: `ds.limit(count)`.
 
     >>> list(LimitIterDataset(MapDataset.range(5).to_iter_dataset(), 2))
@@ -172,21 +173,21 @@ class LimitIterDataset(_IterPipeline[T]):
     """
 
     def __init__(self, parent: IterDataset[T], count: int):
-        super().__init__(Limit(_stream(parent), count))
+        super().__init__(Limit(_find_stream(parent), count))
 
 
-class RepeatIterDataset(_IterPipeline[T]):
-    """The same elements `num_epochs` times, or endlessly. All epochs are alike: nothing is shuffled anew.
+class RepeatIterDataset(IterPipeline[T]):
+    """The same elements `num_epochs` times, or endlessly. All epochs are the same: nothing is shuffled again.
 
     >>> list(RepeatIterDataset(MapDataset.range(2).to_iter_dataset(), 2))
     [0, 1, 0, 1]
     """
 
     def __init__(self, parent: IterDataset[T], num_epochs: int | None = None):
-        super().__init__(RepeatStream(_stream(parent), num_epochs))
+        super().__init__(RepeatStream(_find_stream(parent), num_epochs))
 
 
-class RebatchIterDataset(_IterPipeline[T]):
+class RebatchIterDataset(IterPipeline[T]):
     """Batches of another size: `ds.rebatch(batch_size)`.
 
     >>> ds = MapDataset.range(6).batch(4).to_iter_dataset()
@@ -195,11 +196,11 @@ class RebatchIterDataset(_IterPipeline[T]):
     """
 
     def __init__(self, parent: IterDataset[T], batch_size: int, drop_remainder: bool = False):
-        super().__init__(Rebatch(_stream(parent), batch_size, bool(drop_remainder)))
+        super().__init__(Rebatch(_find_stream(parent), batch_size, bool(drop_remainder)))
 
 
-class CacheIterDataset(_IterPipeline[T]):
-    """The same elements, computed once and then kept in memory, for all its iterators: `ds.cache()`.
+class CacheIterDataset(IterPipeline[T]):
+    """The same elements, computed once and then kept in memory for all iterators: `ds.cache()`.
 
     >>> ds = CacheIterDataset(MapDataset.range(3).map(lambda x: print("computed", x) or x).to_iter_dataset())
     >>> sum(ds), sum(ds)
@@ -213,7 +214,7 @@ class CacheIterDataset(_IterPipeline[T]):
         super().__init__(_as_iter_dataset(parent).cache()._node)
 
 
-class WindowShuffleMapDataset(_MapPipeline[T]):
+class WindowShuffleMapDataset(MapPipeline[T]):
     """Each window of consecutive elements in an order of its own: `ds.window_shuffle(window_size, seed=seed)`.
 
     >>> list(WindowShuffleMapDataset(MapDataset.range(6), window_size=3, seed=1))
@@ -224,7 +225,7 @@ class WindowShuffleMapDataset(_MapPipeline[T]):
         super().__init__(Reindex(parent._node, WindowShuffle(window_size, seed)))
 
 
-class WindowShuffleIterDataset(_IterPipeline[T]):
+class WindowShuffleIterDataset(IterPipeline[T]):
     """Each window of consecutive elements in an order of its own: `ds.window_shuffle(window_size, seed=seed)`.
 
     >>> list(WindowShuffleIterDataset(MapDataset.range(6).to_iter_dataset(), window_size=3, seed=1))
@@ -232,10 +233,10 @@ class WindowShuffleIterDataset(_IterPipeline[T]):
     """
 
     def __init__(self, parent: IterDataset[T], *, window_size: int, seed: int):
-        super().__init__(WindowShuffleStream(_stream(parent), window_size, seed))
+        super().__init__(WindowShuffleStream(_find_stream(parent), window_size, seed))
 
 
-class ZipIterDataset(_IterPipeline[Any]):
+class ZipIterDataset(IterPipeline[Any]):
     """Tuples of the elements of several streams: `ds.zip(other, ...)`.
 
     >>> a, b = (MapDataset.range(n, n + 2).to_iter_dataset() for n in (0, 10))
@@ -248,22 +249,22 @@ class ZipIterDataset(_IterPipeline[Any]):
     """
 
     def __init__(self, parents: Sequence[IterDataset[Any]], *, strict: bool = True):
-        super().__init__(ZipStream(tuple(map(_stream, parents)), bool(strict)))
+        super().__init__(ZipStream(tuple(map(_find_stream, parents)), bool(strict)))
 
 
-class InterleaveIterDataset(_IterPipeline[T]):
-    """One element of each of `cycle_length` datasets in turn; where one ends, the next takes its place.
+class InterleaveIterDataset(IterPipeline[T]):
+    """One element of each of `cycle_length` datasets in turn. When one ends, the next dataset takes its place.
 
     >>> a, b, c = (MapDataset.range(n, n + 2) for n in (0, 10, 20))
     >>> list(InterleaveIterDataset([a, b, c], cycle_length=2))
     [0, 10, 1, 11, 20, 21]
 
     Args:
-      datasets: the datasets, or a MapDataset of datasets, which are then made only when their turn comes.
-      cycle_length: how many are read at a time.
-      num_make_iter_threads: accepted for Grain's sake, as the next two; workers (`mp_prefetch`) read ahead here.
-      make_iter_buffer_size: see above.
-      iter_buffer_size: see above.
+      datasets: the datasets; or a MapDataset of datasets, each of which is made only when it is read.
+      cycle_length: how many datasets are read at a time.
+      num_make_iter_threads: ignored, as the next two: Grain has them. Use `mp_prefetch` to read ahead.
+      make_iter_buffer_size: ignored.
+      iter_buffer_size: ignored.
     """
 
     def __init__(
@@ -276,14 +277,14 @@ class InterleaveIterDataset(_IterPipeline[T]):
         iter_buffer_size: int = 1,
     ):
         del num_make_iter_threads, make_iter_buffer_size, iter_buffer_size
-        parts = datasets._node if isinstance(datasets, MapDataset) else tuple(map(_stream, datasets))
+        parts = datasets._node if isinstance(datasets, MapDataset) else tuple(map(_find_stream, datasets))
         super().__init__(Interleave(parts, cycle_length))
 
 
 def assert_equal_output_after_checkpoint(ds: Any) -> None:
-    """Checks that iterators of `ds` go on unchanged from each of its states, and that states are of one form.
+    """Checks that an iterator restored from any state of `ds` gives the same elements, and that states have one form.
 
-    It reads all of `ds` once for each element: limit it. `bushel.testing.check_resumes_anywhere` tells more.
+    It reads all of `ds` once per element, so `ds` should be short. `bushel.testing.check_resumes_anywhere` says more.
 
     >>> assert_equal_output_after_checkpoint(MapDataset.range(9).batch(2).to_iter_dataset())
     """
@@ -293,7 +294,7 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
     while True:
         states.append(iterator.get_state())
         form, first = trees.map_leaves(type, states[-1]), trees.map_leaves(type, states[0])
-        np.testing.assert_equal(form, first, f"After {len(expected)} elements, the state is of another form.")
+        np.testing.assert_equal(form, first, f"After {len(expected)} elements the state has another form.")
         try:
             expected.append(next(iterator))
         except StopIteration:
@@ -303,4 +304,4 @@ def assert_equal_output_after_checkpoint(ds: Any) -> None:
         iterator = iter(ds)
         iterator.set_state(state)
         np.testing.assert_equal(iterator.get_state(), state, f"set_state changed the state after {taken} elements.")
-        np.testing.assert_equal(list(iterator), expected[taken:], f"Restored after {taken} elements, others follow.")
+        np.testing.assert_equal(list(iterator), expected[taken:], f"After {taken} elements, other elements follow.")

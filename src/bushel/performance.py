@@ -1,4 +1,4 @@
-"""Settings from a few samples: how many workers, and how many elements to read ahead."""
+"""Recommends settings from a few measured elements: how many workers, and how many elements to prefetch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from bushel.iterator import PipelineIterator
 logger = logging.getLogger("bushel")
 
 HANDING_OVER_S = 20e-6
-"""What it costs all sides together, roughly, to hand one element over."""
+"""About how long it takes to send one element from a worker to the consumer, in seconds."""
 
 MOST_AHEAD = 1000
-"""So many elements are read ahead at most, where nobody says otherwise: Grain's number."""
+"""The largest number of elements to prefetch by default, as in Grain."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -48,18 +48,18 @@ def pick_performance_config(
 ) -> PerformanceConfig:
     """Settings that fit a memory budget, from the size and the time of a few elements.
 
-    It computes the first elements here, without workers. As in Grain, there are as many workers as elements fit the
-    budget, one per core at most, and as many records read ahead as fit it. Besides:
+    It computes the first elements in this process. As in Grain, it recommends as many workers as elements fit into the
+    budget, at most one per core, and as many prefetched records as fit. In addition:
 
-    - elements that are made faster than they could be handed over (20 µs) get no workers;
-    - the budget also bounds the shared memory of the workers;
-    - threads read ahead only where records come from outside memory.
+    - if an element takes less time than sending it (20 µs), there are no workers;
+    - the budget also limits the shared memory of the workers;
+    - threads prefetch only if records come from files or object stores.
 
-    To have the number of workers found while training runs, use `mp_prefetch()` without options instead.
+    `mp_prefetch()` without options measures the best number of workers while training runs.
 
     Args:
       ds: the pipeline, with or without `mp_prefetch`.
-      ram_budget_mb: in units of 2**20 bytes; None for no bound.
+      ram_budget_mb: in units of 2**20 bytes; None for no limit.
       max_workers: None for one per core.
       max_buffer_size: None for 1,000 records.
       samples_to_check: how many elements are computed.
@@ -75,15 +75,15 @@ def pick_performance_config(
             f"pick_performance_config takes an IterDataset, got {type(ds).__name__}: use to_iter_dataset()."
         )
     if ram_budget_mb is not None and not checks.number(ram_budget_mb, "ram_budget_mb") > 0:
-        raise ValueError(f"ram_budget_mb must be positive, or None for no bound; got {ram_budget_mb}.")
-    most_workers = cores() if max_workers is None else _at_least_zero(max_workers, "max_workers")
-    most_ahead = MOST_AHEAD if max_buffer_size is None else _at_least_zero(max_buffer_size, "max_buffer_size")
+        raise ValueError(f"ram_budget_mb must be positive, or None for no limit; got {ram_budget_mb}.")
+    most_workers = cores() if max_workers is None else _check_not_negative(max_workers, "max_workers")
+    most_ahead = MOST_AHEAD if max_buffer_size is None else _check_not_negative(max_buffer_size, "max_buffer_size")
     samples = checks.positive(samples_to_check, "samples_to_check")
     budget = math.inf if ram_budget_mb is None else ram_budget_mb * 2**20
-    node = _without_workers(ds._node)
-    workers = min(_fitting(budget, *_measured(node, samples)), most_workers)
-    ahead = min(_records_ahead(node, budget, samples), most_ahead)
-    threads = min(ahead, max((default_options(part.parent).num_threads for part in _elements(node)), default=0))
+    node = _remove_workers(ds._node)
+    workers = min(_count_workers(budget, *_measure(node, samples)), most_workers)
+    ahead = min(_count_prefetched_records(node, budget, samples), most_ahead)
+    threads = min(ahead, max((default_options(part.parent).num_threads for part in _find_elements(node)), default=0))
     return PerformanceConfig(
         MultiprocessingOptions(
             num_workers=int(workers), budget_bytes=None if ram_budget_mb is None else max(1, int(budget))
@@ -92,55 +92,55 @@ def pick_performance_config(
     )
 
 
-def _fitting(budget: float, size: float, seconds: float) -> float:
-    """How many workers: none where an element is made faster than handed over, else as many as elements fit."""
+def _count_workers(budget: float, size: float, seconds: float) -> float:
+    """How many workers: none if sending an element takes longer than computing it, else as many as elements fit."""
     if not size:
         return math.inf
     return 0 if seconds < HANDING_OVER_S else budget / size
 
 
-def _measured(node: StreamNode, samples: int) -> tuple[float, float]:
-    """Mean bytes and median seconds of the first elements; zero where there are none."""
+def _measure(node: StreamNode, samples: int) -> tuple[float, float]:
+    """Mean bytes and median seconds of the first elements; zeros if there are no elements."""
     sizes, times = [], []
     with PipelineIterator(node, ReadOptions(0, 0)) as it:
         begun = time.perf_counter()
         for element in itertools.islice(it, samples):
             times.append(time.perf_counter() - begun)
-            sizes.append(_size(element))
+            sizes.append(_measure_bytes(element))
             begun = time.perf_counter()
     if not sizes:
-        logger.warning("There is no element to measure: workers and read-ahead are the largest allowed.")
+        logger.warning("There is no element to measure: the most workers and the largest prefetch are recommended.")
         return 0.0, 0.0
     return statistics.fmean(sizes), statistics.median(times)
 
 
-def _records_ahead(node: StreamNode, budget: float, samples: int) -> float:
-    """How many records of each stretch of a map fit the budget, if all of them read ahead."""
-    parts = _elements(node)
+def _count_prefetched_records(node: StreamNode, budget: float, samples: int) -> float:
+    """How many records of each MapDataset in the pipeline fit into the budget, if all of them prefetch."""
+    parts = _find_elements(node)
     if not parts:
         return math.inf
     share = math.ceil(samples / len(parts))
-    sizes = [size for part in parts if (size := _measured(part, share)[0])]
+    sizes = [size for part in parts if (size := _measure(part, share)[0])]
     return budget / (statistics.fmean(sizes) * len(parts)) if sizes else math.inf
 
 
-def _elements(node: Node) -> list[Elements]:
+def _find_elements(node: Node) -> list[Elements]:
     if isinstance(node, Elements):
         return [node]
-    return [part for parent in node.parents for part in _elements(parent)]
+    return [part for parent in node.parents for part in _find_elements(parent)]
 
 
-def _without_workers(node: Any) -> Any:
-    return _without_workers(node.parent) if isinstance(node, Ahead) else rewired(node, _without_workers)
+def _remove_workers(node: Any) -> Any:
+    return _remove_workers(node.parent) if isinstance(node, Ahead) else rewired(node, _remove_workers)
 
 
-def _size(element: Any) -> int:
-    """Bytes of arrays as they say, of everything else as Python says."""
+def _measure_bytes(element: Any) -> int:
+    """The size of an element in bytes: `nbytes` of arrays, `sys.getsizeof` of other leaves."""
     leaves: Iterable[Any] = trees.leaves(element)
     return sum(leaf.nbytes if hasattr(leaf, "nbytes") else sys.getsizeof(leaf) for leaf in leaves)
 
 
-def _at_least_zero(value: Any, what: str) -> int:
+def _check_not_negative(value: Any, what: str) -> int:
     number = checks.integer(value, what)
     if number < 0:
         raise ValueError(f"{what} must be non-negative, got {number}.")

@@ -1,6 +1,6 @@
-"""Laws that every pipeline keeps, for you to run on yours.
+"""Laws that every pipeline should keep: run these checks on your own pipelines.
 
-Each check raises AssertionError with the first element that breaks the law.
+A check raises AssertionError, which shows the first element that breaks the law.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _EXECUTORS = {
 
 
 def check_resumes_anywhere(ds: MapDataset[Any] | IterDataset[Any], *, max_elements: int = 100) -> None:
-    """Checks that a run stopped after any of its first elements and resumed in a fresh iterator goes on unchanged.
+    """Checks that a run can stop after any of its first elements: a new iterator then gives the same elements.
 
-    States go through JSON on the way, as in a checkpoint file.
+    States are converted to JSON and back, as in a checkpoint file.
 
     >>> import bushel
     >>> check_resumes_anywhere(bushel.MapDataset.range(20).seed(1).shuffle().batch(3))
@@ -76,7 +76,7 @@ def check_same_for_any_executor(ds: MapDataset[Any] | IterDataset[Any], *, max_e
 
 
 def _restore(it: DatasetIterator[Any], state: Any) -> None:
-    # Values are judged here, not identity: an impure function changes what it closes over.
+    # This law is about values. An impure function may change what it closes over, and so the identity.
     if isinstance(it, PipelineIterator):
         it.set_state(state, check=False)
     else:
@@ -93,7 +93,7 @@ _END = object()
 def _assert_same(expected: list[Any], found: list[Any], when: str, start: int = 0) -> None:
     for number, (want, have) in enumerate(zip(expected, found, strict=False)):
         assert same(want, have), f"{when}, element {start + number} is {have!r} and should be {want!r}"
-    assert len(expected) == len(found), f"{when}, {len(found)} elements came where {len(expected)} should"
+    assert len(expected) == len(found), f"{when}, there are {len(found)} elements and there should be {len(expected)}"
 
 
 def same(a: Any, b: Any) -> bool:

@@ -362,7 +362,7 @@ def test_without_locks_a_folder_is_removed_when_it_is_old(tmp_path, monkeypatch)
 
 def test_a_folder_of_another_machine_is_removed_when_it_is_old(tmp_path, monkeypatch):
     monkeypatch.setattr(part_folders.socket, "gethostname", lambda: "elsewhere")
-    recording = part_folders.PartFolder(tmp_path)
+    recording = part_folders.PartFolder(tmp_path, tmp_path / "x")
     monkeypatch.undo()
     os.close(recording._lock)  # as a lock looks that is known on its own machine alone
     part_folders.remove_forgotten(tmp_path)

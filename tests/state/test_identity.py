@@ -20,6 +20,7 @@ from restoring import difference, saved
 
 import bushel
 from bushel import MapDataset, ReadOptions, StateMismatch
+from bushel.state import identity
 
 SAME_CODE = "~ map(<lambda>): same name, other code"
 
@@ -440,6 +441,67 @@ def test_what_a_function_remembers_while_running_does_not_count(build):
 def test_a_look_at_the_data_does_not_count():
     assert difference(build_with_random_access(), build_lazy()) == []
     assert difference(build_lazy(), build_with_random_access()) == []
+
+
+# When functions are digested: not when a pipeline is built, but before the first of them runs.
+
+
+def build_with_table(table):
+    return ten().shuffle(seed=1).map(lambda x: table.setdefault(x, x * table["scale"]))
+
+
+def test_building_and_opening_digest_no_function(monkeypatch):
+    digested = []
+    monkeypatch.setattr(identity, "code_digest", lambda function: digested.append(function) or "")
+    it = iter(ten().map(add_1).to_iter_dataset().map(add_1).batch(2))
+    assert digested == []
+    it.get_state()
+    assert digested == [add_1, add_1]
+
+
+def test_a_value_that_changes_before_the_first_element_counts():
+    table = {"scale": 1}
+    ds = build_with_table(table)
+    it = iter(ds)
+    table["scale"] = 2
+    assert difference(build_with_table({"scale": 2}), ds) == []
+    assert it.get_state() == iter(build_with_table({"scale": 2})).get_state()
+
+
+FIRST_USES = {
+    "next": lambda ds: next(iter(ds)),
+    "random access": lambda ds: ds[0],
+    "take": lambda ds: ds.take([0]),
+    "random access further down": lambda ds: ds.batch(2)[0],
+    "stream further down": lambda ds: next(iter(ds.to_iter_dataset().batch(2))),
+    "with options": lambda ds: next(iter(ds.to_iter_dataset().with_options(on_error="skip"))),
+    "threads": lambda ds: list(ds.to_iter_dataset(ReadOptions(2, 2))),
+    "prefetch": lambda ds: start_prefetch(ds.to_iter_dataset().prefetch(2)),
+    "column": lambda ds: ds.column(lambda x: x),
+    "column through a shuffle": lambda ds: ds.seed(1).shuffle().map(lambda x: x).column(lambda x: x),
+    "describe": lambda ds: ds.describe(),
+    "own dataset": lambda ds: own_dataset(OWN)(ds)[0],
+    "in a mixture": lambda ds: MapDataset.mix([ds, ten()])[0],
+    "moved": lambda ds: move(iter(ds)),
+}
+
+
+def start_prefetch(ds):
+    with iter(ds) as it:
+        it.start_prefetch()
+        next(it)
+
+
+def move(it):
+    bushel.experimental.set_next_index(it, 3)
+    next(it)
+
+
+@pytest.mark.parametrize("use", FIRST_USES.values(), ids=FIRST_USES)
+def test_whatever_runs_a_function_first_what_it_remembers_does_not_count(use):
+    fresh, used = build_with_table({"scale": 2}), build_with_table({"scale": 2})
+    use(used)
+    assert saved(used) == saved(fresh)
 
 
 # Bytecode belongs to a Python version.

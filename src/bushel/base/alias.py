@@ -1,4 +1,4 @@
-"""`import grain` answered by Bushel, for programs that were written for Grain."""
+"""Makes `import grain` load Bushel, for programs that were written for Grain."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from bushel.base.config import config
 
 VARIABLE = "BUSHEL_AS_GRAIN"
-"""Set in the environment of a program that runs so: its workers do the same."""
+"""The environment variable that makes the workers of such a program do the same."""
 
 MODULES = {
     "grain": "bushel",
@@ -32,19 +32,19 @@ MODULES = {
 
 
 def install() -> None:
-    """From now on `import grain` gives Bushel, in this process."""
+    """Makes `import grain` load Bushel in this process from now on."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def install_where_asked() -> None:
-    """The same in a process whose environment says so."""
+    """Calls `install` if the environment variable is set."""
     if VARIABLE in os.environ:
         install()
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds Grain's modules, and loads Bushel's instead: the very same ones, not copies."""
+    """Finds Grain's modules, and loads Bushel's modules in their place: the same objects, not copies."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -53,7 +53,7 @@ class _Finder(MetaPathFinder, Loader):
             return None
         if fullname not in MODULES:
             raise ModuleNotFoundError(
-                f"This program runs on Bushel, which stands in for Grain's public modules; {fullname} is none of them. "
+                f"This program runs on Bushel, which replaces Grain's public modules. {fullname} is not one of them. "
                 "Run it with plain Python to use Grain.",
                 name=fullname,
             )
@@ -63,7 +63,7 @@ class _Finder(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # What stands in sys.modules after this is what the import statement gives.
+        # The import statement returns what is in sys.modules after this function.
         sys.modules[module.__name__] = importlib.import_module(MODULES[module.__name__])
         if module.__name__ == "grain":
             config.define_flags()

@@ -18,7 +18,7 @@ Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Columns:
-    """`length` elements as a tree of arrays with a leading axis. The memory belongs to whoever holds the block.
+    """`length` elements as a tree of arrays with a leading axis. The holder of the block may write into the arrays.
 
     A source may answer `__getitems__` with Columns, and everything after it that works on whole arrays
     never sees single records. Where elements are missing, `present` has one bool per element and the arrays hold
@@ -52,7 +52,7 @@ class Columns:
         return [next(there) if present else None for present in self.present.tolist()]
 
     def where(self, kept: np.ndarray) -> Columns:
-        """The same elements, those missing for which `kept` (one bool per element that is there) is False."""
+        """The same elements, but missing where `kept` is False. `kept` has one bool per present element."""
         if kept.all():
             return self
         tree = trees.map_leaves(lambda leaf: leaf[kept], self.tree)
@@ -63,7 +63,7 @@ class Columns:
         return Columns(tree, self.length, present)
 
     def dense(self) -> Columns:
-        """Only the elements that are there."""
+        """Only the elements that are not missing."""
         if self.present is None:
             return self
         return Columns(self.tree, int(self.present.sum()))
@@ -90,7 +90,7 @@ def dense(block: Block) -> Block:
 
 
 def presence(block: Block) -> np.ndarray:
-    """One bool per element: whether it is there."""
+    """One bool per element: False where it is missing."""
     if isinstance(block, Columns):
         return np.ones(block.length, dtype=bool) if block.present is None else block.present
     return np.array([row is not None for row in block], dtype=bool)
@@ -104,7 +104,7 @@ def place_of(block: Block, row: int) -> int:
 def as_columns(block: Block) -> Columns | None:
     """A block as columns: rows of one kind are stacked, missing ones left out.
 
-    None where rows differ in structure, type, dtype or shape: stacking would then change some for the sake of others.
+    None if rows differ in structure, type, dtype or shape: stacking would then convert some of them.
     """
     if isinstance(block, Columns):
         return block
@@ -120,7 +120,7 @@ def as_columns(block: Block) -> Columns | None:
 
 
 def _stacking(rows: list[Any]) -> Callable[[], Any]:
-    """Stacks rows when it is called; raises ValueError beforehand where they are not of one kind."""
+    """A function that stacks `rows`. Raises ValueError at once if the rows are not of one kind."""
     parts = trees.parts_of(rows)
     if parts is not None:
         columns = [_stacking(column) for column in parts[0]]
@@ -182,7 +182,7 @@ def _rows(tree: Any, count: int) -> list[Any]:
     columns = [_rows(part, count) for part in parts[0]]
     if type(tree) is dict:
         keys = tuple(tree)
-        if len(keys) == 2:  # an input and its label: the usual element, at half the cost
+        if len(keys) == 2:  # an input and its label, the usual element: this takes half the time
             one, two = keys
             return [{one: a, two: b} for a, b in zip(*columns)]
         return [dict(zip(keys, values)) for values in zip(*columns)]
@@ -192,7 +192,7 @@ def _rows(tree: Any, count: int) -> list[Any]:
 
 
 def stack(rows: list[Any], empty: Allocate = memory.output) -> Any:
-    """One element whose leaves hold those of `rows` along a new first axis, written once, straight into place.
+    """One element whose leaves hold those of `rows` along a new first axis. Each leaf is copied once.
 
     >>> stack([{"x": 1, "y": (2.0,)}, {"x": 3, "y": (4.0,)}])
     {'x': array([1, 3]), 'y': (array([2., 4.]),)}
@@ -238,7 +238,7 @@ def _stack_leaves(leaves: list[Any], kind: type, empty: Allocate) -> np.ndarray:
         numbers = np.array(leaves)
     except OverflowError:
         return np.stack(leaves)
-    # Integers past 64 bits come out as something else: let numpy's own rule decide there.
+    # Integers that need more than 64 bits get another dtype: then NumPy's own rule decides.
     return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else np.stack(leaves)
 
 

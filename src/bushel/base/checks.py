@@ -1,4 +1,4 @@
-"""Checks of arguments: each wrong value gets a sentence with the value in it."""
+"""Checks of arguments. Each error names the argument and shows the value."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INFINITE = (1 << 63) - 1
 
 
 def integer(value: Any, what: str) -> int:
-    """`value` as an int; floats, bools and strings are refused."""
+    """`value` as an int. Floats, bools and strings raise TypeError."""
     if not isinstance(value, (bool, np.bool_)):
         try:
             return operator.index(value)
@@ -26,8 +26,8 @@ def integer(value: Any, what: str) -> int:
 
 
 def integers(values: Any) -> np.ndarray:
-    """`values`, the indices of many records, as int64; floats, bools and more than one axis are refused."""
-    if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1:  # as pipelines ask: at no cost
+    """The indices of many records as int64. Floats, bools and more than one axis raise TypeError."""
+    if type(values) is np.ndarray and values.dtype is _INT64 and values.ndim == 1:  # what pipelines pass: no copy
         return values
     found = np.asarray(values)
     if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
@@ -38,9 +38,9 @@ def integers(values: Any) -> np.ndarray:
 
 
 def positions(indices: Any, length: int) -> np.ndarray:
-    """The positions that `indices` mean among `length` records, those below 0 counted from the end as in a list."""
+    """The positions that `indices` mean among `length` records. As in a list, negative ones count from the end."""
     places = integers(indices)
-    bits = places.view(_UINT64)  # in which numbers below 0 are the largest
+    bits = places.view(_UINT64)  # seen so, negative numbers are the largest: one comparison checks both ends
     if not len(places) or bits.item(bits.argmax()) < length:
         return places
     for extreme in (places.max(), places.min()):
@@ -66,14 +66,14 @@ def not_negative(value: Any, what: str) -> int:
 
 
 def number(value: Any, what: str) -> float:
-    """`value` as a float; bools and strings are refused."""
+    """`value` as a float. Bools and strings raise TypeError."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number, got {value!r} of type {type(value).__name__}.")
     return float(value)
 
 
 def instance(value: Any, kind: type, what: str, way_out: str) -> None:
-    """Refuses what is no `kind`, and says how it is done."""
+    """Raises TypeError unless `value` is a `kind`. The error ends with `way_out`, which says what to write."""
     if not isinstance(value, kind):
         raise TypeError(f"{what} must be {kind.__name__}, got {value!r} of type {type(value).__name__}: {way_out}.")
 
@@ -89,7 +89,7 @@ def seed(value: Any, *, what: str = "Seed", below: int | None = None) -> int:
 
 
 def weights(values: Sequence[float] | None, count: int, *, zero_allowed: bool = False) -> list[float] | None:
-    """Weights of a mixture of `count` data sets: as many, finite, above zero; or some of them zero."""
+    """The weights of a mixture of `count` data sets as floats: finite, and above zero unless `zero_allowed`."""
     if values is None:
         return None
     try:

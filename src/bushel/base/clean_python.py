@@ -1,4 +1,4 @@
-"""Starts Python processes that know nothing of the user's main module, so a script needs no `__main__` guard."""
+"""Starts Python processes that do not import the user's main module, so a script needs no `__main__` guard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 def start(code: str, descriptor: int, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Starts a Python that runs `code` with this process's module search path, in a session of its own.
 
-    Ctrl-C in the terminal does not reach the new process: whoever starts it must end it.
+    Ctrl-C in the terminal does not reach the new process: the caller must end it.
 
     Args:
       code: Python statements. They never see the main module of this process.
@@ -30,7 +30,7 @@ def start(code: str, descriptor: int, variables: Mapping[str, str] | None = None
 
 
 def folder() -> str:
-    """The current folder; the root where it is gone, since Python may not start in it."""
+    """The current folder; the root folder if the current one was deleted, since Python could not start there."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -38,12 +38,12 @@ def folder() -> str:
 
 
 def search_path() -> list[str]:
-    """Where modules are looked for. Python passes over entries that are no text, such as a Path."""
+    """The folders in which Python looks for modules. As Python does, it ignores entries that are not a str."""
     return [str(entry) for entry in sys.path if isinstance(entry, str)]
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, in words: `code` is as in `Popen.returncode`."""
+    """How a process ended, as the end of a sentence. `code` is as in `Popen.returncode`."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

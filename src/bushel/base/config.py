@@ -1,4 +1,4 @@
-"""Grain's settings by name, for programs that set them. One of them means something to Bushel."""
+"""Grain's settings by name, for programs that set them. Only one of them changes what Bushel does."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _PROFILING = "grain_enable_multiprocess_worker_profiling"
 
 
 class Config:
-    """Remembers settings of Grain's names, from `update` on, without flags to parse.
+    """Settings under Grain's names. No flags need to be parsed.
 
     `py_traceback_filtering="off"` keeps Bushel's own code in the tracebacks of your errors. The others change nothing:
-    what they are for in Grain has other ways here, `iterator.report()`, `DatasetOptions`, notes on errors.
+    use `iterator.report()` and `DatasetOptions` instead.
 
     >>> config = Config()
     >>> config.update("py_debug_mode", True)

@@ -1,4 +1,4 @@
-"""The values of an array as arrays without padding, for digests. What is done with them: state/digest.py."""
+"""Splits arrays into arrays without padding, so that equal values have equal bytes. For digests: state/digest.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def without_padding(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 
 def _split_longdouble(array: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Three float64 numbers and an exponent that say the same: no format of a longdouble has more than 159 bits."""
+    """The values as three float64 numbers and an exponent: no format of a longdouble has more than 159 bits."""
     finite = np.isfinite(array)
     rest, exponent = np.frexp(np.where(finite, array, 0))
     parts = [("", np.where(finite, 0.0, array).astype(np.float64)), (" exponent", exponent.astype(np.int32))]

@@ -1,4 +1,7 @@
-"""What a user's function may do with memory, judged by its code. It is never run here, and doubt counts against it."""
+"""Whether a user's function may write into its argument, or return an object that it keeps: judged by its bytecode.
+
+The function is not run. If the code does not tell, the answer is yes, which costs a copy and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _READING_ONLY = frozenset(_READING.split())
 
 
 def may_write(function: Any) -> bool:
-    """Whether a function could change its argument. It cannot if it calls nothing and stores into nothing.
+    """Whether a function could write into its argument. It cannot if it calls no function and stores into no object.
 
     >>> may_write(lambda x: {"image": x["image"], "label": x["label"] + 1})
     False
@@ -53,14 +56,14 @@ def _code_may_write(code: types.CodeType) -> bool:
 def may_share(function: Any) -> bool:
     """Whether a function could return an object that it keeps: one that it closes over, a global, an attribute.
 
-    What it calls of installed packages is trusted to return new objects.
+    Functions of installed packages are trusted to return new objects.
 
     >>> may_share([[1], [2]].__getitem__), may_share(np.negative)
     (True, False)
     """
     try:
         return _holds(function, set())
-    except Exception:  # an object that does not like to be looked at
+    except Exception:  # an object whose attributes cannot be read
         return True
 
 
@@ -76,7 +79,7 @@ _WITHOUT_PARTS = (
 
 
 def _holds(value: Any, seen: set[int]) -> bool:
-    """Whether an object leads to one that can be changed."""
+    """Whether an object refers, directly or not, to an object that can be changed."""
     kind = type(value)
     if kind in IMMUTABLE or id(value) in seen or isinstance(value, _WITHOUT_PARTS):
         return False

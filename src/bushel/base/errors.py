@@ -15,9 +15,9 @@ from bushel.base.config import config
 
 
 class StateMismatch(ValueError):
-    """A state that belongs to another pipeline, or that is no state at all.
+    """A state that belongs to another pipeline, or a value that is not a state.
 
-    `path` is the place in the state that is wrong, where it is one place: keys of dicts and numbers in lists.
+    If one place in the state is wrong, `path` leads there: keys of dicts and numbers in lists.
     """
 
     def __init__(self, message: str, *path: str | int):
@@ -34,7 +34,7 @@ class PositionOutOfRange(StateMismatch, IndexError):
 
 
 class inside:
-    """A `with` block in which a part of a state is read: a StateMismatch from in there gets the path to that part.
+    """A `with` block that reads a part of a state. A StateMismatch raised inside gets the path to that part.
 
     >>> with inside("parents", 1):
     ...     raise StateMismatch("No such element.", "next_index")
@@ -54,7 +54,7 @@ class inside:
 
 
 class StoppedByUser(RuntimeError):
-    """A user's function raised StopIteration, which would have ended the data silently."""
+    """A user's function raised StopIteration. Passed on, it would have ended the iteration without an error."""
 
 
 class WorkerDied(RuntimeError):
@@ -62,15 +62,15 @@ class WorkerDied(RuntimeError):
 
     at: tuple[int, int] | None = None
     counted: int = 0
-    """How many of the operations that count elements had seen them."""
+    """How many of the operations that count elements had counted these elements."""
 
 
 class PipelineNotSent(TypeError):
-    """Something in a pipeline cannot be pickled, so that it cannot go to worker processes."""
+    """A part of the pipeline cannot be pickled, so the pipeline cannot be sent to worker processes."""
 
 
 class DamagedFile(ValueError):
-    """A file that is not what it should be: cut short, changed, written half, or of another format."""
+    """A file that is damaged: cut short, changed, half written, or of another format."""
 
 
 class TooLarge(DamagedFile):
@@ -78,10 +78,10 @@ class TooLarge(DamagedFile):
 
 
 class RowFailed(Exception):
-    """Row `row` of a block could not be made because of `error`. Never leaves the library.
+    """Row `row` of a block could not be computed because of `error`. Users never see this exception.
 
-    Nodes that change positions (batch, mix, flat_map) translate `row`; whoever asked for the block
-    raises `error` itself.
+    Nodes that change positions (batch, mix, flat_map) translate `row`. The caller that asked for the block raises
+    `error` itself.
     """
 
     def __init__(self, row: int, error: Exception):
@@ -98,16 +98,16 @@ def in_words(error: Exception) -> str:
     """An error as text: its type, its message and its notes."""
     try:
         said = str(error)
-    except Exception:  # of the user's own `__str__`
-        said = "(its text cannot be made)"
+    except Exception:  # the user's own `__str__` failed
+        said = "(its `__str__` failed)"
     return "\n".join([f"{type(error).__name__}: {said}", *getattr(error, "__notes__", [])])
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Gives errors of writing the name of the file: that a disk is full, the system says without a name.
+    """Adds the name of the file to errors of writing: the system reports a full disk without a name.
 
-    The package array_record raises RuntimeErrors; these become OSErrors, too.
+    The package array_record raises RuntimeError; that becomes an OSError too.
     """
     try:
         yield
@@ -118,7 +118,7 @@ def writing(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Adds a note also to an exception that refuses attributes, such as a frozen dataclass."""
+    """Adds a note to an exception, also to one that refuses new attributes, such as a frozen dataclass."""
     try:
         error.add_note(note)
     except Exception:
@@ -131,7 +131,7 @@ def located(error: Exception, where: str) -> Exception:
     """The error to raise for `error`, with a note that says `where` it happened."""
     if isinstance(error, StopIteration):
         stopped = StoppedByUser(
-            "A function of the pipeline raised StopIteration, which would end the data early without a word. "
+            "A function of the pipeline raised StopIteration, which would end the iteration early without an error. "
             "Raise another exception, or use `filter` to drop elements."
         )
         stopped.__cause__ = error
@@ -142,7 +142,7 @@ def located(error: Exception, where: str) -> Exception:
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = os.path.join(_PACKAGE, ""), os.path.join(os.path.dirname(os.__file__), "concurrent", "futures", "")
-"""Folders of code that is no business of the user's when an element fails."""
+"""Folders whose code is left out of the traceback when an element fails."""
 
 
 def is_ours(filename: str) -> bool:
@@ -151,15 +151,15 @@ def is_ours(filename: str) -> bool:
 
 
 def without_our_frames(error: Exception) -> Exception:
-    """The error with a traceback that begins with the user's own code, as far as it is about the user's code.
+    """The error with a traceback that begins with the user's own code.
 
-    Errors from inside of Bushel that nobody has foreseen keep it whole, as do all after
+    An unexpected error inside Bushel keeps its whole traceback. So do all errors after
     `config.update("py_traceback_filtering", "off")`.
     """
     trace = error.__traceback__
     while trace is not None and is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    foreseen = hasattr(error, "__notes__") or type(error).__module__ == __name__
-    if config.py_traceback_filtering == "off" or (trace is None and not foreseen):
+    expected = hasattr(error, "__notes__") or type(error).__module__ == __name__
+    if config.py_traceback_filtering == "off" or (trace is None and not expected):
         return error
     return error.with_traceback(trace)

@@ -1,4 +1,4 @@
-"""Which globals a function reads, and which modules are the user's own. Nothing is digested here: see digest.py."""
+"""Finds the globals that a function reads, and tells whether code is the user's own. For digests: state/digest.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READS_OF_MODULES = {"LOAD_ATTR", "LOAD_METHOD"}
 
 
 def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The globals that a function and the functions inside of it read, by name; of modules what is read of them.
+    """The globals that a function and its inner functions read, by name; for a module, the attribute that is read.
 
     >>> def area(radius):
     ...     return math.pi * radius ** SQUARED
@@ -38,7 +38,7 @@ def globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """Names of globals, each with the attributes that are read of it one after another."""
+    """Names of globals, each followed by the attributes that are read from it."""
     path: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
         if path and instruction.opname in _READS_OF_MODULES:
@@ -53,7 +53,7 @@ def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
 
 
 def is_own(function_or_class: Any) -> bool:
-    """Whether a function or class is the user's: not of the standard library, of an installed package, or of Bushel.
+    """Whether a function or class is the user's own: not from the standard library, an installed package, or Bushel.
 
     >>> is_own(Path), is_own(dis.get_instructions)
     (False, False)

@@ -1,6 +1,6 @@
-"""What Grain gives to users' classes for its own bookkeeping, so that those written for it run: nothing is kept here.
+"""Attributes that Grain gives to users' classes for its statistics, so that classes written for Grain run here.
 
-Stages are timed from outside, and the number of workers changes nothing that an iterator could see.
+They record nothing: the engine measures stages from outside.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 
 class Stats:
-    """Stands for Grain's statistics of a dataset: takes all and records none of it."""
+    """Takes the calls of Grain's statistics of a dataset, and records nothing."""
 
     def record_self_time(
         self, *, num_elements: int = 1, offset_ns: float = 0
     ) -> contextlib.AbstractContextManager[None]:
-        """Does nothing about the time inside."""
+        """A context that measures nothing."""
         return contextlib.nullcontext()
 
     def record_output_spec(self, element: Any) -> Any:
-        """The element as it is."""
+        """Returns the element."""
         return element
 
     record_output_spec_for_batch = record_bytes_consumed = record_bytes_produced = record_output_spec
@@ -28,7 +28,7 @@ class Stats:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessContext:
-    """Which of several processes an iterator runs in, as far as it can tell: the only one."""
+    """The process that an iterator runs in, as Grain counts them: always the only one."""
 
     process_index: int = 0
     process_count: int = 1
@@ -36,6 +36,6 @@ class ProcessContext:
 
 @dataclasses.dataclass(frozen=True)
 class IteratorContext:
-    """What an iterator knows of its surroundings."""
+    """The context that Grain gives to an iterator."""
 
     mp_context: ProcessContext = ProcessContext()

@@ -1,4 +1,4 @@
-"""Modules that are loaded when they are used: `import bushel` must stay quick, and few programs need all of it."""
+"""Modules that are imported when they are first used, so that `import bushel` is quick."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Lazy:
-    """Stands for a module until something of it is asked for."""
+    """A module that is imported when one of its attributes is first read."""
 
     def __init__(self, name: str):
         self._name = name

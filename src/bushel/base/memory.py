@@ -1,4 +1,4 @@
-"""Memory for batches: aligned so that JAX on CPU takes an array over instead of copying it."""
+"""Memory for batches: aligned, so that JAX on CPU uses an array in place instead of copying it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 
 ALIGNMENT = 64
 WORTH_ALIGNING = 4096
-"""Bytes; below, a copy costs less than the care."""
+"""In bytes. Copying a smaller array costs less than aligning it."""
 
 
 Allocator = Callable[[tuple[int, ...], "np.dtype[Any]", int], "np.ndarray | None"]
-"""(shape, dtype, bytes) -> an array, or None where it has no room."""
+"""(shape, dtype, bytes) -> an array, or None if there is not enough memory left."""
 
 _allocator: Allocator | None = None
-_thread = 0  # the one that has set it, for which alone it works
+_thread = 0  # the thread that has set the allocator; other threads do not use it
 
 
 @contextlib.contextmanager
 def allocating(where: Allocator | None) -> Iterator[None]:
-    """Results that this thread makes meanwhile come from `where`; None: from memory of their own.
+    """Inside this block, arrays that this thread makes with `output` lie in memory from `where`; None: in new memory.
 
-    That memory is written again as soon as the consumer is through with them. So no function of the user's may run
-    meanwhile, and nothing that keeps what it has seen.
+    `where` usually hands out shared memory, which is written again once the consumer has deleted the arrays. So no
+    user's function may run inside the block, nor anything that keeps an array: its content would change later.
     """
     global _allocator, _thread
     before = _allocator, _thread
@@ -40,7 +40,7 @@ def allocating(where: Allocator | None) -> Iterator[None]:
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function that makes no results, but what results are made of; a user's function may be among it."""
+    """Calls a function with `allocating` switched off: it may run a user's function, or keep its arrays."""
     if _allocator is None or _thread != threading.get_ident():
         return function(*arguments)
     with allocating(None):
@@ -48,7 +48,7 @@ def apart(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def output(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Like `empty`, for an array that is a result: it may lie in memory that others read."""
+    """Like `empty`, for an array that is a result: it may lie in shared memory, see `allocating`."""
     dtype = np.dtype(dtype)
     if _allocator is not None and _thread == threading.get_ident() and not dtype.hasobject:
         size = math.prod(shape) * dtype.itemsize

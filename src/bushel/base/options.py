@@ -1,4 +1,4 @@
-"""Options of running. What they mean is decided by the engine; they never change the output."""
+"""Options of how a pipeline runs: threads, workers, errors. Threads and workers never change the output."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TELEMETRY = os.environ.get("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY", "").lower() in
 class ReadOptions:
     """How many threads read ahead, and how many elements they may hold ready.
 
-    Zero of either means: no threads, each element is computed when it is asked for. That is the
-    fastest choice for data in memory and for transformations written in plain Python; threads pay
-    where the work releases the GIL (files, object stores, decoders).
+    If either is zero there are no threads, and `next` computes each element. That is the fastest choice for data in
+    memory and for transformations written in plain Python. Threads help where the work releases the GIL: files, object
+    stores, decoders.
 
     >>> ReadOptions(num_threads=4, prefetch_buffer_size=64)
     ReadOptions(num_threads=4, prefetch_buffer_size=64)
@@ -52,17 +52,16 @@ class ReadOptions:
 
 @dataclasses.dataclass(slots=True)
 class MultiprocessingOptions:
-    """How many worker processes compute ahead, and within which bounds. The output is the same for all of them.
+    """How many worker processes prefetch, and within which limits. The output is the same for all choices.
 
     Args:
-      num_workers: worker processes; 0 computes in the process that asks. None leaves the number to Bushel: it starts
-        with one, and measures while it runs how many bring something, up to one per core, and how far ahead they
-        should work.
-      per_worker_buffer_size: how many blocks beyond the two at hand each worker may have under way.
-      enable_profiling: accepted for Grain's sake; it changes nothing.
-      budget_bytes: bounds the shared memory for results, 1 GiB by default. When arrays that you keep fill it,
-        results go on as copies.
-      timeout_s: an element that takes longer is given up with an error that names it; by default there is no limit.
+      num_workers: worker processes. 0 computes in the consumer. None lets Bushel choose: it starts with one worker,
+        measures how much each further one helps, up to one per core, and chooses how far they prefetch.
+      per_worker_buffer_size: how many blocks each worker may hold, beyond two.
+      enable_profiling: ignored: it exists because Grain has it.
+      budget_bytes: the most shared memory for results, 1 GiB by default. If the arrays that you keep fill it, further
+        results are copied.
+      timeout_s: seconds after which an element fails with an error that names it; by default there is no limit.
 
     >>> import bushel
     >>> ds = bushel.MapDataset.range(4).map(lambda x: x * x).batch(2).to_iter_dataset()
@@ -108,7 +107,7 @@ def _tracking_mode(mode: Any) -> ExecutionTrackingMode:
 
 @dataclasses.dataclass(frozen=True)
 class _Default:
-    """A value that nobody has chosen: it gives way to one that somebody has."""
+    """A default value. A value that the user chose replaces it when options are merged."""
 
     value: Any
 
@@ -118,16 +117,16 @@ class DatasetOptions:
     """Options of a whole pipeline, given to it by `WithOptionsIterDataset`.
 
     Args:
-      filter_warn_threshold_ratio: a filter that drops this share of 1,000 elements, or more, is warned of. None or 0:
-        never.
-      filter_raise_threshold_ratio: the same, with a ValueError.
+      filter_warn_threshold_ratio: a filter that drops this share of 1,000 elements, or more, logs a warning. None or
+        0: never.
+      filter_raise_threshold_ratio: the same, with a ValueError instead of a warning.
       execution_tracking_mode: "stage_timing" times every stage, for `iterator.report()`; a member of
         ExecutionTrackingMode, or its name.
-      on_error: "skip" leaves out elements that fail, and counts them in `iterator.skipped` and in its state; a batch
-        made in a MapDataset is left out whole, and so is the unreadable rest of a file that is read in order. "raise"
-        raises, and `next` tries again.
+      on_error: "raise" raises the error, and the following `next` tries the element again. "skip" leaves out elements
+        that fail, and counts them in `iterator.skipped` and in the state. It leaves out the whole of a batch that was
+        made in a MapDataset, and the rest of a file that is read in order and cannot be read on.
       skip_limit: how many may be skipped before the next one raises; None for any number.
-      min_shm_size: accepted for Grain's sake; it changes nothing. Arrays below 4 KiB never need shared memory.
+      min_shm_size: ignored: it exists because Grain has it. Arrays below 4 KiB never need shared memory.
 
     >>> DatasetOptions(filter_raise_threshold_ratio=0.99)
     DatasetOptions(filter_raise_threshold_ratio=0.99)
@@ -145,11 +144,18 @@ class DatasetOptions:
     """Names of the options that were given."""
 
     def __post_init__(self) -> None:
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-        chosen = {name for name, value in given.items() if not isinstance(value, _Default)}
-        object.__setattr__(self, "_chosen", frozenset(chosen))
-        for name in given.keys() - chosen:
-            object.__setattr__(self, name, given[name].value)
+        chosen = []
+        for name in _OPTION_NAMES:
+            value = getattr(self, name)
+            if type(value) is _Default:
+                object.__setattr__(self, name, value.value)
+            else:
+                chosen.append(name)
+        if chosen:
+            object.__setattr__(self, "_chosen", frozenset(chosen))
+            self._check()
+
+    def _check(self) -> None:
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
             ratio = getattr(self, name)
             if ratio is not None and not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= 1):
@@ -163,17 +169,20 @@ class DatasetOptions:
             raise ValueError(f"min_shm_size must be non-negative, got {self.min_shm_size}.")
 
     def merge(self, other: DatasetOptions | None) -> DatasetOptions:
-        """These options, and those of `other` where nothing was chosen here.
+        """These options, with those of `other` for the options that were not chosen here.
 
         >>> DatasetOptions(min_shm_size=1).merge(DatasetOptions(min_shm_size=2, filter_warn_threshold_ratio=None))
         DatasetOptions(filter_warn_threshold_ratio=None, min_shm_size=1)
         """
-        return self if other is None else DatasetOptions(**(other._given() | self._given()))
+        if other is None or not other._chosen:
+            return self
+        return DatasetOptions(**(other._given() | self._given())) if self._chosen else other
 
     def _given(self) -> dict[str, Any]:
-        return {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in self._chosen
-        }
+        return {name: getattr(self, name) for name in _OPTION_NAMES if name in self._chosen}
 
     def __repr__(self) -> str:
         return f"DatasetOptions({', '.join(f'{name}={value}' for name, value in self._given().items())})"
+
+
+_OPTION_NAMES = tuple(field.name for field in dataclasses.fields(DatasetOptions) if field.init)

@@ -1,9 +1,9 @@
-"""Who else holds a record: records that somebody keeps are copied before a user's function may write into them.
+"""Copies records that a source or a cache keeps, before a user's function may write into them.
 
 A source may return an object that it keeps: an entry of a list, a view of an array, a value of a cache. A function that
-writes into such an object would change what the next epoch reads, and other epochs with other numbers of workers. So
-whatever enters the pipeline is made private here. An object that nobody else holds is private already: CPython counts
-the references to each object, and a fresh object has exactly one, from the container that it is in.
+writes into such an object would change what the next epoch reads, and the output would depend on the number of workers.
+So every record that enters a pipeline is made private here. An object that nothing else refers to is private already:
+CPython counts the references to each object, and a new object has exactly one, from the container that it is in.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ IMMUTABLE = frozenset(
     {int, float, complex, bool, str, bytes, type(None), range, slice, type(Ellipsis)}
     | {kind for kind in np.sctypeDict.values() if not issubclass(kind, (np.void, np.object_))}
 )
-"""Types whose objects cannot be changed: they are handed over as they are."""
+"""Types whose objects cannot be changed: they are never copied."""
 
 _all_immutable = IMMUTABLE.issuperset
 
 _COUNTS = "t" not in getattr(sys, "abiflags", "")
-"""Whether reference counts tell who holds an object. Python without a GIL splits them: there, all is copied."""
+"""Whether reference counts are exact. Python without a GIL splits them; there every record is copied."""
 
 # What `sys.getrefcount` says of an object that only one container holds. `map` calls it from C, so that the result
 # does not depend on how a version of Python treats local variables.
@@ -44,7 +44,7 @@ _NONE = type(None)
 
 
 def own(rows: list[Any]) -> list[Any]:
-    """The rows, with all that others hold replaced by copies. The list must be the only one that holds the rows.
+    """The rows, with a copy in place of each object that something else refers to. Only the list may hold the rows.
 
     >>> kept = np.zeros(2)
     >>> row, = own([{"kept": kept, "fresh": np.zeros(2)}])
@@ -67,28 +67,28 @@ def own(rows: list[Any]) -> list[Any]:
 
 
 def own_columns(block: Columns) -> Columns:
-    """Columns whose arrays are copied where others hold them."""
+    """Columns with a copy in place of each array that something else refers to."""
     tree = own([block.tree])[0]
     return dataclasses.replace(block, tree=tree)
 
 
 def own_block(block: Block) -> Block:
-    """A block with all that others hold replaced by copies. Nobody else may hold the list, if it is one."""
+    """A block with a copy in place of each object that something else refers to. Only the caller may hold the block."""
     return own_columns(block) if isinstance(block, Columns) else own(block)
 
 
 def copied_block(block: Block) -> Block:
-    """A block that shares nothing with another that a function could write into."""
+    """A copy of a block that shares no object with it that a function could write into."""
     if isinstance(block, Columns):
         return dataclasses.replace(block, tree=copied(block.tree))
     return list(map(copied, block))
 
 
 def copied(value: Any) -> Any:
-    """A copy that shares nothing with `value` that a function could write into.
+    """A copy that shares no object with `value` that a function could write into.
 
     Containers, arrays, dataclasses and objects that say how they are copied (`__deepcopy__`) are copied. An object of
-    any other class is handed over as it is: a copy of a tokenizer or of an open file would do harm.
+    any other class is not copied: a copy of a tokenizer or of an open file would do harm.
     """
     kind = type(value)
     if kind is dict:
@@ -105,7 +105,7 @@ def copied(value: Any) -> Any:
 
 
 def _own_entries(entries: dict[Any, Any]) -> None:
-    """Copies the values of a dict that others hold. Nobody else holds the dict."""
+    """Copies the values of a dict that something else refers to. Only the caller holds the dict."""
     rest = False
     for key, value in entries.items():  # first the usual records: numbers, and views of arrays that the source keeps
         kind = type(value)
@@ -115,14 +115,14 @@ def _own_entries(entries: dict[Any, Any]) -> None:
             else:
                 rest = True
     if rest:
-        value = None  # so that only the entries, and whoever else does, hold the last value
+        value = None  # this variable would count as another reference to the last value
         for key, count in zip(list(entries), list(map(getrefcount, entries.values()))):
             if type(entries[key]) not in IMMUTABLE:
                 entries[key] = copied(entries[key]) if count > _FRESH else _own_inside(entries[key])
 
 
 def _own_inside(value: Any) -> Any:
-    """An object that nobody else holds, made to hold no part that others hold. Another object if it cannot change."""
+    """`value`, whose parts are copied where something else refers to them. Only the caller holds `value` itself."""
     kind = type(value)
     if isinstance(value, np.ndarray):
         return value if _owns_memory(value) else copied(value)
@@ -142,18 +142,18 @@ def _own_inside(value: Any) -> Any:
     elif hasattr(value, "__dict__") and dataclasses.is_dataclass(kind):
         _own_entries(vars(value))
     elif isinstance(value, np.void) or dataclasses.is_dataclass(kind) or hasattr(kind, "__deepcopy__"):
-        return copied(value)  # an entry of an array, fields in slots, a tensor: each may look into memory that is kept
+        return copied(value)  # an entry of an array, fields in slots, a tensor: each may be a view of memory in use
     return value
 
 
 def _owns_memory(value: np.ndarray) -> bool:
-    """Whether nobody else can reach the memory of an array that nobody else holds."""
+    """Whether nothing else refers to the memory of an array. Only the caller holds the array itself."""
     kind = type(value.base)
     if kind is _NONE:
         return not value.dtype.hasobject
     if kind is np.ndarray:
         return getrefcount(value.base) <= _FRESH_BASE and value.base.base is None  # type: ignore[union-attr]
-    return kind is bytes  # it can only be read, by whomever. Other objects may be views of memory that is kept
+    return kind is bytes  # nobody can write into it. Any other object may be a view of memory in use
 
 
 _CONTAINERS = (dict, list, tuple, set, bytearray, collections.deque, collections.UserDict, collections.UserList)
@@ -161,7 +161,7 @@ _CONTAINERS = (dict, list, tuple, set, bytearray, collections.deque, collections
 
 @functools.lru_cache(maxsize=1024)
 def _copier(kind: type) -> Callable[[Any], Any]:
-    """How objects of a kind are copied; the identity for those that are handed over as they are."""
+    """The function that copies objects of a class. It returns objects that need no copy as they are."""
     if issubclass(kind, np.ndarray):
         return lambda value: copy.deepcopy(value) if value.dtype.hasobject else value.copy()
     if issubclass(kind, np.void):  # an entry of a structured array: it looks into the array
@@ -189,7 +189,7 @@ def _deeply(value: Any) -> Any:
 
 
 def _copy_image(image: Any) -> Any:
-    """A copy of an image of Pillow, which forgets the format of its file otherwise."""
-    made = image.copy()
-    made.format = image.format
-    return made
+    """A copy of a Pillow image that keeps `format`, which `image.copy()` drops."""
+    copied_image = image.copy()
+    copied_image.format = image.format
+    return copied_image

@@ -1,4 +1,4 @@
-"""How far long work is: one line on a terminal or in a notebook, a log line now and then elsewhere."""
+"""Shows the progress of long work: one line on a terminal or in a notebook, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ logger = logging.getLogger("bushel")
 
 _REDRAW_S = 0.2
 _FIRST_LOG_S = 5.0
-"""Work that ends sooner leaves no log line."""
+"""Work that takes less time writes no log line."""
 _LOG_EVERY_S = 30.0
 
 
 class Progress:
-    """Says how far work is, of how much if that is known.
+    """Shows how much of some work is done, and of how much if that is known.
 
-    On a terminal and in a notebook the line is drawn anew in its place. Elsewhere, in a job without a terminal, the
-    logger "bushel" gets a line at level INFO every half minute.
+    On a terminal and in a notebook the line is drawn again in its place. Elsewhere the logger "bushel" gets a line at
+    level INFO every half minute.
 
     >>> progress = Progress("column length", 1000)
     >>> progress.show(250)
@@ -33,7 +33,7 @@ class Progress:
         self._width = 0
 
     def show(self, done: int) -> None:
-        """Says that so much is done, but not all the time."""
+        """Shows that `done` parts are done. Most calls draw nothing: it may be called for every part."""
         now = time.monotonic()
         drawn = _is_drawn()
         if self._begun is None:
@@ -52,25 +52,25 @@ class Progress:
         return f"{done:,} of {self._total:,} ({done / max(1, self._total):.0%}){left}"
 
     def say(self, text: str) -> None:
-        """Puts a text in place of the line; where there is no such place, logs it."""
+        """Draws a text in place of the line, or logs it."""
         line = f"{self._name}: {text}"
         if not _is_drawn():
             logger.info("%s", line)
             return
-        # Blanks over the rest of a longer line before: a notebook does not know the terminal's code for that.
+        # Blanks cover the rest of a longer line: a notebook does not know the terminal code that clears a line.
         sys.stderr.write(f"\r{line.ljust(self._width)}")
         sys.stderr.flush()
         self._width = len(line)
 
     def end(self) -> None:
-        """Leaves the line."""
+        """Ends the line, so that other output begins on a new one."""
         if self._width and _is_drawn():
             sys.stderr.write("\n")
             self._width = 0
 
 
 def _is_drawn() -> bool:
-    """Whether a line can be drawn anew: on a terminal, and in a notebook, whose kernel has no terminal."""
+    """Whether a line can be drawn again in its place: on a terminal, or in a notebook."""
     shell = sys.modules.get("IPython")
     if shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell":
         return True

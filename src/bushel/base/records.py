@@ -1,4 +1,4 @@
-"""Records with what a sampler says of them: the elements that a DataLoader's operations pass on."""
+"""Records with metadata of their sampler: the elements that the operations of a DataLoader get and return."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(slots=True)
 class RecordMetadata:
-    """Which record it is: its place in the sampler's order, its place in the source, a generator of its own.
+    """Position in the order of the sampler, position in the source, and a random generator of its own.
 
     >>> RecordMetadata(index=3, record_key=7).remove_record_key()
     RecordMetadata(index=3, record_key=None, rng=None)
@@ -23,7 +23,7 @@ class RecordMetadata:
     rng: np.random.Generator | None = None
 
     def remove_record_key(self) -> RecordMetadata:
-        """The same without `record_key`, for what is no longer a single record."""
+        """The same without `record_key`, for an element that was made of several records."""
         return self if self.record_key is None else dataclasses.replace(self, record_key=None)
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class RecordMetadata:
 
 @dataclasses.dataclass(slots=True)
 class Record(Generic[T]):
-    """Data and where they come from.
+    """Data, and the metadata of where they come from.
 
     >>> Record(RecordMetadata(index=0), data="pear").data
     'pear'

@@ -353,7 +353,7 @@ def _reworded(error: BaseException, secrets: list[str]) -> BaseException:
             return error
         said = clean(said, secrets)
     except Exception:  # of its own `__str__`
-        said = "(its text cannot be made)"
+        said = "(its `__str__` failed)"
     kind = next((kind for kind in (OSError, ValueError, ImportError) if isinstance(error, kind)), RuntimeError)
     instead = kind(f"{type(error).__name__}: {said}")
     for note in notes:

@@ -1,4 +1,4 @@
-"""Generators that belong to an index: a Philox stream whose counter is set, not advanced."""
+"""Random generators that belong to an index: a Philox stream whose counter is set to the index."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _WORD = (1 << 64) - 1
 
 
 class Generators:
-    """One reusable generator that can be pointed at any index; not safe for two threads at a time.
+    """One generator that can be set to any index. Two threads must not use it at the same time.
 
-    The stream of index i is Philox with key from `seed` and counter (0, 0, op_seed, i), so that it depends on
-    nothing that happened before.
+    The stream of index i is Philox with a key from `seed` and the counter (0, 0, op_seed, i). It does not depend on
+    earlier draws.
     """
 
     def __init__(self, seed: int):
         self._bits = np.random.Philox(seed)
         self._rng = np.random.Generator(self._bits)
-        # Assigning one prepared state is the cheapest way to rewind; numpy copies what it is given.
+        # Assigning one prepared state is the cheapest way to set the counter. NumPy copies the state.
         state: Any = dict(self._bits.state)
         self._counter = np.zeros(4, dtype=np.uint64)
         state["state"] = {"counter": self._counter, "key": state["state"]["key"]}
@@ -40,7 +40,7 @@ class Generators:
 
 
 class _Key:
-    """A key as numpy takes it from a seed sequence, in place of a seed that would be hashed into one."""
+    """A Philox key in the form of a seed sequence: NumPy then uses it as it is, and does not hash it."""
 
     def __init__(self, key: int):
         self._key = key
@@ -50,7 +50,7 @@ class _Key:
 
 
 def keyed(key: int) -> np.random.Generator:
-    """A generator of its own, as `Generator(Philox(key=key))` in half the time: that one asks the system for a seed.
+    """The same as `Generator(Philox(key=key))` in half the time: Philox would ask the system for a seed first.
 
     >>> float(keyed(7).random())
     0.8720734548204873
@@ -61,14 +61,14 @@ def keyed(key: int) -> np.random.Generator:
 
 @functools.cache
 def _make_keys_known() -> None:
-    # Not before: numpy loads its generators when they are first used, and `import bushel` does not use them.
+    # NumPy loads its generators when they are first used. `import bushel` does not use them, so it is not done there.
     from numpy.random.bit_generator import ISeedSequence
 
     ISeedSequence.register(_Key)
 
 
 class RngPool:
-    """Generators by index for several threads, as in Grain.
+    """Generators by index, for several threads, as in Grain.
 
     >>> pool = RngPool(7)
     >>> rng = pool.acquire_rng(0)
@@ -87,7 +87,7 @@ class RngPool:
         return (RngPool, (self._seed,))
 
     def borrow(self) -> Generators:
-        """Generators for the caller alone, until `give_back`."""
+        """Generators that only the caller uses, until `give_back`."""
         with self._lock:
             return self._free.pop() if self._free else Generators(self._seed)
 
@@ -106,5 +106,5 @@ class RngPool:
         """Gives a generator back for reuse."""
         generators = self._lent.pop(id(rng), None)
         if generators is None:
-            raise ValueError("release_rng takes a generator that acquire_rng of the same pool gave, once.")
+            raise ValueError("release_rng takes a generator that acquire_rng of the same pool returned, and only once.")
         self.give_back(generators)

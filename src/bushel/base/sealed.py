@@ -1,11 +1,13 @@
-"""Files that Bushel writes for itself: written whole or not at all, with a checksum that is compared on reading.
+"""Files that Bushel writes for itself: written completely or not at all, with a checksum that is checked on reading.
 
-What is in a file, and whether a damaged one can be made again, is decided by the module that owns the file.
+The modules that own the files decide what is in them, and whether a damaged file can be computed again. This module
+knows local files only; `sources/writing.py` writes the same contents to object stores, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import struct
@@ -23,14 +25,47 @@ _MAGIC = b"BUSHEL\x00\x01"
 _SEAL = struct.Struct("<8sQI")  # the last bytes of a sealed file: magic, size of the content, its crc32
 _PIECE = 1 << 20
 _CHECKSUM = "checksum"
+WRITING = ".writing"
+"""How the names of files end that are not complete. A process that is killed leaves them behind."""
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[str]:
+    """The name of a file that the block makes. It becomes `path` when the block ends, or is removed after an error.
+
+    For libraries that open a file by its name. Where there is a choice, use `replacing`.
+    """
+    target = os.path.realpath(path)  # a link stays a link
+    folder, name = os.path.split(target)
+    temporary = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}{WRITING}")
+    try:
+        yield temporary
+        try:
+            sync(temporary)
+            os.replace(temporary, target)
+        except OSError as error:
+            raise _not_written(path, error) from error
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def sync(path: str) -> None:
+    """Waits until the content of a file is on disk."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write. It takes the name `path` when the block ends without an error; else nothing of it is left.
+    """A file to write. It is renamed to `path` when the block ends without an error, and removed otherwise.
 
-    The content is on disk before the name changes: after a power failure the name stands for the old file or for
-    all of the new one.
+    The content is on disk before the file is renamed: after a power failure `path` is the old file or the complete
+    new one.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x")
@@ -39,33 +74,24 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     >>> os.listdir(os.path.dirname(path))
     ['x']
     """
-    target = os.path.realpath(path)  # a link stays a link
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name[:40]}.{os.urandom(6).hex()}.writing")
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
+    with new_file(path) as temporary:
+        try:
+            with open(temporary, "xb") as file:
+                yield file
+        except OSError as error:
             raise _not_written(path, error) from error
-        raise
 
 
 def _not_written(path: Path, error: OSError) -> OSError:
     text = (
-        f"{os.fspath(path)} could not be written ({error.strerror or error}). Nothing half-written was left there. "
+        f"{os.fspath(path)} could not be written ({error.strerror or error}). No half-written file was left. "
         "Make room on the disk, or name a folder that can be written"
     )
     return OSError(text) if error.errno is None else OSError(error.errno, text)
 
 
 class _Summing:
-    """What is written to a file, with its size and checksum."""
+    """Writes to a file, and keeps the size and the checksum of what was written."""
 
     def __init__(self, file: IO[bytes]):
         self._file = file
@@ -90,17 +116,27 @@ def write_bytes(path: Path, data: bytes) -> None:
     b'content'
     """
     with replacing(path) as file:
-        writer = _Summing(file)
-        writer.write(data)
-        writer.seal()
+        put_bytes(file, data)
+
+
+def put_bytes(file: IO[bytes], data: bytes) -> None:
+    """Writes the content of a sealed file into an open one."""
+    writer = _Summing(file)
+    writer.write(data)
+    writer.seal()
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a sealed file. A file that is not as it was written raises DamagedFile."""
+    """The content of a sealed file. Raises DamagedFile if the file has changed since it was written."""
     with open(path, "rb") as file:
-        data = file.read()
+        return parse_bytes(file.read(), os.fspath(path))
+
+
+def parse_bytes(data: bytes, name: str, *, verify: bool = True) -> bytes:
+    """The content of a sealed file from its bytes; `name` is what errors call it."""
     content = data[: -_SEAL.size]
-    _compare(path, data[-_SEAL.size :], len(data), zlib.crc32(content))
+    if verify:
+        _compare(name, data[-_SEAL.size :], len(data), zlib.crc32(content))
     return content
 
 
@@ -133,18 +169,32 @@ def _compare(path: Path, seal: bytes, size: int, crc: int) -> None:
 def write_array(path: Path, values: np.ndarray) -> None:
     """Writes a sealed `.npy` file, which `np.load` reads and maps like any other."""
     with replacing(path) as file:
-        writer: Any = _Summing(file)
-        np.lib.format.write_array(writer, np.asanyarray(values), allow_pickle=False)
-        writer.seal()
+        put_array(file, values)
+
+
+def put_array(file: IO[bytes], values: np.ndarray) -> None:
+    """Writes the content of a sealed `.npy` file into an open one."""
+    writer: Any = _Summing(file)
+    np.lib.format.write_array(writer, np.asanyarray(values), allow_pickle=False)
+    writer.seal()
+
+
+def parse_array(data: bytes, name: str, *, verify: bool = True) -> np.ndarray:
+    """The array of a sealed `.npy` file from its bytes; `name` is what errors call it."""
+    content = parse_bytes(data, name, verify=verify)
+    try:
+        return np.load(io.BytesIO(content), allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise DamagedFile(f"{name} is damaged: it cannot be read as an array ({error}).") from error
 
 
 def read_array(path: Path, *, mapped: bool = True, verify: bool = True) -> np.ndarray:
-    """The array of a sealed `.npy` file, after its checksum was compared.
+    """The array of a sealed `.npy` file, after a check of its checksum.
 
     Args:
       path: a local file.
       mapped: maps the file instead of reading it.
-      verify: False leaves the checksum out, for a file that this run has compared before.
+      verify: False does not check the checksum, for a file that this run has checked before.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
@@ -165,12 +215,21 @@ def read_array(path: Path, *, mapped: bool = True, verify: bool = True) -> np.nd
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file that holds `content` and its checksum under the key "checksum"."""
+    with replacing(path) as file:
+        file.write(json_bytes(content))
+
+
+def json_bytes(content: Mapping[str, Any]) -> bytes:
+    """What `write_json` writes.
+
+    >>> json_bytes({"a": 1})
+    b'{"checksum": "fba18e97", "a": 1}'
+    """
     text = json.dumps(content)
     if _CHECKSUM in content:
-        raise ValueError(f"{os.fspath(path)}: the key {_CHECKSUM!r} is for the checksum of the file itself.")
+        raise ValueError(f"The key {_CHECKSUM!r} is for the checksum of the file itself.")
     separator = ", " if content else ""
-    with replacing(path) as file:
-        file.write(f'{{"{_CHECKSUM}": "{_crc(text)}"{separator}{text[1:]}'.encode())
+    return f'{{"{_CHECKSUM}": "{_crc(text)}"{separator}{text[1:]}'.encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which part of the data a process reads. Plain numbers; who reads what of a dataset is decided elsewhere."""
+"""Which part of the data a process reads, as numbers: shard `i` of `n`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ShardOptions:
     Args:
       shard_index: which part, from 0 to shard_count - 1.
       shard_count: how many parts there are.
-      drop_remainder: all parts have the same length, and a few records are in none; otherwise the first parts have
-        one more.
+      drop_remainder: True gives all parts the same length, and a few records are in no part. Otherwise the first parts
+        have one record more.
 
     >>> ShardOptions(shard_index=0, shard_count=4)
     ShardOptions(shard_index=0, shard_count=4, drop_remainder=False)
@@ -70,7 +70,7 @@ def jax_process() -> tuple[int, int]:
 
 
 def even_split(count: int, options: ShardOptions) -> tuple[int, int]:
-    """The records of one shard as a range [start, end): shards are consecutive, the first ones take what is over.
+    """The records of one shard as a range [start, end). Shards are consecutive; the first ones take the remainder.
 
     >>> [even_split(10, ShardOptions(index, 3)) for index in range(3)]
     [(0, 4), (4, 7), (7, 10)]
@@ -81,6 +81,9 @@ def even_split(count: int, options: ShardOptions) -> tuple[int, int]:
         return index * size + min(index, over), (index + 1) * size + min(index + 1, over)
     if over:
         logger.warning(
-            "drop_remainder: %d of %d records are in none of the %d shards.", over, count, options.shard_count
+            "drop_remainder=True leaves out %d of %d records: they are in none of the %d shards.",
+            over,
+            count,
+            options.shard_count,
         )
     return index * size, (index + 1) * size

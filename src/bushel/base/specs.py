@@ -1,4 +1,4 @@
-"""Shapes and dtypes of elements, known without reading any."""
+"""Shapes and dtypes of elements, known without reading an element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables as text and as HTML, for terminals and notebooks. What is in them is the caller's business."""
+"""Tables as text and as HTML, for terminals and notebooks."""
 
 from __future__ import annotations
 

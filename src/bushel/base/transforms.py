@@ -1,4 +1,4 @@
-"""Transformations as classes, with Grain's names and methods, and how a transformation is called in messages."""
+"""Transformations as classes, with Grain's names and methods, and the names of transformations in messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Map(abc.ABC):
 
     @abc.abstractmethod
     def map(self, element: Any) -> Any:
-        """Returns what becomes of `element`."""
+        """Returns the new element."""
 
 
 class RandomMap(abc.ABC):
@@ -43,7 +43,7 @@ class RandomMap(abc.ABC):
 
     @abc.abstractmethod
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns what becomes of `element`, with all randomness taken from `rng`."""
+        """Returns the new element. All randomness must come from `rng`."""
 
 
 class MapWithIndex(abc.ABC):
@@ -59,7 +59,7 @@ class MapWithIndex(abc.ABC):
 
     @abc.abstractmethod
     def map_with_index(self, index: int, element: Any) -> Any:
-        """Returns what becomes of `element` at `index`."""
+        """Returns the new element at `index`."""
 
 
 class TfRandomMap(abc.ABC):
@@ -67,11 +67,11 @@ class TfRandomMap(abc.ABC):
 
     @abc.abstractmethod
     def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns what becomes of `element`, with all randomness taken from `rng`."""
+        """Returns the new element. All randomness must come from `rng`."""
 
 
 class Filter(abc.ABC):
-    """Decides which elements stay.
+    """Decides which elements are kept.
 
     >>> import bushel
     >>> class Even(Filter):
@@ -83,7 +83,7 @@ class Filter(abc.ABC):
 
     @abc.abstractmethod
     def filter(self, element: Any) -> bool:
-        """Returns True for an element that stays."""
+        """Returns True to keep an element."""
 
 
 class FlatMap(abc.ABC):
@@ -153,7 +153,7 @@ def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:
 
 
 def short_name(transform: Any) -> str:
-    """The transformation as it reads in a pipeline: a function's name, or the repr of an object that has one."""
+    """The name of a transformation in a printed pipeline: that of a function, or the repr of an object that has one."""
     named = getattr(transform, "__name__", None)
     if named is not None:
         return named
@@ -163,14 +163,14 @@ def short_name(transform: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """The repr of an object that has one of its own, else the name of its class; no address in memory, no secret."""
+    """The repr of an object whose class defines one, else the name of the class; without addresses and secrets."""
     if type(value).__repr__ is object.__repr__:
         return type(value).__name__
     return redact.clean(without_addresses(repr(value)))
 
 
 def without_addresses(text: str) -> str:
-    """A repr as it reads in every process: without addresses, and with the members of sets in one order.
+    """A repr that is the same in every process: without addresses, and with the members of sets sorted.
 
     >>> without_addresses("Source(<Decoder object at 0x7f3a2c01>, labels={'b', 'a'}, seed=0xff, buffer=0x7f3a2c01d2e0)")
     "Source(<Decoder object>, labels={'a', 'b'}, seed=0xff, buffer=)"

@@ -1,6 +1,6 @@
-"""Elements as trees: dicts, lists, tuples, None (a tree without leaves), and what JAX has registered if it is loaded.
+"""Elements as trees: dicts, lists, tuples, None (a tree without leaves), and the pytrees that JAX knows.
 
-Everything else is a leaf. JAX itself is never imported from here.
+Everything else is a leaf. JAX is never imported here: its pytrees count only in a program that has imported it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAVES = frozenset({np.ndarray, int, float, complex, bool, str, bytes, bytearra
 
 
 def children(tree: Any) -> tuple[list[Any], Rebuild] | None:
-    """The parts of a container and how to build one of its kind from other parts; None for a leaf."""
+    """The parts of a container, and a function that builds such a container from other parts; None for a leaf."""
     kind = type(tree)
     if kind in _LEAVES or isinstance(tree, np.generic):
         return None
@@ -59,7 +59,7 @@ def _registered(tree: Any) -> tuple[list[Any], Rebuild] | None:
 
 def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """`tree` with each leaf replaced by `function(leaf, and its counterparts in `others`)`."""
-    if not others:  # the usual trees, the short way
+    if not others:  # a faster way for the usual trees
         if type(tree) is np.ndarray:
             return function(tree)
         if type(tree) is dict:
@@ -77,7 +77,7 @@ def map_leaves(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
 
 
 def flatten(tree: Any) -> tuple[list[Any], Rebuild]:
-    """The leaves, and how to build a tree of this structure from others."""
+    """The leaves, and a function that builds a tree of the same structure from other leaves."""
     parts = children(tree)
     if parts is None:
         return [tree], lambda leaves: next(iter(leaves))
@@ -142,7 +142,7 @@ def describe(tree: Any) -> str:
         inner = ", ".join(describe(value) for value in tree)
         shown = f"[{inner}]" if isinstance(tree, list) else f"({inner})"
         return shown if kind in (list, tuple) else kind.__name__ + shown
-    if isinstance(tree, (np.str_, np.bytes_)):  # a text, whether it has been in an array on its way or not
+    if isinstance(tree, (np.str_, np.bytes_)):  # texts out of arrays read as other texts do
         return "str" if isinstance(tree, np.str_) else "bytes"
     if hasattr(tree, "shape") and hasattr(tree, "dtype"):
         return f"{np.dtype(tree.dtype) if isinstance(tree.dtype, type) else tree.dtype}{list(tree.shape)}"

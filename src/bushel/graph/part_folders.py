@@ -1,11 +1,13 @@
-"""Folders that are being filled: each holds a lock, by which other processes know that somebody is still at work.
+"""Caches that are being filled: a folder under a temporary name, or objects that no index names yet.
 
-The kernel releases the lock when the process ends, however it ends. Process numbers could not tell: containers that
-share a folder have process numbers of their own.
+A folder on disk holds a lock, by which other processes know that somebody is still at work. The kernel releases the
+lock when the process ends, however it ends. Process numbers could not tell: containers that share a folder have process
+numbers of their own. A store has no locks: there, objects that no index names are removed when they are old.
 """
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import fcntl
 import os
@@ -14,7 +16,13 @@ import shutil
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
+from bushel.base import sealed
+from bushel.sources import writing
+from bushel.sources.writing import Folder
+
+INDEX = "index.json"
 _PREFIX, _BEGUN = ".part-", ".begun-"
 _LOCK = ".lock"
 _FORGOTTEN_S = 7 * 24 * 3600.0
@@ -26,10 +34,48 @@ def temporary_name() -> str:
     return f"{_PREFIX}{socket.gethostname()}-{secrets.token_hex(8)}"
 
 
-class PartFolder:
+class Part(abc.ABC):
+    """The files of a cache that is being filled. Nobody else reads them before they are published."""
+
+    folder: Folder
+    under: str
+    """Where in the folder the files are: what their names begin with."""
+
+    @abc.abstractmethod
+    def publish(self, index: dict[str, Any]) -> None:
+        """Writes the index, by which others find the files; unless another process has published the same meanwhile."""
+
+    @abc.abstractmethod
+    def remove(self) -> None:
+        """Removes the files."""
+
+
+def begin(folder: Folder, key: str) -> Part:
+    """A part that becomes the cache `key` in a folder. What killed processes have left there is removed."""
+    if not folder.on_disk:
+        _remove_old(folder, key)
+        return _PartObjects(folder, key)
+    parent = Path(folder.address)
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_forgotten(parent)
+    return PartFolder(parent, parent / key)
+
+
+def remove_cache(folder: Folder, key: str) -> None:
+    """Removes a cache: first what others find it by."""
+    if folder.on_disk:
+        aside = Path(folder.address) / temporary_name()
+        os.rename(Path(folder.address) / key, aside)
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        folder.remove([f"{key}/{INDEX}"])
+        folder.remove(folder.names(key, deep=True))
+
+
+class PartFolder(Part):
     """A folder under a temporary name, which gets its own name once it is complete."""
 
-    def __init__(self, parent: Path):
+    def __init__(self, parent: Path, target: Path):
         name = temporary_name()
         begun = parent / name.replace(_PREFIX, _BEGUN)  # others look only at folders that have their lock already
         begun.mkdir()
@@ -39,13 +85,24 @@ class PartFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # this file system has no locks
             (begun / _LOCK).unlink()
-        self.path = parent / name
+        self.path, self._target = parent / name, target
         begun.rename(self.path)
+        self.folder, self.under = writing.folder(self.path), ""
 
-    def rename(self, target: Path) -> None:
-        """Gives the folder its own name. Raises OSError where there is such a folder already."""
+    def publish(self, index: dict[str, Any]) -> None:
+        self.folder.write(INDEX, sealed.json_bytes(index))
+        try:
+            self._rename()
+        except OSError:
+            if (self._target / INDEX).exists():  # another one was faster
+                self.remove()
+                return
+            shutil.rmtree(self._target, ignore_errors=True)  # a folder whose index is gone is of no use
+            self._rename()
+
+    def _rename(self) -> None:
         (self.path / _LOCK).unlink(missing_ok=True)
-        os.rename(self.path, target)
+        os.rename(self.path, self._target)
         self._release()  # not before: whoever gets the lock takes the folder for a forgotten one
 
     def remove(self) -> None:
@@ -87,3 +144,36 @@ def _remove_if_forgotten(folder: Path) -> None:
 
 def _last_change(folder: Path) -> float:
     return max(entry.stat().st_mtime for entry in [folder, *folder.iterdir()])
+
+
+class _PartObjects(Part):
+    """Objects in a folder of their own, which the index names: a store cannot rename a folder."""
+
+    def __init__(self, folder: Folder, key: str):
+        self.folder, self._key = folder, key
+        self._own = f"{int(time.time())}-{secrets.token_hex(8)}"
+        self.under = f"{key}/{self._own}/"
+        self._process = os.getpid()
+
+    def publish(self, index: dict[str, Any]) -> None:
+        if self.folder.exists(f"{self._key}/{INDEX}"):  # another one was faster
+            self.remove()
+        else:
+            self.folder.write(f"{self._key}/{INDEX}", sealed.json_bytes({**index, "folder": self._own}))
+
+    def remove(self) -> None:
+        if self._process == os.getpid():
+            with contextlib.suppress(OSError):  # they are removed later, when they are old
+                self.folder.remove(self.folder.names(self.under.rstrip("/")))
+
+
+def _remove_old(folder: Folder, key: str) -> None:
+    """Removes the objects of a cache without an index that were begun long ago."""
+    if folder.exists(f"{key}/{INDEX}"):
+        return
+    old = []
+    for name in folder.names(key, deep=True):
+        begun = name.removeprefix(f"{key}/").partition("-")[0]
+        if begun.isdigit() and time.time() - int(begun) > _FORGOTTEN_S:
+            old.append(name)
+    folder.remove(old)

@@ -12,10 +12,9 @@ import dataclasses
 import json
 import os
 import pickle
-import shutil
 import warnings
 import zlib
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,9 +22,11 @@ import numpy as np
 from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
 from bushel.base.ownership import copied
-from bushel.graph.part_folders import PartFolder, remove_forgotten, temporary_name
+from bushel.graph.part_folders import INDEX, Part, begin, remove_cache
 from bushel.graph.skips import SkipNote
 from bushel.graph.state_fields import State
+from bushel.sources import writing
+from bushel.sources.writing import Folder
 
 Skipped = dict[int, list[SkipNote]]
 """The elements that were skipped, by the number of elements that the stream had given before."""
@@ -33,7 +34,6 @@ Skipped = dict[int, list[SkipNote]]
 CHUNK_BYTES = 4 << 20
 CHUNK_ELEMENTS = 4096
 VERSION = 2
-_INDEX = "index.json"
 
 
 class Kept(Protocol):
@@ -169,50 +169,56 @@ def _before(table: Skipped, count: int) -> Skipped:
 class Files(Store):
     """Keeps elements in a folder, pickled; a folder in it for each pipeline. Read only folders that you trust."""
 
-    def __init__(self, folder: str | os.PathLike[str]):
-        self._folder = Path(folder)
+    def __init__(self, folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None):
+        self._folder = writing.folder(folder, options)
 
     def find(self, key: str) -> Kept | None:
-        index = self._folder / key / _INDEX
+        index = f"{key}/{INDEX}"
         try:
-            data = index.read_bytes()
+            data = self._folder.read(index)
         except FileNotFoundError:
             return None
         try:
-            content = sealed.parse_json(data, str(index))
+            shown = self._folder.shown(index)
+            content = sealed.parse_json(data, shown)
             if content.get("version") != VERSION:
-                raise DamagedFile(f"{index} is of version {content.get('version')}; this one writes {VERSION}.")
+                raise DamagedFile(f"{shown} is of version {content.get('version')}; this one writes {VERSION}.")
         except DamagedFile as error:
-            warnings.warn(f"The cache {index.parent} is filled again: {error}", stacklevel=2)
+            warnings.warn(f"The cache {self._folder.shown(key)} is filled again: {error}", stacklevel=2)
             self._remove(key, data)
             return None
         # Caches that were written before skipped elements were kept have none.
         tables = content.get("skipped", {}).items()
         skipped = {int(place): [(*left_out,) for left_out in some] for place, some in tables}
-        return _InFiles(index.parent, content["chunks"], content["start"], content["end"], skipped, data)
+        under = f"{key}/{content['folder']}/" if "folder" in content else f"{key}/"
+        return _InFiles(self._folder, under, content["chunks"], content["start"], content["end"], skipped, data)
 
     def forget(self, key: str, kept: Kept) -> None:
         if isinstance(kept, _InFiles):
             self._remove(key, kept.index)
 
     def _remove(self, key: str, index: bytes) -> None:
-        """Removes a folder, unless another process has filled it again since its index was read."""
-        folder = self._folder / key
-        aside = self._folder / temporary_name()
+        """Removes a cache, unless another process has filled it again since its index was read."""
         with contextlib.suppress(OSError):
-            if (folder / _INDEX).read_bytes() == index:
-                os.rename(folder, aside)
-                shutil.rmtree(aside, ignore_errors=True)
+            if self._folder.read(f"{key}/{INDEX}") == index:
+                remove_cache(self._folder, key)
 
     def record(self, key: str, start: State) -> Recording:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        remove_forgotten(self._folder)
-        return _FileRecording(PartFolder(self._folder), self._folder / key, start)
+        return _FileRecording(begin(self._folder, key), start)
 
 
 class _InFiles:
-    def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State, skipped: Skipped, index: bytes):
-        self._folder, self._chunks, self._start = folder, chunks, start
+    def __init__(
+        self,
+        folder: Folder,
+        under: str,
+        chunks: list[list[int]],
+        start: State,
+        end: State,
+        skipped: Skipped,
+        index: bytes,
+    ):
+        self._folder, self._under, self._chunks, self._start = folder, under, chunks, start
         self.index = index  # the content of its file, by which it is told from one that was made later
         self._edges = np.cumsum([0] + [count for count, _ in chunks])
         self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
@@ -242,15 +248,15 @@ class _InFiles:
     def _chunk_of(self, number: int) -> tuple[list[Any], list[State], int]:
         chunk = int(np.searchsorted(self._edges, number, side="right")) - 1
         if self._open[0] != chunk:
-            self._open = (chunk, *_read(self._folder, chunk, self._chunks[chunk][1]))
+            self._open = (chunk, *_read(self._folder, self._under, chunk, self._chunks[chunk][1]))
         return self._open[1], self._open[2], number - int(self._edges[chunk])
 
 
 class _FileRecording(Recording):
-    """Writes into a folder of its own, which takes its name once it is complete."""
+    """Writes into a part of its own, which others find once it is complete."""
 
-    def __init__(self, folder: PartFolder, target: Path, start: State):
-        self._folder, self._part, self._target, self._start = folder, folder.path, target, start
+    def __init__(self, part: Part, start: State):
+        self._part, self._start = part, start
         self._elements: list[Any] = []
         self._states: list[State] = []
         self._bytes = 0
@@ -271,8 +277,7 @@ class _FileRecording(Recording):
         except Exception as error:
             add_note(error, "bushel: a cache in files keeps what can be pickled; `cache()` keeps anything, in memory.")
             raise
-        with sealed.replacing(_path(self._part, len(self._chunks))) as file:
-            file.write(data)
+        self._part.folder.write(_name(self._part.under, len(self._chunks)), data)
         self._chunks.append([len(self._elements), zlib.crc32(data)])
         self._elements, self._states, self._bytes = [], [], 0
 
@@ -282,7 +287,7 @@ class _FileRecording(Recording):
     def back_to(self, count: int) -> None:
         while sum(size for size, _ in self._chunks) > count:
             _, checksum = self._chunks.pop()
-            elements, states = _read(self._part, len(self._chunks), checksum)
+            elements, states = _read(self._part.folder, self._part.under, len(self._chunks), checksum)
             self._elements, self._states = elements + self._elements, states + self._states
         left = count - sum(size for size, _ in self._chunks)
         del self._elements[left:], self._states[left:]
@@ -293,28 +298,20 @@ class _FileRecording(Recording):
         if self._elements:
             self._flush()
         kept = {"chunks": self._chunks, "start": self._start, "end": end, "skipped": self._skipped}
-        sealed.write_json(self._part / _INDEX, {"version": VERSION, **kept})
-        try:
-            self._folder.rename(self._target)
-        except OSError:
-            if (self._target / _INDEX).exists():  # another one was faster
-                self.abandon()
-                return
-            shutil.rmtree(self._target, ignore_errors=True)  # a folder whose index is gone is of no use
-            self._folder.rename(self._target)
+        self._part.publish({"version": VERSION, **kept})
 
     def abandon(self) -> None:
-        self._folder.remove()
+        self._part.remove()
 
 
-def _path(folder: Path, chunk: int) -> Path:
-    return folder / f"chunk-{chunk:06}.pickle"
+def _name(under: str, chunk: int) -> str:
+    return f"{under}chunk-{chunk:06}.pickle"
 
 
-def _read(folder: Path, chunk: int, checksum: int) -> tuple[list[Any], list[State]]:
-    path = _path(folder, chunk)
+def _read(folder: Folder, under: str, chunk: int, checksum: int) -> tuple[list[Any], list[State]]:
+    path = folder.shown(_name(under, chunk))
     try:
-        data = path.read_bytes()
+        data = folder.read(_name(under, chunk))
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read ({error}).") from error
     if zlib.crc32(data) != checksum:

@@ -16,6 +16,7 @@ from bushel.base.transforms import Filter as FilterTransform
 from bushel.base.transforms import Map as MapTransform
 from bushel.base.transforms import MapWithIndex as MapWithIndexTransform
 from bushel.base.transforms import RandomMap as RandomMapTransform
+from bushel.checkpoint import CheckpointHandler as PyGrainCheckpointHandler
 from bushel.constants import DATASET_INDEX, EPOCH, INDEX, META_FEATURES, RECORD, RECORD_KEY, SEED
 from bushel.data_loader import DataLoader, load
 from bushel.data_loader import DataLoaderIterator as PyGrainDatasetIterator
@@ -27,7 +28,6 @@ from bushel.samplers import IndexSampler, Sampler, SequentialSampler
 from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
 from bushel.sources import ArrayRecordDataSource, RandomAccessDataSource, RangeDataSource
 from bushel.sources import SharedMemoryDataSource as InMemoryDataSource
-from bushel.state.handler import CheckpointHandler as PyGrainCheckpointHandler
 
 if TYPE_CHECKING:
     from bushel.orbax import CheckpointRestore as PyGrainCheckpointRestore

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable
 from typing import Any
 
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
+from bushel.sources import stores, writing
 from bushel.sources.stores import File, Options, Path
 
 _PIECE = 1 << 20
 _ENDING = ".checksums"
 
 
-def write_checksums(paths: Path | Iterable[Path]) -> list[str]:
-    """Writes a file of checksums beside each local file, one per MiB; returns their names.
+def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> list[str]:
+    """Writes a file of checksums beside each file, here or in a store, one per MiB; returns their names.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
@@ -31,13 +30,11 @@ def write_checksums(paths: Path | Iterable[Path]) -> list[str]:
     bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not fit their checksum.
     """
     written = []
-    for path in _files(paths, None):
-        if stores.is_url(path):
-            raise ValueError(
-                f"{redact.shown(path)}: checksums are written beside local files. Upload them along with the data."
-            )
-        found = {"size": os.path.getsize(path), "piece": _PIECE, "crc32": _sums(stores.open_file(path))}
-        sealed.write_json(path + _ENDING, found)
+    for path in _files(paths, storage_options):
+        file = stores.open_file(path, storage_options)
+        found = {"size": file.size, "piece": _PIECE, "crc32": _sums(file)}
+        folder, name = writing.file(path + _ENDING, storage_options)
+        folder.write(name, sealed.json_bytes(found))
         written.append(path + _ENDING)
     return written
 

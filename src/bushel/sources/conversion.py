@@ -18,6 +18,7 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile, writing
 from bushel.sources import bagz, clean_workers, records, stores, writers
+from bushel.sources import writing as places
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
 from bushel.sources.lines import LineDataSource
@@ -25,6 +26,7 @@ from bushel.sources.parquet_records import ParquetRecords
 from bushel.sources.stores import Options, Path
 from bushel.sources.tfrecord import TFRecordDataSource
 from bushel.sources.tfrecord_stream import TFRecordStream
+from bushel.sources.writing import Folder
 
 _AT_ONCE = 512
 _AT_ONCE_BYTES = 16 << 20
@@ -182,7 +184,8 @@ class _Part:
 
     reading: _Reading
     pieces: tuple[_Piece, ...]
-    path: str
+    folder: Folder
+    name: str
     kind: str
     verify: bool
 
@@ -194,8 +197,13 @@ class _Part:
         """Writes the file, and yields how many records each step wrote."""
         return _written(self)
 
+    @property
+    def shown(self) -> str:
+        """What messages call the file."""
+        return self.folder.shown(self.name)
+
     def describe(self) -> str:
-        return f"wrote {self.path}"
+        return f"wrote {self.shown}"
 
 
 def convert(
@@ -209,13 +217,16 @@ def convert(
     overwrite: bool = False,
     round_floats: bool = False,
     storage_options: Options | None = None,
+    target_options: Options | None = None,
     report: Report | None = None,
 ) -> list[str]:
     """Converts record files; the endings of the names say which formats. Returns the files it has made.
 
     Args:
       sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files, or "file[3:7]" for a part.
-      target: the local file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
+      target: the file to make, here or in a store ("s3://bucket/train.bagz"); with several shards, "name.ending"
+        becomes "name-00000-of-00008.ending". A file for a store is made in the folder of temporary files first, so
+        there must be room for one shard per worker.
       source_format: of sources whose names do not say it: "tfrecord", "parquet" and so on.
       shards: how many files; as many as there are workers by default.
       workers: processes that write at the same time. A script that calls this needs no `if __name__ == "__main__"`.
@@ -224,47 +235,49 @@ def convert(
       round_floats: float64 columns of Parquet files become float32, which is all that `tf.train.Example` has. Without
         it, numbers that would change are refused.
       storage_options: of the store where the sources lie.
+      target_options: of the store where the target lies; by default the same.
       report: is told how far it is.
     """
     found = records.shards(sources, storage_options)
     reading = _Reading(_source_kind([path for path, _, _ in found], source_format), storage_options, round_floats)
-    text = stores.local(target)
-    if stores.is_url(text):
-        raise ValueError(
-            f"{redact.shown(text)} cannot be written: convert makes local files. Make one, then copy it to the store."
-        )
-    kind = _kind(text)
+    folder, text = places.file(target, storage_options if target_options is None else target_options)
+    shown, kind = folder.shown(text), _kind(text)
     if kind not in _WRITERS or text.endswith(".gz"):
-        raise ValueError(f"{text} cannot be written: its name should end in {_endings(_WRITERS)}.")
+        raise ValueError(f"{shown} cannot be written: its name should end in {_endings(_WRITERS)}.")
     if kind in ("bag", "bagz") and bagz.all_shards(text, None) != [text]:
-        raise ValueError(f"{text} is a name for several files, by which they are read. Give one without @, and shards.")
+        raise ValueError(
+            f"{shown} is a name for several files, by which they are read. Give one without @, and shards."
+        )
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
-    paths = _shard_names(text, count)
-    for path in paths:
-        if os.path.isdir(path):
-            raise IsADirectoryError(f"{path} is a folder, and cannot be replaced by a file. Remove it first.")
-        if os.path.exists(path) and not overwrite:
-            raise FileExistsError(f"{path} is there already. Pass overwrite=True (--overwrite) to replace it.")
+    names = _shard_names(text, count)
+    for name in names:
+        if os.path.isdir(folder.path(name)):
+            raise IsADirectoryError(
+                f"{folder.path(name)} is a folder, and cannot be replaced by a file. Remove it first."
+            )
+        if not overwrite and folder.exists(name):
+            raise FileExistsError(
+                f"{folder.shown(name)} is there already. Pass overwrite=True (--overwrite) to replace it."
+            )
     ranges = _ranges(found, reading)
     total = sum(piece.high - piece.low for piece in ranges)
-    os.makedirs(os.path.dirname(os.path.abspath(text)), exist_ok=True)
     bounds = np.linspace(0, total, count + 1).astype(int).tolist()
     mark = f".{os.getpid()}-{threading.get_ident()}.part"
-    parts = [
-        _Part(reading, tuple(_pieces(ranges, low, high)), path + mark, kind, verify)
-        for path, low, high in zip(paths, bounds, bounds[1:])
-    ]
     try:
-        _run(parts, workers, total, report or (lambda done, of: None))
-        for path in paths:
-            os.replace(path + mark, path)
+        with folder.drafting():
+            parts = [
+                _Part(reading, tuple(_pieces(ranges, low, high)), folder, name + mark, kind, verify)
+                for name, low, high in zip(names, bounds, bounds[1:])
+            ]
+            _run(parts, workers, total, report or (lambda done, of: None))
+        for name in names:  # not before all of them are complete
+            folder.rename(name + mark, name)
     except BaseException:
-        for path in paths:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + mark)
+        with contextlib.suppress(OSError):  # what went wrong first is what matters
+            folder.remove(name + mark for name in names)
         raise
-    return paths
+    return [folder.path(name) for name in names]
 
 
 def _kind(path: str) -> str | None:
@@ -342,45 +355,50 @@ def _written(part: _Part) -> Iterator[int]:
     """Writes a part, and yields how many records each step wrote."""
     kind, compress = _WRITERS[part.kind]
     digest = 0
-    with writing(part.path):
-        writer = kind(part.path, compress)
-    try:
-        for piece in part.pieces:
-            left = piece.high - piece.low
-            found = part.reading.open(piece.path)
-            piece.check(part.reading)
-            for block in found.blocks(piece.low, piece.high):
-                with writing(part.path):
+    with part.folder.new_file(part.name, draft=True) as path:
+        with writing(part.shown):
+            writer = kind(path, compress)
+        try:
+            for block in _blocks(part):
+                with writing(part.shown):
                     for record in block:
                         writer.write(record)
                         digest = _digest(digest, record)
-                left -= len(block)
                 yield len(block)
-            piece.check(part.reading)
-            if left:
-                raise DamagedFile(
-                    f"{redact.shown(piece.path)} was changed while it was read: it has {left} records less."
-                )
-        with writing(part.path):
-            writer.close()
-    except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what matters
-            writer.close()
-        raise
+            with writing(part.shown):
+                writer.close()
+        except BaseException:
+            with contextlib.suppress(Exception):  # what went wrong first is what matters
+                writer.close()
+            raise
     if part.verify:
         _verify(part, digest)
 
 
+def _blocks(part: _Part) -> Iterator[list[bytes]]:
+    """The records of a part, some at a time."""
+    for piece in part.pieces:
+        left = piece.high - piece.low
+        found = part.reading.open(piece.path)
+        piece.check(part.reading)
+        for block in found.blocks(piece.low, piece.high):
+            left -= len(block)
+            yield block
+        piece.check(part.reading)
+        if left:
+            raise DamagedFile(f"{redact.shown(piece.path)} was changed while it was read: it has {left} records less.")
+
+
 def _verify(part: _Part, digest: int) -> None:
-    again = _Reading(part.kind).open(part.path)
+    again = _Reading(part.kind, part.folder.options).open(part.folder.path(part.name))
     found, count = 0, again.count()
     for block in again.blocks(0, count):
         for record in block:
             found = _digest(found, record)
     if count != part.count or found != digest:
         raise DamagedFile(
-            f"{part.path}: what was written is not what was read back: {part.count} records, then {count}. Is the disk "
-            "full, or failing?"
+            f"{part.shown}: what was written is not what was read back: {part.count} records, then {count}. Is the "
+            "disk full, or failing?"
         )
 
 

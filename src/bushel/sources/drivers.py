@@ -36,7 +36,7 @@ def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
         except (ValueError, ImportError) as error:
             raise ValueError(f"{redact.shown(url)}: no store is known for {scheme}:// ({error}).") from None
 
-    system, path = _repeated(connected, url, settings)
+    system, path = repeat(connected, url, settings)
     system.invalidate_cache()  # drivers remember listings, and would not see what was written since
     return system, path
 
@@ -46,8 +46,11 @@ def for_driver(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in _OURS}
 
 
-def _repeated(call: Callable[[], T], url: str, settings: dict[str, Any]) -> T:
-    """What a driver gives. It is asked again, with pauses that grow, as long as its store fails."""
+def repeat(call: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:
+    """What a driver gives. It is asked again, with pauses that grow, as long as its store fails.
+
+    `deed` is what errors say that could not be done to the file: "read" or "written".
+    """
     pause_s, retries = 0.1, settings.get("retries", _RETRIES)
     for attempt in range(retries + 1):
         try:
@@ -56,7 +59,7 @@ def _repeated(call: Callable[[], T], url: str, settings: dict[str, Any]) -> T:
             failure = error
         again = isinstance(failure, OSError) and not isinstance(failure, _FINAL)
         if not again or attempt == retries:  # outside of `except`: the driver's error is not chained with its secrets
-            raise _of_driver(failure, redact.shown(url), redact.secrets_of(url, settings))
+            raise _of_driver(failure, redact.shown(url), redact.secrets_of(url, settings), deed)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise AssertionError("unreachable")
@@ -65,22 +68,31 @@ def _repeated(call: Callable[[], T], url: str, settings: dict[str, Any]) -> T:
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
-def _of_driver(failure: Exception, name: str, secrets: list[str]) -> BaseException:
+def missing(name: str, deed: str) -> FileNotFoundError:
+    """The error for a file that is not there, or that cannot be written because its bucket is not there."""
+    if deed == "read":
+        return FileNotFoundError(f"{name} does not exist.")
+    return FileNotFoundError(
+        f"{name} could not be {deed}: there is no such bucket or folder. Make it first, or correct the address."
+    )
+
+
+def _of_driver(failure: Exception, name: str, secrets: list[str], deed: str) -> BaseException:
     """The error to raise for one of a driver, without the secrets that its text may hold."""
     if isinstance(failure, FileNotFoundError):
-        return FileNotFoundError(f"{name} does not exist.")
+        return missing(name, deed)
     cause = redact.scrub(failure, secrets)
     if isinstance(failure, (ValueError, ImportError)):
         return cause
     why = first_line(cause)
     if isinstance(failure, PermissionError):
-        error = PermissionError(f"{name} may not be read: {why}")
+        error = PermissionError(f"{name} may not be {deed}: {why}")
     elif isinstance(failure, (IsADirectoryError, NotADirectoryError)):
         error = type(failure)(f"{name} is no file: {why}")
     elif isinstance(failure, OSError):
-        error = OSError(f"{name} could not be read: {why}")
+        error = OSError(f"{name} could not be {deed}: {why}")
     else:  # a driver's own, or a mistake in it
-        error = OSError(f"{name} could not be read: {type(failure).__name__}: {why}")
+        error = OSError(f"{name} could not be {deed}: {type(failure).__name__}: {why}")
     error.__cause__ = cause
     return error
 
@@ -90,7 +102,7 @@ def listed(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
     folder = prefix[: prefix.rfind("/") + 1]
     system, path = connect(folder, settings)
     if deep and _has_find(system):
-        names = _repeated(lambda: system.find(path), folder, settings)
+        names = repeat(lambda: system.find(path), folder, settings)
     else:
         names = _walked(system, path, folder, settings, deep=deep)
     inside = f"{path.rstrip('/')}/" if path else ""
@@ -109,7 +121,7 @@ def _walked(system: Any, path: str, url: str, settings: dict[str, Any], *, deep:
     while folders:
         folder = folders.pop()
         try:
-            entries = _repeated(functools.partial(system.ls, folder, detail=True), f"{url}: {folder}", settings)
+            entries = repeat(functools.partial(system.ls, folder, detail=True), f"{url}: {folder}", settings)
         except FileNotFoundError:  # there is none, or not any more
             continue
         for entry in entries:
@@ -138,7 +150,7 @@ class DriverFile(File):
 
     def _facts(self) -> tuple[int, str | None]:
         """Size and tag, as the store tells them now."""
-        info = _repeated(lambda: self._system.info(self._path), self.address, self._settings)
+        info = repeat(lambda: self._system.info(self._path), self.address, self._settings)
         if info.get("type") == "directory":
             raise IsADirectoryError(f"{self.name} is a folder, not a file. Name the files in it, as in {self.name}/*.")
         if info.get("size") is None:
@@ -152,7 +164,7 @@ class DriverFile(File):
         if not len(starts):
             return []
         lows, highs, which = merged(np.asarray(starts), np.asarray(lengths))
-        parts = _repeated(
+        parts = repeat(
             lambda: self._system.cat_ranges([self._path] * len(lows), lows, highs, on_error="raise"),
             self.address,
             self._settings,

@@ -8,7 +8,8 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.sources import stores
-from bushel.sources.saved import MANIFEST, SavedDataSource, join
+from bushel.sources.saved import MANIFEST, SavedDataSource
+from bushel.sources.writing import join
 
 _BY_ENDING = {
     (".array_record", ".arrayrecord"): "ArrayRecordDataSource",
@@ -27,7 +28,8 @@ _ARRAYS = (".npy", ".npz", ".safetensors")
 def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:
     """The source of a file, a pattern or a folder: by its ending, or by what a folder holds.
 
-    Folders that `ds.save` wrote give the elements as they were; those that TFDS has prepared give decoded examples.
+    Folders that `ds.save` wrote give the elements as they were; those that TFDS has prepared, and RLDS data sets, give
+    decoded examples of their only split.
     Other formats give records as their sources do: see `bushel.sources`.
 
     Args:
@@ -53,7 +55,8 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     if _exists(join(text, MANIFEST), storage_options):
         return SavedDataSource(text, storage_options=storage_options)
     if _exists(join(text, "dataset_info.json"), storage_options):
-        return importlib.import_module("bushel.sources.tfds").TFDSDataSource(text, **_given(storage_options))
+        tfds = importlib.import_module("bushel.sources.tfds")
+        return tfds.TFDSDataSource(text, tfds.only_split(text, storage_options), **_given(storage_options))
     known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
     raise ValueError(
         f"It is not known how to open {redact.shown(text)}: it ends in none of {known}, and is no folder that "
@@ -68,6 +71,6 @@ def _given(storage_options: dict[str, Any] | None) -> dict[str, Any]:
 def _exists(path: str, storage_options: dict[str, Any] | None) -> bool:
     try:
         stores.open_file(path, storage_options)
-    except (OSError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         return False
     return True

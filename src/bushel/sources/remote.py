@@ -22,7 +22,7 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.sources import cache, drivers
-from bushel.sources.drivers import DriverFile, first_line
+from bushel.sources.drivers import DriverFile, first_line, missing
 from bushel.sources.needs import package
 from bushel.sources.ranges import merged, scatter
 from bushel.sources.stores import File, Options, changed, is_url, local
@@ -69,6 +69,15 @@ def _checked(options: Options | None) -> dict[str, Any]:
     return settings
 
 
+def connect(url: str, options: Options | None) -> tuple[Any, str, dict[str, Any]] | None:
+    """obstore's store of a URL, the name of the object in it, and the checked options; None for a store of fsspec."""
+    settings = _checked(options)
+    if url.partition("://")[0] not in _OBJECT_STORES:
+        return None
+    root, key = _split(url)
+    return _store(root, _frozen(settings)), key, settings
+
+
 def _opened(url: str, settings: dict[str, Any]) -> File:
     scheme = url.partition("://")[0]
     return _Object(url, settings) if scheme in _OBJECT_STORES else DriverFile(url, settings)
@@ -86,9 +95,9 @@ def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     folder = key.rpartition("/")[0] or None  # stores list whole folders
     store = _store(root, _frozen(settings))
     if deep:
-        entries = _attempts(lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings)
+        entries = attempt(lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings)
     else:
-        entries = _attempts(lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix, settings)
+        entries = attempt(lambda: store.list_with_delimiter(prefix=folder)["objects"], prefix, settings)
     return [f"{root}/{entry['path']}" for entry in entries]
 
 
@@ -187,33 +196,36 @@ def _threads() -> concurrent.futures.ThreadPoolExecutor:
 _TRIES = 3
 
 
-def _attempts(request: Callable[[], T], url: str, settings: dict[str, Any]) -> T:
-    """What a request gives. A body that broke off is asked for again, a few times."""
+def attempt(request: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:
+    """What a request gives. A body that broke off is asked for again, a few times.
+
+    `deed` is what errors say that could not be done to the object: "read" or "written".
+    """
     for attempt in range(_TRIES):
         answer, failure = _interruptible(request)
         if failure is None:
             return answer
         if attempt + 1 == _TRIES or "decoding response body" not in str(failure):
-            raise _explained(failure, redact.shown(url), redact.secrets_of(url, settings))
+            raise _explained(failure, redact.shown(url), redact.secrets_of(url, settings), deed)
     raise AssertionError("unreachable")
 
 
-def _explained(failure: BaseException, name: str, secrets: list[str]) -> BaseException:
+def _explained(failure: BaseException, name: str, secrets: list[str], deed: str) -> BaseException:
     """The error to raise for one of obstore, without the secrets that its text may hold."""
     if not isinstance(failure, Exception):
         return failure
-    if isinstance(failure, FileNotFoundError):
-        return FileNotFoundError(f"{name} does not exist.")
+    if isinstance(failure, FileNotFoundError) or "<Code>NoSuchBucket</Code>" in str(failure):
+        return missing(name, deed)
     cause = redact.scrub(failure, secrets)
     why = first_line(cause)
     if type(failure).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
-        return PermissionError(f"{name} may not be read: {why}")
+        return PermissionError(f"{name} may not be {deed}: {why}")
     if "empty path segment" in why:
         return ValueError(
             f"{name}: {why}. Objects with an empty part (//) in their names cannot be read or listed: rename them, or "
             "name a folder without any."
         )
-    error = OSError(f"{name} could not be read: {why}")
+    error = OSError(f"{name} could not be {deed}: {why}")
     error.__cause__ = cause
     return error
 
@@ -291,7 +303,7 @@ class _Object(File):
                 f"{self.name} is a bucket, not a file. Name the files in it, for example {example}."
             )
         self._store = _store(root, _frozen(settings))
-        meta = _attempts(self._head, url, settings)
+        meta = attempt(self._head, url, settings)
         self.size, self._tags = meta["size"], _tags(meta)
 
     def _head(self) -> Any:
@@ -331,7 +343,7 @@ class _Object(File):
             return result.meta, result.bytes()
 
         try:
-            meta, data = _attempts(answer, self.address, self._settings)
+            meta, data = attempt(answer, self.address, self._settings)
         except (FileNotFoundError, PermissionError):
             raise
         except OSError as error:  # perhaps because another object lies there, which has no such range

@@ -14,6 +14,7 @@ from bushel.base.errors import DamagedFile
 from bushel.sources import elements, stores
 from bushel.sources.element_rows import from_row
 from bushel.sources.elements import Layout
+from bushel.sources.writing import join
 
 MANIFEST = "bushel.json"
 VERSION = 1
@@ -114,7 +115,7 @@ class SavedDataSource:
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None):
-        self._folder = os.fspath(folder).rstrip("/")
+        self._folder = stores.address(folder).rstrip("/")
         file = stores.open_file(join(self._folder, MANIFEST), storage_options)
         self._manifest = Manifest.parse(file.read(0, file.size), file.name)
         paths = [join(self._folder, name) for name, count in zip(self._manifest.files, self._manifest.counts) if count]
@@ -158,8 +159,3 @@ class SavedDataSource:
 
     def __repr__(self) -> str:
         return f"SavedDataSource({redact.base_name(self._folder)}: {len(self)} elements)"
-
-
-def join(folder: str, name: str) -> str:
-    """The path of a file in a folder, which may be a URL."""
-    return f"{folder.rstrip('/')}/{name}" if "://" in folder else os.path.join(folder, name)

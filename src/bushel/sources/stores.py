@@ -108,8 +108,9 @@ def local(path: Path) -> str:
     return urllib.parse.unquote(plain)
 
 
-def _lowered(text: str) -> str:
-    """A URL with its scheme in small letters."""
+def address(path: Path) -> str:
+    """A path as `local` gives it; a URL with its scheme in small letters."""
+    text = local(path)
     found = _URL.match(text)
     return text[: found.end()].lower() + text[found.end() :] if found else text
 
@@ -125,7 +126,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
         raise no_paths(paths)
     found: list[str] = []
     for path in paths:
-        text = _lowered(local(path))
+        text = address(path)
         if _wild(text) < 0 or (not is_url(text) and os.path.exists(text)):
             found.append(text)
             continue
@@ -195,7 +196,7 @@ def open_file(path: Path, options: Options | None = None) -> File:
       path: a path, or a URL such as "s3://bucket/key", "gs://...", "az://...", "https://...", or of any fsspec store.
       options: of the store: its own settings, "timeout_s", "retries", and "cache_dir" with "cache_bytes".
     """
-    text = _lowered(local(path))
+    text = address(path)
     if not is_url(text):
         return LocalFile(text)
     from bushel.sources import remote

@@ -36,6 +36,18 @@ from bushel.sources.tfrecord import TFRecordDataSource
 FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 
 
+def only_split(folder: Path, storage_options: Options | None = None) -> str:
+    """The name of the split of a data set that has one."""
+    text = stores.local(folder).rstrip("/")
+    splits = list(split_entries(read_json(f"{text}/dataset_info.json", storage_options)))
+    if len(splits) != 1:
+        raise ValueError(
+            f"{redact.shown(text)} has the splits {', '.join(map(repr, splits)) or 'none'}. Open one of them with "
+            "bushel.sources.TFDSDataSource(folder, split)."
+        )
+    return splits[0]
+
+
 class TFDSDataSource:
     """Examples of one split of a prepared TFDS data set, decoded as its `features.json` says.
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import checks, sealed
+from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources import crc
 from bushel.sources.crc import Checksum, masked
 from bushel.sources.records import RecordReader, RecordSource, copied_into
-from bushel.sources.stores import File, LocalFile, Options
+from bushel.sources.stores import File, LocalFile, Options, is_url
 
 HEADER = 12  # length (8 bytes) and its checksum
 FOOTER = 4  # checksum of the data
@@ -150,6 +150,11 @@ def _offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
 def cache_folder() -> str:
     """Where derived files are kept between runs."""
     own = os.environ.get("BUSHEL_CACHE_DIR")
+    if own and is_url(own):
+        raise ValueError(
+            f"BUSHEL_CACHE_DIR must name a local folder, since files are mapped from it; it is {redact.shown(own)!r}. "
+            "Caches of `ds.cache`, columns and statistics take the address of a store as their own folder."
+        )
     return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")
 
 

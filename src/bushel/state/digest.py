@@ -1,7 +1,8 @@
 """Digests of parameters, functions and data that are the same in every process and on every machine.
 
-No addresses, no line numbers, no hash seeds, and nothing is unpickled or executed. There are two kinds: a quick one for
-states, in which samples stand for long values, and a whole one for caches, which may be found again years later.
+Addresses, line numbers and hash seeds do not count, and nothing is unpickled or executed. There are two kinds: the
+quick digest, for states, reads samples of long values; the whole digest, for caches, reads all of them. A cache may be
+used again years later.
 """
 
 from __future__ import annotations
@@ -24,34 +25,29 @@ import numpy as np
 from bushel.base.contents import without_padding
 from bushel.base.following import globals_of, is_own
 
-_SAMPLES = 64  # so many elements of a long sequence, or blocks of a large array, stand for all
+_SAMPLES = 64  # elements of a long sequence, or rows of a large array, that the quick digest reads
 _SAMPLE_BYTES = 1024
 _DEPTH = 8
 _WHOLE_DEPTH = 64
 
 
 class _Sink:
-    """A hash, and the objects it has been fed: one that comes again counts by its number, so cycles end.
+    """A hash, and the objects that went into it. An object that comes again counts by its number, so cycles end.
 
-    `whole` leaves nothing out of long values, and what functions read of the user's modules is put down in `pending`.
+    `whole` reads all of long values. It also puts the globals that functions read into `pending`.
     """
 
     def __init__(self, whole: bool = False) -> None:
         self.whole = whole
         self.depth = _WHOLE_DEPTH if whole else _DEPTH
         self.pending: collections.deque[Any] = collections.deque()
-        self._hash = hashlib.blake2b(digest_size=8)
+        hashed = hashlib.blake2b(digest_size=8)
+        self.update, self.hexdigest = hashed.update, hashed.hexdigest
         self._numbers: dict[int, int] = {}
-        self._kept: list[Any] = []  # as long as they are kept, no other object has their id
-
-    def update(self, data: bytes) -> None:
-        self._hash.update(data)
-
-    def hexdigest(self) -> str:
-        return self._hash.hexdigest()
+        self._kept: list[Any] = []  # no other object can get the id of an object that is kept
 
     def some(self, values: Any) -> Any:
-        """The elements of a list that stand for all of them."""
+        """The elements of a list that are digested: all of them, or samples."""
         if self.whole or len(values) <= 2 * _SAMPLES:
             return values
         return [values[int(place)] for place in np.linspace(0, len(values) - 1, _SAMPLES)]
@@ -65,16 +61,16 @@ class _Sink:
 
 
 def digest(*values: Any) -> str:
-    """A short hexadecimal digest of values. Samples stand for long lists and large arrays, so it takes no time."""
+    """A short hexadecimal digest of values. Of long lists and large arrays it reads samples, so it is quick."""
     return _digest(_Sink(), values)
 
 
 def whole_digest(*values: Any) -> str:
-    """A digest for the names of files in a cache: no element of a value is left out.
+    """A digest of all elements of all values, for the names of files in a cache.
 
-    Functions count with all that they read: functions, classes and values of the user's own modules, those that these
-    read, and so on. What is installed counts by name. Imports inside of a function, and what is found by a name that is
-    only known at run time, are not followed.
+    A function counts with everything that it reads: functions, classes and values of the user's own modules, what those
+    read, and so on. Installed packages count by name. Imports inside a function are not followed, nor are attributes
+    whose name is only known at run time.
     """
     return _digest(_Sink(whole=True), values)
 
@@ -106,8 +102,7 @@ def code_digest(function: Any) -> str:
 
 def _put(sink: _Sink, tag: str, data: bytes | str = b"") -> None:
     raw = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
-    sink.update(f"{tag}:{len(raw)}:".encode())
-    sink.update(raw)
+    sink.update(f"{tag}:{len(raw)}:".encode() + raw)
 
 
 def _feed(sink: _Sink, value: Any, depth: int) -> None:
@@ -187,12 +182,12 @@ def _feed_array(sink: _Sink, array: np.ndarray, depth: int) -> None:
 
 
 def _is_masked(value: Any) -> bool:
-    """Whether a value is a masked array. No value is one as long as nobody has loaded numpy.ma, which takes 10 ms."""
+    """Whether a value is a masked array. Before anyone has loaded numpy.ma, which takes 10 ms, no value can be one."""
     return "numpy.ma" in sys.modules and isinstance(value, np.ma.MaskedArray)
 
 
 def _feed_masked(sink: _Sink, array: Any, depth: int) -> None:
-    """What is masked counts as masked, whatever value lies under the mask."""
+    """Masked elements count as masked, whatever the values under the mask are."""
     _put(sink, "masked")
     _feed_array(sink, np.ma.getmaskarray(array), depth)
     _feed_array(sink, array.filled(np.zeros((), array.dtype)[()]), depth)
@@ -242,7 +237,7 @@ def _feed_code(sink: _Sink, code: types.CodeType, depth: int) -> None:
     _put(sink, "code", code.co_code)
     _put(sink, "names", repr((code.co_names, code.co_varnames, code.co_freevars)))
     constants = code.co_consts
-    if _has_docstring(code):  # words may change
+    if _has_docstring(code):  # docstrings do not count
         constants = (None, *constants[1:])
     for constant in constants:
         _feed(sink, constant, depth + 1)
@@ -251,7 +246,7 @@ def _feed_code(sink: _Sink, code: types.CodeType, depth: int) -> None:
 def _has_docstring(code: types.CodeType) -> bool:
     if sys.version_info >= (3, 14):
         return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
-    # Before, the first constant of a `def` is its docstring or None; <lambda>, <listcomp> and such have none.
+    # Before Python 3.14 the first constant of a `def` is its docstring or None. Lambdas and comprehensions have none.
     return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
@@ -259,7 +254,7 @@ _BEHAVIOUR = {"__call__", "__getitem__", "__getitems__", "__iter__", "__next__",
 
 
 def _feed_class(sink: _Sink, kind: type) -> None:
-    """The code and plain values of a user's class and its bases, up to the classes of a library."""
+    """Digests the code and the plain values of a user's class and its bases, except the classes of libraries."""
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in ("builtins", "abc", "typing", "collections", "bushel", "grain"):
             continue
@@ -273,7 +268,7 @@ def _feed_class(sink: _Sink, kind: type) -> None:
 
 
 def _feed_whole_class(sink: _Sink, kind: type) -> None:
-    """All that a user's class and its bases define, and what their methods read."""
+    """Digests all attributes of a user's class and its bases, and the globals that their methods read."""
     for base in filter(is_own, kind.__mro__):
         for name, value in sorted(vars(base).items()):
             parts = [value, *(getattr(value, part, None) for part in ("__func__", "fget", "fset", "fdel", "func"))]
@@ -287,7 +282,7 @@ def _feed_object(sink: _Sink, value: Any, depth: int) -> None:
     _put(sink, "object", kind.__qualname__)
     if sink.whole:
         _feed(sink, kind, depth + 1)
-    elif depth <= 1:  # the transformation or dataset itself; of what it holds, values count and classes do not
+    elif depth <= 1:  # the transformation or dataset itself. Of the objects in it only the values count
         _feed_class(sink, kind)
     attributes = dict(vars(value)) if hasattr(value, "__dict__") else {}
     if dataclasses.is_dataclass(value):
@@ -306,11 +301,11 @@ def _names(slots: Any) -> tuple[str, ...]:
 
 
 def _feed_reduced(sink: _Sink, value: Any, depth: int) -> None:
-    """What pickle would keep of an object without attributes, such as a compiled pattern or a date."""
+    """Digests what pickle would keep of an object without attributes, such as a compiled pattern or a date."""
     try:
         reducer = copyreg.dispatch_table.get(type(value))
         reduced = value.__reduce_ex__(2) if reducer is None else reducer(value)
-    except Exception:  # cannot be pickled: its type must do
+    except Exception:  # it cannot be pickled: only its type counts
         return
     if isinstance(reduced, tuple):
         for part in reduced[1:]:

@@ -1,6 +1,6 @@
-"""The envelope of a state: one extra key beside Grain's own, with a version and the pipeline's identity.
+"""The envelope of a state: one key beside Grain's own keys, with a version and the identity of the pipeline.
 
-Grain passes over keys that it does not know, but for one of its iterators: there the key lies in the parent's state.
+Grain ignores keys that it does not know. One of its iterators does not; there the key is in the state of the parent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ logger = logging.getLogger("bushel")
 _NO_ENVELOPE = object()
 _PARENT = "parent_state"
 _STRICT = {_PARENT, "remainder_slices", "elements_from_buffer_after_checkpoint"}
-"""The keys of a state of concat-then-split, beside which Grain takes no other."""
+"""The keys of a state of concat-then-split. Grain refuses such a state with any other key."""
 
 
 def seal(state: dict[str, Any], pipeline: list[Any]) -> dict[str, Any]:
@@ -29,13 +29,15 @@ def seal(state: dict[str, Any], pipeline: list[Any]) -> dict[str, Any]:
 
 def _sealed(state: dict[str, Any], envelope: dict[str, Any]) -> dict[str, Any]:
     parent = state.get(_PARENT)
-    if state.keys() == _STRICT and isinstance(parent, dict) and KEY not in parent:  # that may be one of a user's
+    if (
+        state.keys() == _STRICT and isinstance(parent, dict) and KEY not in parent
+    ):  # a user's iterator may have an envelope
         return {**state, _PARENT: _sealed(parent, envelope)}
     return {**state, KEY: envelope}
 
 
 def _opened(state: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """A state without its envelope, and that; `_NO_ENVELOPE` where there is none."""
+    """A state without its envelope, and the envelope: `_NO_ENVELOPE` if the state has none."""
     parent = state.get(_PARENT)
     if KEY not in state and state.keys() == _STRICT and isinstance(parent, Mapping):
         inner, envelope = _opened(parent)
@@ -44,13 +46,18 @@ def _opened(state: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def unseal(state: Any, pipeline: list[Any], *, check: bool, method: str = "set_state") -> dict[str, Any]:
-    """The cursor's own part of a state, once it is clear that it belongs to `pipeline`. Messages name the `method`."""
+    """The state of the cursor, out of a state with an envelope. Raises StateMismatch if `pipeline` is another one.
+
+    Messages name the `method` that was called.
+    """
     if not isinstance(state, Mapping):
         raise StateMismatch(f"A state is what get_state() returned, a dict; got {state!r}.")
     inner, envelope = _opened(state)
     if envelope is _NO_ENVELOPE:
         if check:
-            logger.warning("This state carries no identity (Grain wrote it): it is restored without a check.")
+            logger.warning(
+                "This state has no identity: Grain wrote it. It is restored without a comparison of the pipelines."
+            )
         return inner
     version = envelope.get("version") if isinstance(envelope, Mapping) else None
     if type(version) is not int or version != VERSION:

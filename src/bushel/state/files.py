@@ -1,4 +1,4 @@
-"""States in files, one for each process, as Orbax and Grain have them: `process_0-of-1.json`.
+"""States in files, one file per process, under the names that Orbax and Grain use: `process_0-of-1.json`.
 
 An ElasticIterator over an interleave has another file for each dataset of it, `shard_state_0.json` and so on, which
 another number of processes can restore.
@@ -29,15 +29,15 @@ _SHARD = "shard_state_{}.json"
 
 
 class AwaitingCreation(Protocol):
-    """A folder that Orbax is making."""
+    """A folder that Orbax creates in the background."""
 
     async def await_creation(self) -> Folder:
-        """Returns its path, once it is there."""
+        """Waits until the folder exists, and returns its path."""
         ...
 
 
 def file_name() -> str:
-    """The file of this process."""
+    """The name of the file of this process."""
     index, count = jax_process()
     return f"process_{index}-of-{count}.json"
 
@@ -57,7 +57,7 @@ def texts_of(iterator: Any) -> dict[str, str]:
 
 
 def write(folder: Folder, texts: dict[str, str]) -> None:
-    """Writes the files of this process. Orbax makes the folder visible only when all of them are there."""
+    """Writes the files of this process. Orbax renames the folder when all processes have written their files."""
     for name, text in texts.items():
         (folder / name).write_text(text)
 
@@ -121,7 +121,7 @@ def _text(path: Any) -> str:
     try:
         return path.read_text()
     except UnicodeDecodeError as error:
-        raise StateMismatch(f"{path} is no state of an iterator: it is not text ({error}).") from None
+        raise StateMismatch(f"{path} is not the state of an iterator: it is not text ({error}).") from None
 
 
 async def write_later(directory: AwaitingCreation, texts: dict[str, str]) -> None:

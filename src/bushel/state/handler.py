@@ -1,12 +1,14 @@
-"""The handler that puts iterators into checkpoints: one file for each process. It works with Orbax and without."""
+"""The handler that saves iterators in checkpoints, one file per process. It works with Orbax and without."""
 
 from __future__ import annotations
 
-import importlib
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from bushel.state import files
+
+on_create: list[Callable[[], None]] = []
+"""Called before a handler is made: how `bushel.checkpoint`, a higher layer, tells Orbax what the handler takes."""
 
 
 class CheckpointHandler:
@@ -25,41 +27,41 @@ class CheckpointHandler:
     """
 
     def __init__(self) -> None:
-        if sys.modules.get("orbax.checkpoint") is not None:
-            importlib.import_module("bushel.orbax")  # tells Orbax what this handler takes, before it is asked
+        for prepare in on_create:
+            prepare()
 
     def save(self, directory: files.Folder, item: Any = None, args: Any = None) -> None:
         """Writes the state of an iterator into a folder."""
-        item = _item(item, args)
+        item = _find_iterator(item, args)
         files.write(directory, files.texts_of(item))
 
     def restore(self, directory: files.Folder, item: Any = None, args: Any = None) -> Any:
-        """Restores an iterator, lets it begin to work ahead, and returns it."""
-        item = _item(item, args)
+        """Restores an iterator, starts its prefetch, and returns it."""
+        item = _find_iterator(item, args)
         files.prepare(directory, item)()
         item.start_prefetch()
         return item
 
     def structure(self, directory: files.Folder) -> None:
-        """Nothing: an iterator has no structure of arrays."""
+        """Returns None: the state of an iterator holds no arrays."""
 
     def metadata(self, directory: files.Folder) -> None:
-        """Nothing: what a state says is in its file."""
+        """Returns None: all metadata is in the file of the state."""
 
     def finalize(self, directory: files.Folder) -> None:
-        """Nothing is left to do when all processes have written."""
+        """Does nothing. Orbax calls it when all processes have written."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: the handler holds no resources."""
 
     @classmethod
     def typestr(cls) -> str:
-        """How Orbax names this handler."""
+        """The name of this handler in Orbax."""
         return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _item(item: Any, args: Any) -> Any:
-    found = args.item if item is None and args is not None else item
-    if not hasattr(found, "get_state") or not hasattr(found, "set_state"):
-        raise TypeError(f"CheckpointHandler takes an iterator with get_state and set_state, got {found!r}.")
-    return found
+def _find_iterator(item: Any, args: Any) -> Any:
+    iterator = args.item if item is None and args is not None else item
+    if not hasattr(iterator, "get_state") or not hasattr(iterator, "set_state"):
+        raise TypeError(f"CheckpointHandler takes an iterator with get_state and set_state, got {iterator!r}.")
+    return iterator

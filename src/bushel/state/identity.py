@@ -1,6 +1,6 @@
 """The identity of a pipeline: a tree of names and digests, one per node, and the difference between two of them.
 
-Executor, threads and buffers are no part of it: they never change the output.
+Executors, threads and buffers do not count: they never change the output.
 """
 
 from __future__ import annotations
@@ -20,34 +20,49 @@ from bushel.sources.protocol import file_fingerprint
 from bushel.state.digest import class_digest, code_digest, digest, whole_digest
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Bytecode belongs to a Python version; across versions functions are compared by name alone."""
+"""Bytecode differs between Python versions, so across versions functions are compared by name only."""
 
 BY_KEY = "mix by key"
-_OWN = "_own_identity"
+OWN_PART = "_own_identity"
+"""The attribute of a node that keeps its part of the identity."""
 
 
 def identity(node: Node) -> list[Any]:
-    """What a node is, as plain data: [as written, digest of parameters, digest of code, [parents]]."""
+    """What a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]]."""
     node = opaque(node)
     parents = [identity(parent) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
-        # Weights and parts of a mixture by key may change: parts are compared by name.
+        # The weights and the parts of a mixture by key may change between runs: parts are compared by name.
         return [BY_KEY, BY_KEY, "", [[key, key, "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
     return [*own_part(node), parents]
 
 
+def freeze(node: Node) -> None:
+    """Digests the functions of a pipeline, unless that was done before. Call it before one of them runs.
+
+    A function may change what it closes over while it runs, and that is no part of an identity. A pipeline whose
+    functions never run, and whose state nobody asks for, is never digested: building one is cheap.
+    """
+    if OWN_PART in vars(node):  # it was frozen before, and its parents before it
+        return
+    for parent in node.parents:
+        freeze(parent)
+    if not isinstance(node, Source) and not node.transparent:  # the data of a source do not change when it is read
+        own_part(node)
+
+
 def own_part(node: Node) -> tuple[str, str, str]:
-    """The part of the identity that is the node's own, taken once: what a function remembers later is not of it."""
-    known = vars(node).get(_OWN)
+    """The part of the identity that is the node's own, found out once and kept."""
+    known = vars(node).get(OWN_PART)
     if known is None:
-        known = vars(node)[_OWN] = _own_part(node)
+        known = vars(node)[OWN_PART] = _own_part(node)
     return known
 
 
 def functions_digest(node: Node) -> str:
-    """A digest of all that the functions of a pipeline read, for the names of files that outlive a program.
+    """A whole digest of the functions of a pipeline and of all values that they read, for names of files in a cache.
 
-    An identity has samples of long lists and nothing of globals, which is enough for a state that is restored soon.
+    An identity samples long lists and leaves out globals. That is enough for a state, which is restored soon.
     """
     return whole_digest(*_functions(node))
 
@@ -81,7 +96,7 @@ def _own_part(node: Node) -> tuple[str, str, str]:
 
 
 def fingerprint(source: Any) -> Any:
-    """What is known of a source's content without reading all of it."""
+    """What tells the data of a source from other data, without reading all of it."""
     own = getattr(source, "fingerprint", None)
     if callable(own):
         return [type(source).__name__, own()]
@@ -96,7 +111,7 @@ def fingerprint(source: Any) -> Any:
 
 
 def _without_folders(text: str, paths: str | list[Any] | tuple[Any, ...]) -> str:
-    """The repr of a source of files as it reads wherever the files lie: paths by their names alone."""
+    """The repr of a source of files without the folders of the files, so that it stays the same when files move."""
     names = [os.fspath(path) for path in ([paths] if isinstance(paths, str) else paths)]
     for name in sorted(filter(os.path.dirname, names), key=len, reverse=True):
         text = text.replace(name, os.path.basename(name))
@@ -106,7 +121,7 @@ def _without_folders(text: str, paths: str | list[Any] | tuple[Any, ...]) -> str
 
 
 def differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:
-    """Lines that tell where a saved identity differs from the current one; none where they are the same."""
+    """Lines that say where a saved identity differs from the current one. An empty list if they are the same."""
     try:
         readable = _well_formed(saved)
     except RecursionError:
@@ -166,5 +181,5 @@ def _chain(node: list[Any]) -> tuple[list[list[Any]], list[list[Any]]]:
 
 
 def _key(node: list[Any], same_python: bool) -> tuple[str, ...]:
-    """What two nodes must share to be the same. How they read is for messages only: it may hold an address."""
+    """What must be equal for two nodes to be the same. The call does not count: a repr in it may hold an address."""
     return tuple(node[1:3]) if same_python else (node[1],)

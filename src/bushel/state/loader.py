@@ -1,4 +1,4 @@
-"""The state of a DataLoader: Grain's JSON around the position of the stream, both ways."""
+"""The state of a DataLoader: the position of its stream in the JSON form of Grain, read and written."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _NEXT = "next_index"
 _SEEN = "last_seen_indices"
 _WORKERS = "worker_count"
 _REFUSAL_IN_GRAIN = (
-    "(This state was written by Bushel. It says where {} began and how many elements it has given since, "
+    "(This state was written by Bushel. It says where {} began and how many elements it has returned since, "
     "which Grain cannot restore.)"
 )
-"""Grain prints this entry when it refuses the state, because it is no number of workers."""
+"""Stands for the number of workers. It is not a number, so Grain refuses the state and prints this text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoaderFacts:
-    """What a state says of the loader that wrote it."""
+    """What a state contains about the loader that wrote it."""
 
     sampler: str
     data_source: str
@@ -43,23 +43,23 @@ class LoaderFacts:
 
 
 def source_text(source: Any) -> str:
-    """A source as a state names it: by its repr, without addresses; what is in memory by its type."""
+    """The name of a source in a state: its repr without addresses, or the type of a list or array."""
     return str(type(source)) if isinstance(source, (list, tuple, np.ndarray)) else text_of(source)
 
 
 def text_of(value: Any) -> str:
-    """The repr of a source or sampler, without addresses and secrets. Another one stays, for Grain to compare."""
+    """The repr of a source or sampler without addresses and secrets; otherwise unchanged, since Grain compares it."""
     text = redact.clean(repr(value))
     return without_addresses(text) if " at 0x" in text else text
 
 
 def parsed(text: Any) -> dict[str, Any]:
-    """A state as it was before it became JSON. Nothing in it is ever executed."""
+    """The state in a JSON text. Nothing in it is executed."""
     try:
         state = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
         raise StateMismatch(
-            f"This is no state of an iterator: it cannot be read as JSON ({str(error) or type(error).__name__}). "
+            f"This is not the state of an iterator: it cannot be read as JSON ({str(error) or type(error).__name__}). "
             f"It is {_excerpt(text)}."
         ) from None
     if not isinstance(state, dict):
@@ -77,7 +77,7 @@ def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, An
     if facts.own_operation is not None:
         return {**position, _WORKERS: _REFUSAL_IN_GRAIN.format(facts.own_operation)}
     if set(position) != {_NEXT}:
-        return position  # with a FlatMap, Grain too writes the stream's own
+        return position  # with a FlatMap, Grain also writes the state of the stream itself
     shard = facts.shard
     return {
         "version": VERSION,
@@ -92,8 +92,8 @@ def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, An
 def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) -> dict[str, Any]:
     """The position of a stream in a state of either library.
 
-    Raises StateMismatch for one that is damaged, of another version, or describes no position in one sequence. With
-    `check`, the state is taken for Grain's, and it must be of the same sampler and source.
+    Raises StateMismatch for a state that is damaged, of another version, or does not describe a position in one
+    sequence. With `check`, the state is one of Grain's, and its sampler and source must be the same as here.
     """
     if "version" not in state and _SEEN not in state:
         if check:
@@ -116,7 +116,7 @@ def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) ->
     if workers and not facts.one_to_one:
         raise StateMismatch(
             f"This state was written by Grain with {workers} workers, each of which batched or filtered records of its "
-            "own: it describes no position in the one sequence that this loader gives. Save it in Grain with "
+            "own. It does not describe a position in the one sequence that this loader gives. Save it in Grain with "
             "worker_count=0.",
             _WORKERS,
         )
@@ -139,7 +139,7 @@ def position_of(state: Mapping[str, Any], facts: LoaderFacts, *, check: bool) ->
 
 
 class reading_position:
-    """A `with` block that restores what `position_of` has returned: errors name the place in the loader's own state."""
+    """A `with` block that restores a position. Errors in it name the place in the state of the loader."""
 
     def __init__(self, state: Mapping[str, Any]):
         self._state = state
@@ -163,7 +163,7 @@ def _check_own_operation(facts: LoaderFacts) -> None:
 
 
 def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
-    """How many records one of several workers had read, by the global index of its last one."""
+    """How many records one of several workers had read. `last` is the global index of its last record."""
     if type(last) is not int:
         raise StateMismatch(
             f"This state of a DataLoader is damaged: a position in {_SEEN} is {last!r}.", _SEEN, str(lane)

@@ -135,7 +135,9 @@ class RLDSEpisodes:
         """The leaves that are one encoded image for each step, such as "observation/image"."""
         return [leaf.path for leaf in self._features.images]
 
-    def index(self, *, progress: bool = True, cache_dir: Path | None = None) -> Self:
+    def index(
+        self, *, progress: bool = True, cache_dir: Path | None = None, storage_options: Options | None = None
+    ) -> Self:
         """Finds out once how long all episodes are and where their images lie; returns the episodes.
 
         Reads all records of the files involved and checks their checksums. The result is kept in `cache_dir`, by
@@ -143,11 +145,18 @@ class RLDSEpisodes:
 
         Args:
           progress: shows on a terminal how far it is.
-          cache_dir: a local folder.
+          cache_dir: a folder, here or in a store.
+          storage_options: of the store where `cache_dir` lies.
         """
         with self._lock:
             if self._index is None:
-                self._index = index_of(self._parts.source, self._features, progress=progress, cache_dir=cache_dir)
+                self._index = index_of(
+                    self._parts.source,
+                    self._features,
+                    progress=progress,
+                    cache_dir=cache_dir,
+                    storage_options=storage_options,
+                )
         return self
 
     def _indexed(self) -> EpisodeIndex:

@@ -32,6 +32,16 @@ class Columns:
         self._image_format = image_format
         self._columns: dict[tuple[str, ...], _Column] = {}
 
+    def facts(self) -> list[Any]:
+        """What is known of the leaves, as JSON has it."""
+        return [[list(keys), *column.facts()] for keys, column in self._columns.items()]
+
+    def restore(self, facts: list[Any]) -> None:
+        """Takes over what `facts` has given, so that further episodes are added to those written before."""
+        self._columns = {tuple(keys): _Column(tuple(keys)) for keys, *_ in facts}
+        for keys, *known in facts:
+            self._columns[tuple(keys)].restore(*known)
+
     def record(self, episode: Mapping[str, Any], where: str) -> bytes:
         """An episode as a `tf.train.Example`."""
         if not isinstance(episode, Mapping) or not isinstance(episode.get("steps"), Mapping):
@@ -94,6 +104,13 @@ class _Column:
         self._shape: tuple[int, ...] = ()
         self._image: list[int | str | None] | None = None
         self._texts = False  # some string is no image
+
+    def facts(self) -> list[Any]:
+        assert self._dtype is not None
+        return [self._dtype.str, list(self._shape), self._image, self._texts]
+
+    def restore(self, dtype: str, shape: list[int], image: list[int | str | None] | None, texts: bool) -> None:
+        self._dtype, self._shape, self._image, self._texts = np.dtype(dtype), tuple(shape), image, texts
 
     def stored(self, values: np.ndarray, where: str) -> Any:
         if self._dtype is None:

@@ -22,11 +22,12 @@ import numpy as np
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
-from bushel.sources import stores
+from bushel.sources import stores, writing
 from bushel.sources.example import Located, locate_example
 from bushel.sources.records import RecordSource
-from bushel.sources.stores import Path
+from bushel.sources.stores import Options, Path
 from bushel.sources.tfrecord import cache_folder
+from bushel.sources.writing import Folder
 from bushel.trajectory.rlds_features import Features, Values
 
 _FORMAT = 2
@@ -80,22 +81,27 @@ def length_of(values: Values, features: Features) -> int:
 
 
 def index_of(
-    source: RecordSource, features: Features, *, progress: bool = True, cache_dir: Path | None = None
+    source: RecordSource,
+    features: Features,
+    *,
+    progress: bool = True,
+    cache_dir: Path | None = None,
+    storage_options: Options | None = None,
 ) -> EpisodeIndex:
     """The index of all records of a source: for each file from the cache, or by a walk through the file."""
-    folder = cache_dir or os.path.join(cache_folder(), "rlds")
+    folder = writing.folder(cache_dir or os.path.join(cache_folder(), "rlds"), storage_options)
     files = [source.file(number) for number in range(len(source.paths))]
-    paths = [os.path.join(folder, f"{_key(file, features)}.npz") for file in files]
-    known = [_kept(path, len(file), features) for path, file in zip(paths, files)]
+    names = [f"{_key(file, features)}.npz" for file in files]
+    known = [_kept(folder, name, len(file), features) for name, file in zip(names, files)]
     if all(part is not None for part in known):
         return joined([part for part in known if part is not None])
     bar = Progress("index of episodes", len(source)) if progress else None
     done, found = 0, []
     with concurrent.futures.ThreadPoolExecutor(min(_THREADS, 2 * (os.cpu_count() or 1))) as pool:
-        for file, path, part in zip(files, paths, known):
+        for file, name, part in zip(files, names, known):
             if part is None:
                 part = _walked(file, features, pool, bar, done)
-                _keep(path, part)
+                _keep(folder, name, part)
             done += len(file)
             found.append(part)
     if bar is not None:
@@ -161,21 +167,24 @@ def _key(file: RecordSource, features: Features) -> str:
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
-def _keep(path: str, index: EpisodeIndex) -> None:
+def _keep(folder: Folder, name: str, index: EpisodeIndex) -> None:
     data = io.BytesIO()
     arrays: dict[str, Any] = {f"image {name}": places for name, places in index.images.items()}
     np.savez_compressed(data, lengths=index.lengths, rest_counts=index.rest_counts, rest=index.rest, **arrays)
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        sealed.write_bytes(path, data.getvalue())
-    except OSError:
-        pass  # no place to keep it: the next run walks again
+        with folder.replacing(name) as file:
+            sealed.put_bytes(file, data.getvalue())
+    except OSError as error:
+        if not folder.on_disk:  # somebody has named it
+            warnings.warn(
+                f"The index of episodes is not kept, and the next run reads them again: {error}", stacklevel=2
+            )
 
 
-def _kept(path: str, count: int, features: Features) -> EpisodeIndex | None:
+def _kept(folder: Folder, name: str, count: int, features: Features) -> EpisodeIndex | None:
     """What an earlier walk has found; None where there was none, or where its file is damaged."""
     try:
-        with np.load(io.BytesIO(sealed.read_bytes(path)), allow_pickle=False) as file:
+        with np.load(io.BytesIO(sealed.parse_bytes(folder.read(name), folder.shown(name))), allow_pickle=False) as file:
             found = EpisodeIndex(
                 file["lengths"],
                 file["rest_counts"],

@@ -1,17 +1,16 @@
 """Writes RLDS data sets in TFDS's form: records, `features.json` and `dataset_info.json`. All of it, or nothing.
 
-How episodes become records is in `rlds_columns.py`.
+How episodes become records is in `rlds_columns.py`. `dataset_info.json` is written last: without it nobody takes the
+other files for a data set.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-import os
 import re
-import shutil
-import threading
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +19,10 @@ from bushel.base import checks
 from bushel.base.errors import writing
 from bushel.base.progress import Progress
 from bushel.sources import stores
-from bushel.sources.stores import Path
-from bushel.sources.writers import ArrayRecordWriter, TFRecordWriter, Writer
+from bushel.sources import writing as places
+from bushel.sources.stores import Options, Path
+from bushel.sources.writers import ArrayRecordWriter, TFRecordWriter
+from bushel.sources.writing import Folder
 from bushel.trajectory.rlds_columns import Columns, ImageFormat
 from bushel.trajectory.rlds_folders import is_version
 
@@ -29,6 +30,7 @@ _WRITERS: dict[str, type[ArrayRecordWriter] | type[TFRecordWriter]] = {
     "tfrecord": TFRecordWriter,
     "array_record": ArrayRecordWriter,
 }
+FEATURES, INFO = "features.json", "dataset_info.json"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
@@ -41,6 +43,7 @@ def write_rlds(
     shards: int = 1,
     file_format: Literal["tfrecord", "array_record"] = "tfrecord",
     image_format: ImageFormat | Mapping[str, ImageFormat] = "png",
+    storage_options: Options | None = None,
 ) -> str:
     """Writes episodes as an RLDS data set that `RLDSBuilder` and TFDS read. Returns its folder.
 
@@ -50,10 +53,13 @@ def write_rlds(
     width x 1 become encoded images. Encoded images that are given as bytes, or as handles, stay as they are; other
     bytes and strings are texts.
 
-    The folder appears when it is complete.
+    A local folder appears when it is complete. In a store `dataset_info.json` appears last, and without it the others
+    cannot be opened: a writer that fails removes its files, and what a killed one leaves is removed by the next one
+    that writes the same data set. Let only one process write to an address: a store has no locks.
 
     Args:
-      data_dir: a local folder; the data set goes to data_dir/name/version.
+      data_dir: a local folder, or an address such as "s3://bucket/data"; the data set goes to data_dir/name/version. A
+        file for a store is made in the folder of temporary files first, so there must be room for one shard.
       name: of the data set: letters, digits and underscores.
       splits: the episodes of each split; with several shards something that has a length.
       version: three numbers.
@@ -61,6 +67,7 @@ def write_rlds(
       file_format: "tfrecord", of which single frames can be read, or "array_record", of which only whole episodes can
         (and which the package array_record writes).
       image_format: "png" or "jpeg", for all arrays that are images or for each of them ("observation/image").
+      storage_options: of the store where data_dir lies.
 
     >>> import tempfile
     >>> from bushel.trajectory.rlds import RLDSBuilder
@@ -72,30 +79,25 @@ def write_rlds(
     """
     _check(name, splits, version, file_format)
     shards = checks.positive(shards, "shards")
-    parent = os.path.join(stores.local(data_dir), name)
-    folder = os.path.join(parent, version)
-    if os.path.exists(folder):
-        raise FileExistsError(f"{folder} is there already. Remove it, or write another version.")
-    temporary = f"{folder}.{os.getpid()}-{threading.get_ident()}.part"
-    os.makedirs(temporary)
-    try:
+    folder = places.folder(places.join(stores.address(data_dir), f"{name}/{version}"), storage_options)
+
+    def belongs(file: str) -> bool:
+        shard = rf"{name}-\w+\.({'|'.join(_WRITERS)})-\d+-of-\d+"
+        return file in (FEATURES, INFO) or re.fullmatch(shard, file) is not None
+
+    with folder.filling(INFO, belongs) as filled:
         columns = Columns(image_format)
         entries = [
-            _written(temporary, name, split, episodes, shards, file_format, columns)
-            for split, episodes in splits.items()
+            _written(filled, name, split, episodes, shards, file_format, columns) for split, episodes in splits.items()
         ]
-        info = {"fileFormat": file_format, "name": name, "splits": entries, "version": version}
-        for file, content in (("features.json", columns.features()), ("dataset_info.json", info)):
-            path = os.path.join(temporary, file)
-            with writing(path), open(path, "w", encoding="utf-8") as output:
-                json.dump(content, output, indent=2)
-        os.rename(temporary, folder)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            os.rmdir(parent)  # where nothing else is in it
-        raise
-    return folder
+        write_info(filled, columns, {"fileFormat": file_format, "name": name, "splits": entries, "version": version})
+    return folder.address
+
+
+def write_info(folder: Folder, columns: Columns, info: Mapping[str, Any]) -> None:
+    """Writes the two files that make records a data set."""
+    for file, content in ((FEATURES, columns.features()), (INFO, info)):
+        folder.write(file, json.dumps(content, indent=2).encode())
 
 
 def _check(name: str, splits: Mapping[str, Any], version: str, file_format: str) -> None:
@@ -115,7 +117,7 @@ def _check(name: str, splits: Mapping[str, Any], version: str, file_format: str)
 
 
 def _written(
-    folder: str,
+    folder: Folder,
     name: str,
     split: str,
     episodes: Iterable[Mapping[str, Any]],
@@ -133,41 +135,45 @@ def _written(
     shards = shards if total is None else min(shards, max(total, 1))
     ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
     progress = Progress(f"writing {name}/{split}", total)
-    counts, size, at = [0], 0, 0
-    path = _shard_path(folder, name, split, file_format, 0, shards)
-    writer = _opened(path, file_format)
+    left = enumerate(episodes)
+    counts, size = [], 0
+    for shard, end in enumerate([*ends, None]):
+        file = f"{name}-{split}.{file_format}-{shard:05d}-of-{shards:05d}"
+        with folder.new_file(file) as path, _opened(path, folder.shown(file), file_format) as write:
+            counts.append(0)
+            for number, episode in left if end is None else itertools.islice(left, end - sum(counts)):
+                record = columns.record(episode, f"episode {number} of {split!r}")
+                write(record)
+                counts[-1] += 1
+                size += len(record)
+                progress.show(number + 1)
+    progress.end()
+    if not sum(counts):
+        raise ValueError(f"The split {split!r} has no episodes. Leave it out.")
+    return split_entry(split, _TEMPLATE, counts, size)
+
+
+def split_entry(split: str, template: str, counts: Iterable[int], size_bytes: int) -> dict[str, Any]:
+    """The entry of a split in `dataset_info.json`."""
+    lengths = [str(count) for count in counts]
+    return {"filepathTemplate": template, "name": split, "numBytes": str(size_bytes), "shardLengths": lengths}
+
+
+@contextlib.contextmanager
+def _opened(path: str, shown: str, file_format: str) -> Iterator[Callable[[bytes], None]]:
+    """A file of records, as the function that writes one."""
+    with writing(shown):
+        writer = _WRITERS[file_format](path, compress=False)
+
+    def write(record: bytes) -> None:
+        with writing(shown):
+            writer.write(record)
+
     try:
-        for number, episode in enumerate(episodes):
-            if number in ends:
-                with writing(path):
-                    writer.close()
-                at += 1
-                path = _shard_path(folder, name, split, file_format, at, shards)
-                writer = _opened(path, file_format)
-                counts.append(0)
-            record = columns.record(episode, f"episode {number} of {split!r}")
-            with writing(path):
-                writer.write(record)
-            counts[-1] += 1
-            size += len(record)
-            progress.show(number + 1)
-        with writing(path):
-            writer.close()
+        yield write
     except BaseException:
         with contextlib.suppress(Exception):  # what went wrong first is what matters
             writer.close()
         raise
-    progress.end()
-    if not sum(counts):
-        raise ValueError(f"The split {split!r} has no episodes. Leave it out.")
-    lengths = [str(count) for count in counts]
-    return {"filepathTemplate": _TEMPLATE, "name": split, "numBytes": str(size), "shardLengths": lengths}
-
-
-def _shard_path(folder: str, name: str, split: str, file_format: str, shard: int, shards: int) -> str:
-    return os.path.join(folder, f"{name}-{split}.{file_format}-{shard:05d}-of-{shards:05d}")
-
-
-def _opened(path: str, file_format: str) -> Writer:
-    with writing(path):
-        return _WRITERS[file_format](path, compress=False)
+    with writing(shown):
+        writer.close()

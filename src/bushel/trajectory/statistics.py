@@ -12,7 +12,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,11 @@ from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
-from bushel.sources import stores
+from bushel.sources import stores, writing
 from bushel.sources.checksums import check_checksums, write_checksums
+from bushel.sources.stores import Options
 from bushel.sources.tfrecord import cache_folder
+from bushel.sources.writing import Folder
 from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import faithful
@@ -168,6 +169,7 @@ def get_dataset_statistics(
     compat: str | None = None,
     progress: bool = True,
     workers: int | MultiprocessingOptions | None = None,
+    storage_options: Options | None = None,
 ) -> dict[str, Any]:
     """The statistics of a data set's actions and of these entries of its observations; from a file if they are known.
 
@@ -184,59 +186,66 @@ def get_dataset_statistics(
       dataset: a `MapDataset` or `IterDataset` of trajectories, anything with a length and `[i]`, or an iterable.
       proprio_keys: names of entries of `observation`.
       hash_dependencies: texts that say what the data are and how they are made; see `code_of`.
-      save_dir: folder of the file. Without one, if it cannot be written, or if it is a URL: Bushel's cache folder.
+      save_dir: folder of the file, here or in a store ("s3://bucket/statistics"). Without one, or if it cannot be
+        written, as a web server cannot: Bushel's cache folder.
       force_recompute: does not look for a file.
       progress: shows on a terminal how far it is.
       workers: threads that read, or options of worker processes; by default threads where records are not in memory.
         An iterable that is no data set is read here.
+      storage_options: of the store where save_dir lies.
     """
     if isinstance(proprio_keys, str) or isinstance(hash_dependencies, str):
         raise TypeError("proprio_keys and hash_dependencies are lists of strings, got a string.")
-    paths = _paths(hash_dependencies, save_dir, compat)
-    for path in paths if not force_recompute else ():
-        if (known := _known(path, proprio_keys, faithful(compat))) is not None:
+    folders, name = _places(hash_dependencies, save_dir, compat, storage_options)
+    for folder in folders if not force_recompute else ():
+        if (known := _known(folder, name, proprio_keys, faithful(compat))) is not None:
             return known
     found = _computed(dataset, tuple(proprio_keys), faithful(compat), progress, workers)
-    for path in paths:
+    for folder in folders:
         try:
-            _keep(path, found, faithful(compat))
+            _keep(folder, name, found, faithful(compat))
             break
-        except OSError as error:
-            logger.warning("The statistics cannot be written to %s: %s", path, error)
+        except (OSError, ValueError) as error:
+            logger.warning("The statistics cannot be written to %s: %s", folder.shown(name), error)
     return found
 
 
-def _paths(dependencies: Sequence[str], save_dir: str | os.PathLike[str] | None, compat: str | None) -> list[Path]:
-    """Where the file may be: in the folder that was given, and in our own."""
+def _places(
+    dependencies: Sequence[str],
+    save_dir: str | os.PathLike[str] | None,
+    compat: str | None,
+    options: Options | None,
+) -> tuple[list[Folder], str]:
+    """The folders where the file may be, the one that was given and our own; and its name."""
     if faithful(compat):
-        text, own = "".join(dependencies), Path("~/.cache/crossformer").expanduser()
+        text, own = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
     else:
-        text, own = "\0".join([_VERSION, *dependencies]), Path(cache_folder()) / "statistics"
-    folders = [own] if save_dir is None or stores.is_url(save_dir) else [Path(stores.local(save_dir)), own]
-    name = f"dataset_statistics_{hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()}.json"
-    return [folder / name for folder in folders]
+        text, own = "\0".join([_VERSION, *dependencies]), os.path.join(cache_folder(), "statistics")
+    folders = [writing.folder(own)]
+    if save_dir is not None and not os.fspath(save_dir).startswith(("http://", "https://")):
+        folders.insert(0, writing.folder(save_dir, options))
+    return folders, f"dataset_statistics_{hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()}.json"
 
 
-def _keep(path: Path, found: Mapping[str, Any], as_original: bool) -> None:
+def _keep(folder: Folder, name: str, found: Mapping[str, Any], as_original: bool) -> None:
     """Writes the file. One that the original reads too holds nothing else, and has its checksum in a file beside it."""
     if not as_original:
-        save_statistics(path, found)
+        folder.write(name, sealed.json_bytes(_plain(found)))
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with sealed.replacing(path) as file:
-        file.write(json.dumps(_plain(found)).encode())
-    write_checksums(path)
+    folder.write(name, json.dumps(_plain(found)).encode())
+    write_checksums(folder.path(name), storage_options=folder.options)
 
 
-def _known(path: Path, keys: Sequence[str], as_original: bool) -> dict[str, Any] | None:
+def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) -> dict[str, Any] | None:
     """The statistics that an earlier run has kept; None where there are none, or where their file is damaged."""
+    path = folder.path(name)
     try:
-        found = _checked(path, needs_checksum=not as_original)
+        found = _checked(path, folder.options, needs_checksum=not as_original)
         if as_original:
             with contextlib.suppress(FileNotFoundError):  # the original wrote the file, and no checksums
-                check_checksums(path)
-        for name in keys:
-            entry(found, name, of=f"The file {path}")
+                check_checksums(path, storage_options=folder.options)
+        for key in keys:
+            entry(found, key, of=f"The file {folder.shown(name)}")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -308,8 +317,8 @@ def _picked(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndar
     return {name: np.array(leaf, np.float32) for name, leaf in {"action": entry(traj, "action"), **leaves}.items()}
 
 
-def load_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Statistics from a JSON file, ours or the original's.
+def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | None = None) -> dict[str, Any]:
+    """Statistics from a JSON file, ours or the original's, here or in a store.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "statistics.json")
@@ -317,11 +326,11 @@ def load_statistics(path: str | os.PathLike[str]) -> dict[str, Any]:
     >>> load_statistics(path)["action"]["mean"]
     [0.5]
     """
-    return _checked(path, needs_checksum=False)
+    return _checked(path, storage_options, needs_checksum=False)
 
 
-def _checked(path: str | os.PathLike[str], *, needs_checksum: bool) -> dict[str, Any]:
-    with stores.open_stream(path) as file:
+def _checked(path: str | os.PathLike[str], options: Options | None, *, needs_checksum: bool) -> dict[str, Any]:
+    with stores.open_stream(path, options) as file:
         data = file.read()
     try:
         found = sealed.parse_json(data, redact.shown(path), needs_checksum=needs_checksum)
@@ -352,10 +361,15 @@ def _wrong(found: Mapping[str, Any]) -> str | None:
     return None
 
 
-def save_statistics(path: str | os.PathLike[str], stats: Mapping[str, Any]) -> None:
-    """Writes statistics to a JSON file, all of it or nothing, with a checksum beside them; arrays become lists."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    sealed.write_json(path, _plain(stats))
+def save_statistics(
+    path: str | os.PathLike[str], stats: Mapping[str, Any], *, storage_options: Options | None = None
+) -> None:
+    """Writes statistics to a JSON file, here or in a store, with a checksum in it; arrays become lists.
+
+    The file has all of them, or, after an error, is what it was before.
+    """
+    folder, name = writing.file(path, storage_options)
+    folder.write(name, sealed.json_bytes(_plain(stats)))
 
 
 def _plain(value: Any) -> Any:

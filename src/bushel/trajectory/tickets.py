@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.dataset import MapDataset, _MapPipeline
 from bushel.graph.node import Epochs, MapNode, Origin, Plan, Reckoned
 from bushel.index import words
+from bushel.map_dataset import MapDataset, MapPipeline
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,4 +59,4 @@ def tickets(
     >>> [int(ticket) for ticket in tickets(2, first=3, total=5).repeat(2)]
     [3, 4, 8, 9]
     """
-    return _MapPipeline(_Tickets(count, first, count if total is None else total, told))
+    return MapPipeline(_Tickets(count, first, count if total is None else total, told))

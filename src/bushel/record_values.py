@@ -1,6 +1,6 @@
-"""What operations take as values of records: columns and arrays, bound to a pipeline's records and checked.
+"""Values of records that a user passes to `where`, `sample`, `order_by`, `pack` and `bucket`: checked, as columns.
 
-The operations themselves are nodes in `graph/`; computing columns is left to `columns.py`.
+The operations themselves are nodes in `graph/`. `columns.py` computes columns.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from bushel.state.digest import digest
 from bushel.state.identity import identity
 
 
-def bound(values: Any, node: MapNode, what: str) -> Column:
-    """`values` as a column that reaches all elements of `node`: one already, or an array with an entry per element."""
+def bind_column(values: Any, node: MapNode, what: str) -> Column:
+    """`values` as a column with a value for every element of `node`.
+
+    They are a column already, or an array with one entry per element. `what` names the operation in messages.
+    """
     if not isinstance(values, Column):
-        return _by_position(values, node, what)
+        return _column_by_position(values, node, what)
     if values.reaches(node):
         return values
-    # The pipeline may have been built a second time: then the column belongs to nodes of the same identity.
+    # The user may have built the pipeline a second time: then the column belongs to nodes of the same identity.
     known = [(identity(part.node), part.values) for part in values.parts]
-    found = [
+    parts = [
         Part(above, part_values) for above in _ancestors(node) for same, part_values in known if identity(above) == same
     ]
-    again = Column(tuple(found))
-    if found and again.reaches(node):
-        return again
+    column = Column(tuple(parts))
+    if parts and column.reaches(node):
+        return column
     homes = " and ".join(part.node.call() for part in values.parts)
     raise ValueError(
         f"`{what}` got a column of the elements of {homes}, and not every element of {node.call()} is made of one of "
@@ -41,64 +44,66 @@ def bound(values: Any, node: MapNode, what: str) -> Column:
     )
 
 
-def mask(values: Any, node: MapNode) -> Column:
-    """A column of bools, for `where`."""
-    column = bound(values, node, "where")
+def check_mask(values: Any, node: MapNode) -> Column:
+    """`values` as a column of bools, for `where`."""
+    column = bind_column(values, node, "where")
     if column.dtype != bool or any(part.values.ndim != 1 for part in column.parts):
-        raise TypeError(f"`where` takes one bool per element, such as `lengths > 10`; got values of {_kind(column)}.")
-    return column
-
-
-def weights(values: Any, node: MapNode) -> Column:
-    """A column of weights, for `sample`."""
-    column = _numbers(values, node, "sample")
-    found = column.values
-    if len(found) and (not np.isfinite(found).all() or (found < 0).any() or not found.any()):
-        raise ValueError(
-            "Weights for `sample` must be finite, not negative, and not all zero; "
-            f"they range from {found.min()} to {found.max()}."
+        raise TypeError(
+            f"`where` takes one bool per element, such as `lengths > 10`; got values of {_type_of(column)}."
         )
     return column
 
 
-def sortable(values: Any, node: MapNode) -> Column:
-    """A column of numbers without NaN, for `order_by`."""
-    column = _numbers(values, node, "order_by")
+def check_weights(values: Any, node: MapNode) -> Column:
+    """`values` as a column of weights, for `sample`."""
+    column = _check_numbers(values, node, "sample")
+    weights = column.values
+    if len(weights) and (not np.isfinite(weights).all() or (weights < 0).any() or not weights.any()):
+        raise ValueError(
+            "Weights for `sample` must be finite, not negative, and not all zero; "
+            f"they range from {weights.min()} to {weights.max()}."
+        )
+    return column
+
+
+def check_sortable(values: Any, node: MapNode) -> Column:
+    """`values` as a column of numbers without NaN, for `order_by`."""
+    column = _check_numbers(values, node, "order_by")
     unknown = np.flatnonzero(np.isnan(column.values))
     if len(unknown):
         raise ValueError(f"`order_by` cannot place {len(unknown)} values that are NaN, the first at {unknown[0]}.")
     return column
 
 
-def packed(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
-    """Rows packed of the elements of `node`, whose lengths are `values`."""
+def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
+    """The node of rows that are packed from the elements of `node`. `values` are the lengths of the elements."""
     if node.epochs is not Epochs.SAME:
         raise ValueError(
             f"After {node.call()} every epoch has another order, and packed in that order it would have another number "
             "of rows. Pack first, then shuffle the rows; `pack(seed=...)` packs elements in a shuffled order."
         )
-    columns = [_lengths(values, node, name) for name in options.capacities]
-    found = np.stack([column.of_epoch(node, 0) for column in columns], axis=1).astype(np.int64)
+    columns = [_check_lengths(values, node, name) for name in options.capacities]
+    lengths = np.stack([column.of_epoch(node, 0) for column in columns], axis=1).astype(np.int64)
     if options.strategy != "concat_split":
         for number, (name, capacity) in enumerate(options.capacities.items()):
-            above = np.flatnonzero(found[:, number] > capacity)
+            above = np.flatnonzero(lengths[:, number] > capacity)
             if len(above):
                 raise ValueError(
-                    f"{len(above)} of {len(found)} sequences are longer than their row of {capacity}, the first is "
-                    f"element {above[0]} with {found[above[0], number]} ({name}). Truncate them, leave them out with "
+                    f"{len(above)} of {len(lengths)} sequences are longer than their row of {capacity}, the first is "
+                    f"element {above[0]} with {lengths[above[0], number]} ({name}). Truncate them, leave them out with "
                     '`where(lengths <= ...)`, or cut them with strategy="concat_split".'
                 )
-    return PackedRows(node, options, planned(found, options), digest([column.digest for column in columns]))
+    return PackedRows(node, options, planned(lengths, options), digest([column.digest for column in columns]))
 
 
-def bucketed(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
-    """Batches of like lengths of the elements of `node`, whose lengths are `values`."""
+def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
+    """The node of batches of elements with similar lengths. `values` are the lengths of the elements of `node`."""
     if node.epochs is Epochs.DIFFERENT:
         raise ValueError(
             f"Epochs of {node.call()} are made of different records, so each would have another number of batches. "
             "Put elements into buckets before slicing a shuffled dataset, and on each part before mixing."
         )
-    column = _whole_numbers(bound(values, node, "bucket"), "bucket")
+    column = _check_whole_numbers(bind_column(values, node, "bucket"), "bucket")
     longest = int(column.values.max()) if len(column) else 0
     if longest > options.boundaries[-1]:
         raise ValueError(
@@ -108,37 +113,37 @@ def bucketed(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
     return bucket.bucketed(node, column, options)
 
 
-def _lengths(values: Any, node: MapNode, name: str) -> Column:
+def _check_lengths(values: Any, node: MapNode, name: str) -> Column:
     """The lengths of one feature: `values` itself, or its entry or field of that name."""
     if isinstance(values, Mapping):
         if name not in values:
             raise ValueError(f"`pack` needs lengths of {name!r}; it got lengths of {sorted(values)}.")
         values = values[name]
-    column = bound(values, node, "pack")
-    return _whole_numbers(column[name] if column.dtype.names and name in column.dtype.names else column, "pack")
+    column = bind_column(values, node, "pack")
+    return _check_whole_numbers(column[name] if column.dtype.names and name in column.dtype.names else column, "pack")
 
 
-def _whole_numbers(column: Column, what: str) -> Column:
+def _check_whole_numbers(column: Column, what: str) -> Column:
     if column.dtype.kind not in "iu" or any(part.values.ndim != 1 for part in column.parts):
-        raise TypeError(f"`{what}` takes one whole number per element as its length; got values of {_kind(column)}.")
+        raise TypeError(f"`{what}` takes one whole number per element as its length; got values of {_type_of(column)}.")
     least = min((int(part.values.min()) for part in column.parts if len(part.values)), default=0)
     if least < 0:
         raise ValueError(f"`{what}` got a negative length, {least}.")
     return column
 
 
-def _numbers(values: Any, node: MapNode, what: str) -> Column:
-    column = bound(values, node, what)
+def _check_numbers(values: Any, node: MapNode, what: str) -> Column:
+    column = bind_column(values, node, what)
     if column.dtype.kind not in "biuf" or any(part.values.ndim != 1 for part in column.parts):
-        raise TypeError(f"`{what}` takes one number per element; got values of {_kind(column)}.")
+        raise TypeError(f"`{what}` takes one number per element; got values of {_type_of(column)}.")
     return column
 
 
-def _kind(column: Column) -> str:
+def _type_of(column: Column) -> str:
     return f"{column.dtype}{list(column.parts[0].values.shape[1:]) or ''}"
 
 
-def _by_position(values: Any, node: MapNode, what: str) -> Column:
+def _column_by_position(values: Any, node: MapNode, what: str) -> Column:
     array = np.asarray(values)
     if node.epochs is not Epochs.SAME:
         raise ValueError(

@@ -1,0 +1,463 @@
+"""IterDataset: a dataset that is read in order. Each method builds a stream node and wraps it."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.base import transforms as tf
+from bushel.base.lazy import Lazy
+from bushel.base.options import DatasetOptions, MultiprocessingOptions
+from bushel.base_dataset import (
+    Dataset,
+    L,
+    apply_all,
+    check_flat_map,
+    check_transform,
+    derive_random_map_seed,
+    derive_seed,
+    name_kind,
+    wrap,
+)
+from bushel.engine import Executor
+from bushel.graph import custom, elementwise, ordered, streams
+from bushel.graph.options import WithOptions, options_of
+from bushel.graph.streams import StreamNode
+from bushel.index import mix as mix_index
+from bushel.iterator import DatasetIterator, PipelineIterator
+from bushel.state import identity
+from bushel.state.digest import digest
+
+if TYPE_CHECKING:
+    from bushel.graph import cache, limits, stores, windows
+else:
+    cache = Lazy("bushel.graph.cache")
+    limits = Lazy("bushel.graph.limits")
+    stores = Lazy("bushel.graph.stores")
+    windows = Lazy("bushel.graph.windows")
+
+T = TypeVar("T")
+S = TypeVar("S")
+K = TypeVar("K")
+
+
+class _IterDatasetMeta(abc.ABCMeta):
+    """Functions that create an IterDataset: `IterDataset.mix(...)`. Instances do not have them."""
+
+    def mix(
+        cls,
+        datasets: Sequence[IterDataset[T]] | Mapping[str, IterDataset[T]],
+        weights: Sequence[float] | Mapping[str, float] | None = None,
+    ) -> IterDataset[T]:
+        """Elements of several streams in proportion to `weights`. It ends when the first stream ends.
+
+        With a mapping, states are restored by key, so that weights and datasets may change between runs.
+
+        >>> from bushel import MapDataset
+        >>> a, b = (MapDataset.range(n, n + 3).to_iter_dataset() for n in (0, 10))
+        >>> list(IterDataset.mix([a, b], [2, 1]))
+        [0, 1, 10, 2]
+        """
+        keys: tuple[str, ...] | None = None
+        if isinstance(datasets, Mapping):
+            keys = tuple(sorted(datasets))
+            if weights is not None:
+                if not isinstance(weights, Mapping) or set(weights) != set(keys):
+                    raise ValueError(f"Datasets by key need weights with the same keys {list(keys)}, got {weights!r}.")
+                weights = [weights[key] for key in keys]
+            datasets = [datasets[key] for key in keys]
+        parts = _nodes_of(datasets, "mix")
+        if not parts:
+            raise ValueError("IterDataset.mix needs at least one dataset.")
+        checked = checks.weights(weights, len(parts))  # type: ignore[arg-type]
+        integers = mix_index.integer_weights(checked or [1.0] * len(parts))
+        return IterPipeline(ordered.MixStream(parts, integers, keys))
+
+
+class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
+    """A dataset that is read in order. Its iterators can be saved and restored.
+
+    To write one of your own, subclass it and implement `__iter__`, which returns a `DatasetIterator`.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 3).batch(2)
+    >>> [batch.tolist() for batch in ds]
+    [[1, 2], [4, 5]]
+    """
+
+    def __init__(self, parents: Any = ()):
+        self._parents = (parents,) if isinstance(parents, Dataset) else tuple(parents)
+
+    @functools.cached_property
+    def _node(self) -> StreamNode:  # type: ignore[override]
+        return custom.CustomStream(self)
+
+    @property
+    def parents(self) -> tuple[Any, ...]:
+        """The datasets that this one reads."""
+        return tuple(getattr(self, "_parents", ()))
+
+    @property
+    def _parent(self) -> Any:
+        (parent,) = self.parents
+        return parent
+
+    @staticmethod
+    def _explain_method_of_other_kind(name: str) -> str:
+        instead = " To shuffle within windows of a stream, use `window_shuffle`." if name == "shuffle" else ""
+        return f"An IterDataset has no `{name}`, a MapDataset has: call it before `to_iter_dataset()`.{instead}"
+
+    @abc.abstractmethod
+    def __iter__(self) -> DatasetIterator[T]:
+        """Returns an iterator at the start."""
+
+    def __len__(self) -> int:
+        """Returns how many elements an iterator gives. Raises TypeError if that is not known without reading.
+
+        If a function returns None in place of an element, there are fewer. An endless stream has `sys.maxsize`.
+
+        >>> from bushel import MapDataset
+        >>> len(MapDataset.range(10).to_iter_dataset().map(str).batch(4))
+        3
+        """
+        length = self._node.length
+        if length is None or options_of(self._node).on_error == "skip":
+            raise TypeError(
+                f"The length of this IterDataset is not known without reading it: {self!r} may drop elements, or is "
+                "read until it ends. On a MapDataset, `where` and `pack` return datasets with a length."
+            )
+        return length
+
+    def __bool__(self) -> bool:
+        return True  # also if it has no elements: `if ds:` asks whether there is a dataset
+
+    def apply(self, transformations: tf.Transformation | tf.Transformations) -> IterDataset[Any]:
+        """One transformation after the other, each by its kind."""
+        return apply_all(self, transformations)
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], S]
+    ) -> IterDataset[S]: ...
+
+    @overload
+    def batch(
+        self: IterDataset[L], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[np.ndarray]: ...
+
+    @overload
+    def batch(
+        self: IterDataset[dict[K, L]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[dict[K, np.ndarray]]: ...
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], Any] | None = None
+    ) -> IterDataset[Any]: ...
+
+    def batch(
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> IterDataset[Any]:
+        """Batches of consecutive elements, their leaves stacked along a new first axis.
+
+        Args:
+          batch_size: how many elements make a batch.
+          drop_remainder: leaves out the last batch if it is smaller.
+          batch_fn: makes a batch from a list of elements; by default they are stacked.
+        """
+        size = checks.positive(batch_size, "batch_size")
+        return IterPipeline(ordered.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
+
+    def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> IterDataset[T]:
+        """Only the elements for which `transform` returns True. Warns if it drops nearly all elements."""
+        return IterPipeline(
+            elementwise.FilterStream(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
+        )
+
+    def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> IterDataset[S]:
+        """`transform` of each element; see `MapDataset.map`."""
+        return IterPipeline(elementwise.MapStream(self._node, check_transform(transform, tf.Map, "map"), vectorized))
+
+    def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> IterDataset[S]:
+        """`transform(n, element)`, where n is the number of elements before it.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(4, 6).to_iter_dataset().map_with_index(lambda i, x: (i, x)))
+        [(0, 4), (1, 5)]
+        """
+        checked = check_transform(transform, tf.MapWithIndex, "map_with_index")
+        return IterPipeline(elementwise.MapWithIndexStream(self._node, checked))
+
+    def random_map(
+        self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
+    ) -> IterDataset[S]:
+        """`transform(element, rng)`. The random generator depends only on the seed and the number of elements before.
+
+        Args:
+          transform: a function of an element and a generator, or a RandomMap.
+          seed: for this operation alone; by default it follows from `ds.seed(...)` and the place in the pipeline.
+        """
+        chosen = derive_random_map_seed(self, seed)
+        checked = check_transform(transform, tf.RandomMap, "random_map")
+        return IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
+
+    def flat_map(self, transform: tf.FlatMap | Callable[[T], Iterable[S]]) -> IterDataset[S]:
+        """Splits each element into several, which come one after the other.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(4).to_iter_dataset().flat_map(lambda x: [x] * x))
+        [1, 2, 2, 3, 3, 3]
+        """
+        return IterPipeline(ordered.FlatMapStream(self._node, check_transform(transform, tf.FlatMap, "flat_map")))
+
+    def limit(self, count: int) -> IterDataset[T]:
+        """The first `count` elements.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
+        [0, 1]
+        """
+        return IterPipeline(limits.Limit(self._node, count))
+
+    def repeat(self, num_epochs: int | None = None) -> IterDataset[T]:
+        """The same elements `num_epochs` times, or endlessly. All epochs are the same: nothing is shuffled again.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
+        [0, 1, 0, 1]
+        """
+        return IterPipeline(limits.RepeatStream(self._node, num_epochs))
+
+    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T]:
+        """Batches of another size, cut from the batches of this stream.
+
+        >>> from bushel import MapDataset
+        >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
+        [[0, 1, 2], [3, 4, 5]]
+        """
+        return IterPipeline(limits.Rebatch(self._node, batch_size, bool(drop_remainder)))
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T]:
+        """Shuffles inside windows of `window_size` consecutive elements.
+
+        `MapDataset.shuffle` needs no window and mixes better. This is for data that can only be read in order.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(8).to_iter_dataset().window_shuffle(4, seed=3))
+        [1, 0, 3, 2, 7, 6, 4, 5]
+        """
+        return IterPipeline(
+            windows.WindowShuffleStream(self._node, window_size, derive_seed(self, seed, "window_shuffle"))
+        )
+
+    def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
+        """Tuples of the elements at the same place in this stream and others.
+
+        Args:
+          others: the other streams.
+          strict: False ends with the shortest stream. True raises an error if the lengths differ.
+
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(2).to_iter_dataset()
+        >>> list(ds.zip(ds.map(str)))
+        [(0, '0'), (1, '1')]
+        """
+        return IterPipeline(ordered.ZipStream((self._node, *_nodes_of(others, "zip")), bool(strict)))
+
+    def cache(
+        self, folder: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None
+    ) -> IterDataset[T]:
+        """The same elements, computed once and then kept. The dataset must have an end.
+
+        The first iterator that reads to the end fills the cache, and later iterators read from it. The cache belongs to
+        this pipeline: if a function or the data before it change, it is filled again. Operations that should differ
+        between epochs must come after it.
+
+        Args:
+          folder: keeps elements in files there, pickled, for other processes and later runs; None keeps them in
+            memory. It may be an address in a store, such as "s3://bucket/cache". Use only folders that you trust:
+            loading a pickle can run code.
+          storage_options: of the store.
+
+        >>> from bushel import MapDataset
+        >>> calls = []
+        >>> ds = MapDataset.range(3).to_iter_dataset().map(lambda x: calls.append(x) or x * 10).cache()
+        >>> list(ds), list(ds), len(calls)
+        ([0, 10, 20], [0, 10, 20], 3)
+        """
+        parent = self._node
+        store = stores.Memory() if folder is None else stores.Files(folder, storage_options)
+        # Computed now: a function may change what it closes over while it runs.
+        functions = "" if folder is None else identity.functions_digest(parent)
+        key = functools.partial(_make_cache_key, parent, functions)
+        return IterPipeline(cache.Cache(parent, store, key))
+
+    def mp_prefetch(
+        self,
+        options: MultiprocessingOptions | None = None,
+        worker_init_fn: Callable[[int, int], None] | None = None,
+        sequential_slice: bool = False,
+    ) -> IterDataset[T]:
+        """The same elements in the same order, prefetched by worker processes.
+
+        The number of workers never changes the output, and a state can be restored with another number of workers. The
+        program needs no `if __name__ == "__main__"`. Workers see no accelerator. If a worker dies, another one computes
+        its elements again. If this contains another `mp_prefetch`, only the outer one starts workers.
+
+        Args:
+          options: how many workers, and their limits; by default as many as are useful, at most one per core.
+          worker_init_fn: called as worker_init_fn(worker index, worker count) in each worker before its first element.
+            The count is the largest number of workers there may be.
+          sequential_slice: ignored: it exists because Grain has it.
+
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
+        >>> with iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=2))) as it:
+        ...     list(it)
+        [0, 1, 4, 9]
+        """
+        del sequential_slice
+        chosen = MultiprocessingOptions(num_workers=None) if options is None else options
+        return IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
+
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
+        """The same elements. A thread computes up to this many of them in advance: `prefetch(2)`.
+
+        With MultiprocessingOptions it is `mp_prefetch`, under Grain's older name.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(3).to_iter_dataset().prefetch(2))
+        [0, 1, 2]
+        """
+        if not isinstance(multiprocessing_options, MultiprocessingOptions):
+            return ThreadPrefetchIterDataset(self, prefetch_buffer_size=multiprocessing_options)
+        warnings.warn("Please use `mp_prefetch` instead.", DeprecationWarning, stacklevel=2)
+        return self.mp_prefetch(multiprocessing_options)
+
+    def seed(self, seed: int) -> IterDataset[T]:
+        """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline."""
+        return IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
+
+    def iterate_on(self, executor: Executor) -> DatasetIterator[T]:
+        """An iterator whose elements are computed by your own executor: see `bushel.engine.Executor`."""
+        way_out = "pass an instance of a class of yours that has submit, wait, forget and close"
+        checks.instance(executor, Executor, "executor of iterate_on", way_out)
+        return PipelineIterator(self._node, executor=executor)
+
+    def with_options(self, **options: Any) -> IterDataset[T]:
+        """The same stream with options for the whole pipeline: see `bushel.experimental.DatasetOptions`.
+
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(5).map(lambda x: 6 // (x - 2)).to_iter_dataset()
+        >>> list(ds.with_options(on_error="skip", skip_limit=1))
+        [-3, -6, 6, 3]
+        """
+        return WithOptionsIterDataset(self, DatasetOptions(**options))
+
+
+class IterPipeline(IterDataset[T]):
+    """A stream node as a dataset."""
+
+    def __init__(self, stream_node: StreamNode):
+        self._node = stream_node
+
+    @property
+    def _parents(self) -> tuple[Any, ...]:
+        return tuple(wrap(parent) for parent in self._node.parents)
+
+    def __iter__(self) -> PipelineIterator[T]:
+        return PipelineIterator(self._node)
+
+    @property
+    def _element_spec(self) -> Any:
+        return self._node.element_spec()
+
+
+@wrap.register(StreamNode)
+def _wrap_stream_node(stream_node: StreamNode) -> IterDataset[Any]:
+    return stream_node.dataset if isinstance(stream_node, custom.CustomStream) else IterPipeline(stream_node)
+
+
+class FlatMapIterDataset(IterPipeline[T]):
+    """Splits each element of a stream into several, which come one after the other."""
+
+    def __init__(self, parent: IterDataset[Any], transform: tf.FlatMap):
+        super().__init__(ordered.FlatMapStream(parent._node, check_flat_map(transform)))
+
+
+class ThreadPrefetchIterDataset(IterPipeline[T]):
+    """The same elements, prefetched by one thread. It works with any stream, also with a class of your own.
+
+    Args:
+      parent: the stream.
+      prefetch_buffer_size: how many elements to prefetch; 0 for none.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.range(4).to_iter_dataset()
+    >>> list(ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2))
+    [0, 1, 2, 3]
+    """
+
+    def __init__(self, parent: IterDataset[T], *, prefetch_buffer_size: int):
+        size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
+        super().__init__(streams.Pulled(parent._node, size))
+
+
+class WithOptionsIterDataset(IterPipeline[T]):
+    """The same stream with options for the whole pipeline, for the operations before and after it.
+
+    If a pipeline has several, they are merged: for each option the last one that was chosen counts.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.range(10).to_iter_dataset().filter(lambda x: x > 7)
+    >>> list(WithOptionsIterDataset(ds, DatasetOptions(filter_raise_threshold_ratio=0.99)))
+    [8, 9]
+    """
+
+    def __init__(self, parent: IterDataset[T], options: DatasetOptions):
+        if not isinstance(parent, IterDataset):
+            raise TypeError(f"WithOptionsIterDataset takes an IterDataset, got {name_kind(parent)}.")
+        if not isinstance(options, DatasetOptions):
+            raise TypeError(f"WithOptionsIterDataset takes DatasetOptions, got {options!r}.")
+        super().__init__(WithOptions(parent._node, options))
+        self.options = options
+
+
+def multithread_prefetch(
+    ds: IterDataset[T], num_threads: int, buffer_size: int, sequential_slice: bool = False
+) -> IterDataset[T]:
+    """The same elements in the same order, prefetched by threads: for work that releases the GIL.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.range(4).map(lambda x: x * x).to_iter_dataset()
+    >>> list(multithread_prefetch(ds, num_threads=2, buffer_size=4))
+    [0, 1, 4, 9]
+    """
+    del sequential_slice
+    checks.instance(ds, IterDataset, "The dataset of multithread_prefetch", "use to_iter_dataset() before")
+    threads = checks.not_negative(num_threads, "num_threads")
+    size = checks.not_negative(buffer_size, "buffer_size")
+    options = MultiprocessingOptions(num_workers=threads, per_worker_buffer_size=max(1, size))
+    return IterPipeline(streams.Ahead(ds._node, options, True))
+
+
+def _nodes_of(datasets: Sequence[Any], what: str) -> tuple[StreamNode, ...]:
+    for dataset in datasets:
+        if not isinstance(dataset, IterDataset):
+            raise TypeError(f"IterDataset.{what} takes IterDatasets, got {name_kind(dataset)}.")
+    return tuple(dataset._node for dataset in datasets)
+
+
+def _make_cache_key(node: StreamNode, functions: str) -> str:
+    return digest(identity.identity(node), identity.PYTHON, functions)

@@ -1,0 +1,709 @@
+"""MapDataset: a dataset whose elements are a function of their index. Each method builds a map node and wraps it."""
+
+from __future__ import annotations
+
+import abc
+import builtins
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+import numpy as np
+
+from bushel.base import blocks, checks
+from bushel.base import transforms as tf
+from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed, add_note, without_our_frames
+from bushel.base.hooks import Stats
+from bushel.base.lazy import Lazy
+from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base_dataset import (
+    Dataset,
+    L,
+    apply_all,
+    check_flat_map,
+    check_transform,
+    derive_random_map_seed,
+    derive_seed,
+    name_kind,
+    wrap,
+)
+from bushel.graph import apply, batch, custom, leaves, reindex, streams
+from bushel.graph.node import MapNode
+from bushel.index import mix as mix_index
+from bushel.index import words
+from bushel.iter_dataset import IterDataset, IterPipeline
+from bushel.iterator import DatasetIterator
+from bushel.sources.given import as_source, check_source
+from bushel.sources.protocol import RandomAccessDataSource
+from bushel.state import identity
+
+if TYPE_CHECKING:
+    from bushel import columns, record_values
+    from bushel.graph import bucket, explain, mixtures, pack, select
+    from bushel.graph.columns import Column
+    from bushel.graph.explain import Explanation
+else:
+    columns = Lazy("bushel.columns")
+    record_values = Lazy("bushel.record_values")
+    bucket = Lazy("bushel.graph.bucket")
+    explain = Lazy("bushel.graph.explain")
+    mixtures = Lazy("bushel.graph.mixtures")
+    pack = Lazy("bushel.graph.pack")
+    select = Lazy("bushel.graph.select")
+
+T = TypeVar("T")
+S = TypeVar("S")
+K = TypeVar("K")
+
+
+class _MapDatasetMeta(abc.ABCMeta):
+    """Functions that create a MapDataset: `MapDataset.source(...)`. Instances do not have them."""
+
+    @overload
+    def source(cls, source: RandomAccessDataSource[T]) -> MapDataset[T]: ...
+
+    @overload
+    def source(cls, source: Any) -> MapDataset[Any]: ...
+
+    def source(cls, source: Any) -> MapDataset[Any]:
+        """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
+
+        The records of an Arrow table or of a pandas or polars frame are its rows, as dicts. A source may keep its
+        records: Bushel copies them before a function can write into them.
+
+        >>> list(MapDataset.source(["a", "b", "c"]))
+        ['a', 'b', 'c']
+        """
+        check_source(source, "A source")
+        return MapPipeline(leaves.Source(as_source(source)))
+
+    def range(cls, start: int, stop: int | None = None, step: int = 1) -> MapDataset[int]:
+        """A dataset of integers, with the arguments of the built-in `range`.
+
+        >>> list(MapDataset.range(2, 8, 3))
+        [2, 5]
+        """
+        first, last = (0, start) if stop is None else (start, stop)
+        first, last, step = (checks.integer(v, n) for v, n in ((first, "start"), (last, "stop"), (step, "step")))
+        if step == 0:
+            raise ValueError("step of a range must not be zero.")
+        return MapPipeline(leaves.Range(first, last, step))
+
+    def mix(
+        cls,
+        datasets: Sequence[MapDataset[T]],
+        weights: mixtures.Weights | None = None,
+        *,
+        exact: bool = False,
+        temperature: float | None = None,
+        when_exhausted: Literal["stop", "restart", "continue"] = "stop",
+    ) -> MapDataset[T]:
+        """Elements of several datasets in proportion to `weights`, in a fixed pattern, until the first runs out.
+
+        Shuffle the datasets before mixing. Repeat them if the mixture should be endless. Plain weights follow Grain's
+        rule, which rounds them. With a schedule, with "size" or with any other argument the shares are exact: in every
+        prefix of the mixture each dataset is within one element of its share.
+
+        Args:
+          datasets: the datasets to mix.
+          weights: a number for each dataset; or a schedule, `[(0, weights), (100_000, other weights)]`, by position in
+            the mixture; or "size", in proportion to lengths. Exact weights may be zero.
+          exact: keeps shares exact in every prefix.
+          temperature: with "size", weights are lengths to the power of 1 / temperature. Above 1 they become more equal.
+          when_exhausted: what happens when a dataset has no element left. "stop" ends the mixture. "restart" continues
+            with the next epoch of that dataset, and the mixture has no end. "continue" goes on with the other datasets.
+
+        >>> list(MapDataset.mix([MapDataset.range(5), MapDataset.range(7, 10)]))
+        [0, 7, 1, 8, 2, 9]
+        >>> parts = [MapDataset.range(4), MapDataset.range(10, 12)]
+        >>> list(MapDataset.mix(parts, [(0, [1, 0]), (2, [1, 1])], when_exhausted="restart")[:8])
+        [0, 1, 2, 10, 3, 11, 0, 10]
+        """
+        nodes = _nodes_of(datasets, "mix")
+        if exact or temperature is not None or when_exhausted != "stop" or mixtures.is_special(weights):
+            return MapPipeline(mixtures.exact(nodes, weights, temperature, when_exhausted))
+        for number, part in enumerate(nodes):
+            if part.length == 0:
+                raise ValueError(
+                    f"All datasets must have positive length for mixing, but the dataset at index {number} "
+                    f"({part.call()}) has length 0."
+                )
+        checked = checks.weights(weights, len(nodes))  # type: ignore[arg-type]
+        integers = (1,) * len(nodes) if checked is None else mix_index.integer_weights(checked)
+        return MapPipeline(reindex.Select(nodes, reindex.Mix(integers)))
+
+    def select_from_datasets(
+        cls, datasets: Sequence[MapDataset[T]], selection_map: tf.DatasetSelectionMap
+    ) -> MapDataset[T]:
+        """Elements of several datasets. `selection_map` gives for each index the dataset and the index in it."""
+        nodes = _nodes_of(datasets, "select_from_datasets")
+        return MapPipeline(reindex.Select(nodes, reindex.SelectByUser(selection_map)))
+
+    def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
+        """Datasets one after the other; epoch n of the whole is epoch n of each.
+
+        >>> list(MapDataset.concatenate([MapDataset.range(3), MapDataset.range(5, 7)]))
+        [0, 1, 2, 5, 6]
+        """
+        nodes = _nodes_of(datasets, "concatenate")
+        for part in nodes:
+            if part.length >= checks.INFINITE:
+                raise ValueError(f"Cannot concatenate infinite datasets. {part.call()} is infinite.")
+        return MapPipeline(reindex.Select(nodes, reindex.Concatenate()))
+
+
+class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
+    """A dataset whose elements are a function of their index.
+
+    Nothing is read before you ask for an element: with `ds[i]`, with `ds.take(indices)` or by iteration. One epoch has
+    `len(ds)` elements. Larger indices are the following epochs, each in a new order if the pipeline shuffles. If a
+    `filter` dropped an element, `ds[i]` is None, and iteration leaves it out.
+
+    To write an operation of your own, subclass MapDataset: implement `__len__` and `__getitem__`, and pass the dataset
+    that you read to `super().__init__`.
+
+    >>> ds = MapDataset.range(10).seed(42).shuffle().map(lambda x: x * 10).batch(4)
+    >>> ds[0].tolist(), len(ds)
+    ([10, 70, 60, 90], 3)
+    """
+
+    _stats = Stats()
+
+    def __init__(self, parents: MapDataset[Any] | Sequence[MapDataset[Any]] = ()):
+        self._parents = (parents,) if isinstance(parents, MapDataset) else tuple(parents)
+
+    @functools.cached_property
+    def _node(self) -> MapNode:  # type: ignore[override]
+        return custom.CustomMap(self)
+
+    @property
+    def parents(self) -> tuple[MapDataset[Any], ...]:
+        """The datasets that this one reads."""
+        return tuple(getattr(self, "_parents", ()))
+
+    @property
+    def _parent(self) -> MapDataset[Any]:
+        (parent,) = self.parents
+        return parent
+
+    @staticmethod
+    def _explain_method_of_other_kind(name: str) -> str:
+        return f"A MapDataset has no `{name}`, an IterDataset has: write `ds.to_iter_dataset().{name}(...)`."
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
+
+    @overload
+    def __getitem__(self, index: builtins.slice) -> MapDataset[T]: ...
+
+    @overload
+    def __getitem__(self, index: int) -> T | None: ...
+
+    @abc.abstractmethod
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the element at `index`, or a dataset of a slice."""
+
+    def __iter__(self) -> DatasetIterator[T]:
+        return self.to_iter_dataset().__iter__()
+
+    def take(self, indices: Sequence[int] | np.ndarray) -> Block:
+        """Many elements at once: a list, or `bushel.sources.Columns` if the pipeline works on whole arrays.
+
+        >>> MapDataset.range(5).map(lambda x: x + 1).take([4, 0])
+        [5, 1]
+        """
+        positions = np.asarray(indices)
+        if positions.ndim != 1 or (positions.size and positions.dtype.kind not in "iu"):
+            raise TypeError(f"take needs a list of integers, got {indices!r}.")
+        if not positions.size:
+            return []
+        return _take(self._node, positions.astype(np.int64))
+
+    def apply(self, transformations: tf.Transformation | tf.Transformations) -> MapDataset[Any]:
+        """One transformation after the other, each by its kind.
+
+        >>> MapDataset.range(3).apply([tf.Batch(2)])[0].tolist()
+        [0, 1]
+        """
+        return apply_all(self, transformations)
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], S]
+    ) -> MapDataset[S]: ...
+
+    @overload
+    def batch(
+        self: MapDataset[L], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[np.ndarray]: ...
+
+    @overload
+    def batch(
+        self: MapDataset[dict[K, L]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[dict[K, np.ndarray]]: ...
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], Any] | None = None
+    ) -> MapDataset[Any]: ...
+
+    def batch(
+        self,
+        batch_size: int,
+        *,
+        drop_remainder: bool = False,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> MapDataset[Any]:
+        """Batches of consecutive elements, their leaves stacked along a new first axis.
+
+        No batch has elements of two epochs: the last batch of an epoch may be smaller. To fill it from the next epoch,
+        call `repeat` before `batch`.
+
+        Args:
+          batch_size: how many elements make a batch.
+          drop_remainder: leaves out the last batch if it is smaller.
+          batch_fn: makes a batch from a list of elements; by default they are stacked.
+
+        >>> [b.tolist() for b in MapDataset.range(5).batch(2)]
+        [[0, 1], [2, 3], [4]]
+        """
+        size = checks.positive(batch_size, "batch_size")
+        culprit = _find_sparse_step(self._node)
+        if culprit is not None:
+            raise ValueError(
+                f"`MapDataset.batch` can not follow `MapDataset.{culprit}` because it can discard elements. Convert "
+                "`MapDataset` to `IterDataset` with `to_iter_dataset()` before calling `batch`."
+            )
+        return MapPipeline(batch.Batch(self._node, size, bool(drop_remainder), batch_fn))
+
+    def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> MapDataset[T]:
+        """Only the elements for which `transform` returns True. The others are None, and iteration leaves them out.
+
+        The length does not change, since the number of dropped elements is not known without reading. A `vectorized`
+        filter gets a tree of arrays with a leading axis and returns one bool per element.
+
+        >>> ds = MapDataset.range(5).filter(lambda x: x % 2 == 0)
+        >>> ds[1], list(ds)
+        (None, [0, 2, 4])
+        """
+        return MapPipeline(apply.Filter(self._node, check_transform(transform, tf.Filter, "filter"), vectorized))
+
+    def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> MapDataset[S]:
+        """`transform` of each element.
+
+        A `vectorized` function gets many elements at once, as a tree of arrays with a leading axis, and returns such a
+        tree with as many elements. Its result for an element must not depend on how many elements it gets.
+
+        >>> list(MapDataset.range(3).map(lambda x: x + 10))
+        [10, 11, 12]
+        >>> list(MapDataset.range(3).map(lambda xs: xs * 2, vectorized=True))
+        [np.int64(0), np.int64(2), np.int64(4)]
+        """
+        return MapPipeline(apply.Map(self._node, check_transform(transform, tf.Map, "map"), vectorized))
+
+    def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> MapDataset[S]:
+        """`transform(index, element)`. The index continues to count in later epochs.
+
+        >>> list(MapDataset.source(["a", "b"]).map_with_index(lambda i, x: f"{x}{i}"))
+        ['a0', 'b1']
+        """
+        return MapPipeline(
+            apply.MapWithIndex(self._node, check_transform(transform, tf.MapWithIndex, "map_with_index"))
+        )
+
+    def random_map(
+        self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
+    ) -> MapDataset[S]:
+        """`transform(element, rng)`. The random generator depends on the seed and on the index of the element only.
+
+        Do not keep the generator: it is used again for other elements.
+
+        Args:
+          transform: a function of an element and a generator, or a RandomMap.
+          seed: for this operation alone; by default it follows from `ds.seed(...)` and the place in the pipeline.
+
+        >>> ds = MapDataset.range(2).seed(7).random_map(lambda x, rng: x + rng.integers(10))
+        >>> list(ds) == list(ds)
+        True
+        """
+        chosen = derive_random_map_seed(self, seed)
+        return MapPipeline(apply.RandomMap(self._node, check_transform(transform, tf.RandomMap, "random_map"), chosen))
+
+    def seed(self, seed: int) -> MapDataset[T]:
+        """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline.
+
+        If you add an operation before a shuffle, the seed of the shuffle changes. `shuffle(seed=...)` avoids that.
+        """
+        return MapPipeline(reindex.Reindex(self._node, reindex.Seed(checks.seed(seed))))
+
+    def shuffle(self, seed: int | None = None) -> MapDataset[T]:
+        """All elements in random order, another order in every epoch. It computes the order: there is no buffer.
+
+        Args:
+          seed: in [0, 2**32); by default it follows from `ds.seed(...)` and the place in the pipeline.
+
+        >>> list(MapDataset.range(10).shuffle(seed=42))
+        [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
+        """
+        return MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(derive_seed(self, seed, "shuffle"))))
+
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T]:
+        """Shuffles inside windows of `window_size` consecutive elements, so that elements stay near their place.
+
+        The last window of an epoch may be smaller: no window has elements of two epochs.
+
+        >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
+        [2, 3, 0, 1, 5, 4, 6, 7]
+        """
+        return MapPipeline(
+            reindex.Reindex(self._node, reindex.WindowShuffle(window_size, derive_seed(self, seed, "window_shuffle")))
+        )
+
+    def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
+        """Tuples of the elements at the same index of this dataset and others, which must have the same length.
+
+        >>> list(MapDataset.range(2).zip(MapDataset.source(["a", "b"])))
+        [(0, 'a'), (1, 'b')]
+        """
+        return ZipMapDataset([self, *others])
+
+    def flat_map(self, transform: tf.FlatMap) -> MapDataset[Any]:
+        """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
+        return FlatMapMapDataset(self, transform)
+
+    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T]:
+        """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
+
+        `ds[index::count]` is shard `index` of `count` shards.
+
+        >>> list(MapDataset.range(10)[1::4]), list(MapDataset.range(10).slice([3, 3, 7]))
+        ([1, 5, 9], [3, 3, 7])
+        """
+        length = self._node.length
+        if isinstance(sl, builtins.slice):
+            if sl.step == 0:
+                raise ValueError(f"A slice needs a step other than zero, got {sl}.")
+            return MapPipeline(reindex.Reindex(self._node, reindex.Slice(*sl.indices(length))))
+        return MapPipeline(reindex.Reindex(self._node, reindex.Listed(_check_positions(sl, length))))
+
+    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T]:
+        """`num_epochs` epochs, or endlessly many.
+
+        Args:
+          num_epochs: None for no end; `len(ds)` is then `sys.maxsize`.
+          reseed_each_epoch: False repeats the first epoch as it is, random operations included.
+
+        >>> list(MapDataset.range(2).repeat(2))
+        [0, 1, 0, 1]
+        """
+        if num_epochs is not None:
+            num_epochs = checks.positive(num_epochs, "num_epochs")
+        if self._node.length >= checks.INFINITE:
+            raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
+        return MapPipeline(reindex.Reindex(self._node, reindex.Repeat(num_epochs, bool(reseed_each_epoch))))
+
+    def column(
+        self,
+        function: Callable[[T], Any],
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        options: MultiprocessingOptions | None = None,
+        vectorized: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> Column:
+        """One small value for each record, computed once: for `where`, `pack`, `sample` and others.
+
+        A column belongs to records, not to positions: it follows its records through shuffles, slices, mixtures and
+        maps. It is computed on the nearest earlier dataset that is the same in every epoch. A missing element (None) is
+        an error.
+
+        Args:
+          function: returns a number, a small array of one shape, or a flat dict of them.
+          cache: a folder to save the column in, here or in a store ("s3://bucket/columns"), under the identity of the
+            pipeline and the function. An interrupted computation continues where it was. If source data change in a way
+            that their fingerprint does not show, remove the files.
+          options: worker processes; by default one per core, if it takes longer than 0.3 seconds. The values do not
+            depend on the number of workers.
+          vectorized: the function takes a tree of arrays with a leading axis and returns one value per element.
+          storage_options: of the store where `cache` lies.
+
+        >>> words = MapDataset.source(["fig", "banana", "kiwi"]).seed(1).shuffle()
+        >>> lengths = words.column(len)
+        >>> sorted(words.where(lengths > 3))
+        ['banana', 'kiwi']
+        """
+        checked = check_transform(function, tf.Map, "column")
+        return columns.column(
+            self._node, checked, cache=cache, options=options, vectorized=vectorized, storage_options=storage_options
+        )
+
+    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T]:
+        """Only the elements whose `mask` is True, without gaps: the length is exact, and random access works.
+
+        Unlike `filter` it can be followed by any operation: batches, shuffles, shards, mixtures with exact shares.
+        Before a shuffle it costs nothing per epoch. After a shuffle the kept positions of each epoch are computed once.
+
+        >>> ds = MapDataset.range(6)
+        >>> list(ds.where(ds.column(lambda x: x % 3 == 0)))
+        [0, 3]
+        """
+        return _choose(self._node, record_values.check_mask, mask, select.Where())
+
+    def sample(
+        self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
+    ) -> MapDataset[T]:
+        """Draws elements in proportion to `weights`.
+
+        With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with the
+        share s of all weights comes floor(s * n) or ceil(s * n) times in an epoch of n draws. Without replacement each
+        element with a weight above zero comes once per epoch, and elements with large weights tend to come early.
+
+        >>> ds = MapDataset.range(4)
+        >>> sorted(ds.sample([1, 0, 2, 1], seed=0))
+        [0, 2, 2, 3]
+        """
+        chosen_seed = derive_seed(self, seed, "sample")
+        rule = select.Draw(chosen_seed) if replacement else select.WeightedShuffle(chosen_seed)
+        return _choose(self._node, record_values.check_weights, weights, rule)
+
+    def order_by(
+        self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
+    ) -> MapDataset[T]:
+        """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
+
+        Args:
+          values: a column, or one number per element.
+          noise: how random the order is, from 0 (sorted) to 1 (shuffled). It is drawn again in every epoch.
+          seed: for the noise; by default it follows from `ds.seed(...)` and the place in the pipeline.
+
+        >>> ds = MapDataset.source(["banana", "fig", "kiwi"])
+        >>> list(ds.order_by(ds.column(len)))
+        ['fig', 'kiwi', 'banana']
+        """
+        if not 0 <= noise <= 1:
+            raise ValueError(f"noise must be between 0 (sorted) and 1 (shuffled), got {noise!r}.")
+        rule = select.OrderBy(float(noise), derive_seed(self, seed, "order_by") if noise else 0)
+        return _choose(self._node, record_values.check_sortable, values, rule)
+
+    def pack(
+        self,
+        lengths: Column | np.ndarray | Sequence[int] | Mapping[str, Any],
+        length: int | Mapping[str, int],
+        *,
+        strategy: Literal["first_fit", "best_fit", "concat_split"] = "first_fit",
+        window: int = 64,
+        seed: int | None = None,
+        max_sequences: int | None = None,
+    ) -> PackedMapDataset:
+        """Packs several sequences into each row of a fixed length, by random access. Rows are planned once.
+
+        A row is a dict. For each feature it has the sequences, padded with zeros. As in Grain's packers it also has
+        `{feature}_segment_ids`, which count the sequences from 1, and `{feature}_positions`, which count inside each
+        sequence. Shuffle the rows, not the sequences: shuffled sequences need another number of rows in every epoch.
+
+        Args:
+          lengths: how long each sequence is; for several features, a column with fields or a dict of columns.
+          length: how long a row is. A number if the elements are sequences (the feature is then called "tokens"), else
+            a dict with a number for each feature to pack. Other features are left out.
+          strategy: "first_fit" and "best_fit" keep sequences whole, "concat_split" cuts them where a row is full.
+          window: how many rows are filled at the same time. More rows leave less padding, and take longer to plan.
+          seed: packs the elements in a random order, the same in all epochs. By default they are packed in order.
+          max_sequences: the largest number of sequences in a row; not with "concat_split".
+
+        >>> ds = MapDataset.source([np.array([1, 2, 3]), np.array([4, 5]), np.array([6])])
+        >>> packed = ds.pack(ds.column(len), 4)
+        >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
+        ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
+        """
+        options = pack.checked(length, strategy, window, seed, max_sequences)
+        return PackedMapDataset(
+            select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, lengths, options))
+        )
+
+    def bucket(
+        self,
+        lengths: Column | np.ndarray | Sequence[int],
+        boundaries: Sequence[int],
+        batch_sizes: int | Sequence[int],
+        *,
+        seed: int | None = None,
+        drop_remainder: bool = False,
+        features: Sequence[str] | None = None,
+        padding: Any = 0,
+        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+    ) -> MapDataset[Any]:
+        """Batches of elements with similar lengths, padded to the boundary of their bucket: one shape per bucket.
+
+        The batches of all buckets are shuffled together, in another order in every epoch. The order of the dataset
+        decides which elements share a batch: shuffle it before.
+
+        Args:
+          lengths: a column, or one whole number per element.
+          boundaries: the largest length of each bucket.
+          batch_sizes: how many elements make a batch: one number, or one per bucket.
+          seed: for the order of batches; by default it follows from `ds.seed(...)` and the place in the pipeline.
+          drop_remainder: leaves out the last batch of a bucket if it is smaller.
+          features: the features to pad; by default all arrays.
+          padding: the padding value.
+          batch_fn: makes a batch from a list of elements; by default they are padded and stacked.
+
+        >>> ds = MapDataset.source([np.ones(n, int) for n in (1, 4, 2, 3)])
+        >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
+        [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
+        """
+        bounds, sizes = bucket.checked_sizes(boundaries, batch_sizes)
+        chosen = derive_seed(self, seed, "bucket")
+        named = None if features is None else tuple(features)
+        options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
+        return MapPipeline(
+            select.under_endless_repeat(self._node, lambda inner: record_values.bucket_batches(inner, lengths, options))
+        )
+
+    def explain(self, index: int) -> Explanation:
+        """The source records that element `index` is made of, with their component and epoch. Nothing is read.
+
+        `iterator.explain(steps)` does the same for the next elements of an iterator.
+
+        >>> ds = MapDataset.mix([MapDataset.range(5), MapDataset.source(["a", "b"])]).batch(3)
+        >>> print(ds.explain(1))
+        element 1 is made of
+          record 1 of list of 2, epoch 0, component 1
+        """
+        position = checks.integer(index, "index")
+        if self._node.length == 0:
+            raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
+        return explain.explain(self._node, words.array([position]))[0]
+
+    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
+        """The same elements in order, as a stream.
+
+        Args:
+          read_options: threads that prefetch. By default there are none at first. If elements that may come from files
+            take longer than 0.1 ms each, 16 threads prefetch up to 500 elements, as in Grain. The output is the same.
+          allow_nones: keeps the elements that a filter dropped, as None.
+        """
+        return IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
+
+
+class MapPipeline(MapDataset[T]):
+    """A map node as a dataset."""
+
+    def __init__(self, map_node: MapNode):
+        self._node = map_node
+
+    @property
+    def _parents(self) -> tuple[MapDataset[Any], ...]:
+        return tuple(wrap(parent) for parent in self._node.parents)
+
+    def __len__(self) -> int:
+        return self._node.length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, builtins.slice):
+            return self.slice(index)
+        position = words.array([checks.integer(index, "index")])
+        return blocks.rows_of(_take(self._node, position))[0]
+
+    def _getitems(self, indices: Sequence[int]) -> list[Any]:
+        return blocks.rows_of(self.take(indices))
+
+    @property
+    def _element_spec(self) -> Any:
+        return self._node.element_spec()
+
+
+@wrap.register(MapNode)
+def _wrap_map_node(map_node: MapNode) -> MapDataset[Any]:
+    return map_node.dataset if isinstance(map_node, custom.CustomMap) else MapPipeline(map_node)
+
+
+class PackedMapDataset(MapPipeline[dict[str, np.ndarray]]):
+    """Packed rows, as `ds.pack(...)` returns them."""
+
+    @property
+    def efficiency(self) -> dict[str, float]:
+        """For each feature, the share of all cells of the rows that hold a token."""
+        rows = self._node
+        while not isinstance(rows, pack.PackedRows):  # repeated without end
+            (rows,) = rows.parents
+        return rows.efficiency
+
+
+class ZipMapDataset(MapPipeline[T]):
+    """Tuples of the elements of several datasets of one length.
+
+    >>> list(ZipMapDataset([MapDataset.range(2), MapDataset.source(["a", "b"])]))
+    [(0, 'a'), (1, 'b')]
+    """
+
+    def __init__(self, parents: Sequence[MapDataset[Any]]):
+        if not parents:
+            raise ValueError("At least one parent must be provided.")
+        nodes = _nodes_of(parents, "zip")
+        lengths = [part.length for part in nodes]
+        if len(set(lengths)) != 1:
+            raise ValueError(f"All parents must have the same length. Got lengths {lengths}.")
+        super().__init__(reindex.Zip(nodes))
+
+
+class FlatMapMapDataset(MapPipeline[T]):
+    """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
+
+    def __init__(self, parent: MapDataset[Any], transform: tf.FlatMap):
+        super().__init__(apply.FlatMap(parent._node, check_flat_map(transform)))
+
+
+def _take(map_node: MapNode, indices: np.ndarray) -> Block:
+    if map_node.length == 0:
+        raise IndexError(f"{map_node.call()} is empty: it has no element {int(indices[0])}.")
+    if identity.OWN_PART not in map_node.__dict__:
+        identity.freeze(map_node)
+    try:
+        return map_node.take(indices)
+    except RowFailed as failed:
+        error = failed.error
+        add_note(error, f"bushel: this was element {int(indices[failed.row])} of the dataset.")
+    raise without_our_frames(error)
+
+
+def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:
+    if not datasets:
+        raise ValueError(f"{what} needs at least one dataset.")
+    for dataset in datasets:
+        if not isinstance(dataset, MapDataset):
+            raise TypeError(f"{what} takes MapDatasets, got {name_kind(dataset)}.")
+    return tuple(dataset._node for dataset in datasets)
+
+
+def _choose(
+    map_node: MapNode, column_of: Callable[[Any, MapNode], Column], values: Any, rule: select.Rule
+) -> MapDataset[Any]:
+    def build(inner: MapNode) -> MapNode:
+        return select.chosen(inner, column_of(values, inner), rule)
+
+    return MapPipeline(select.under_endless_repeat(map_node, build))
+
+
+def _find_sparse_step(map_node: MapNode) -> str | None:
+    """The name of the operation that drops elements; None if no element can be missing."""
+    if not map_node.sparse:
+        return None
+    for parent in map_node.parents:
+        step = _find_sparse_step(parent)
+        if step is not None:
+            return step
+    return map_node.call().partition("(")[0]
+
+
+def _check_positions(positions: Any, length: int) -> np.ndarray:
+    try:
+        numbers = np.array([checks.integer(position, "a position") for position in positions], dtype=np.int64)
+    except TypeError as error:
+        raise TypeError(f"slice takes a slice or a sequence of integers; {error}") from None
+    outside = numbers[(numbers < -length) | (numbers >= length)]
+    if len(outside):
+        raise IndexError(f"Position {outside[0]} is out of range for a dataset of length {length}.")
+    return numbers % length if len(numbers) else numbers
