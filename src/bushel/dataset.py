@@ -34,7 +34,7 @@ from bushel.state.digest import digest
 
 if TYPE_CHECKING:
     from bushel import choosing, columns, saving
-    from bushel.graph import bucket, cache, explain, limits, mixtures, pack, select, stores, windows
+    from bushel.graph import bucket, cache, explain, mixtures, pack_plan, portions, select, stores, windows
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
 else:
@@ -44,9 +44,9 @@ else:
     bucket = Lazy("bushel.graph.bucket")
     cache = Lazy("bushel.graph.cache")
     explain = Lazy("bushel.graph.explain")
-    limits = Lazy("bushel.graph.limits")
     mixtures = Lazy("bushel.graph.mixtures")
-    pack = Lazy("bushel.graph.pack")
+    pack_plan = Lazy("bushel.graph.pack_plan")
+    portions = Lazy("bushel.graph.portions")
     select = Lazy("bushel.graph.select")
     stores = Lazy("bushel.graph.stores")
     windows = Lazy("bushel.graph.windows")
@@ -591,7 +591,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
         ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
         """
-        options = pack.checked(length, strategy, window, seed, max_sequences)
+        options = pack_plan.check_options(length, strategy, window, seed, max_sequences)
         return PackedMapDataset(
             select.under_endless_repeat(self._node, lambda inner: choosing.packed(inner, lengths, options))
         )
@@ -627,7 +627,7 @@ class MapDataset(_Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
-        bounds, sizes = bucket.checked_sizes(boundaries, batch_sizes)
+        bounds, sizes = bucket.check_sizes(boundaries, batch_sizes)
         chosen = _needed_seed(self, seed, "bucket")
         named = None if features is None else tuple(features)
         options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
@@ -866,7 +866,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
         [0, 1]
         """
-        return _IterPipeline(limits.Limit(self._node, count))
+        return _IterPipeline(portions.Limit(self._node, count))
 
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T]:
         """The same elements `num_epochs` times, or endlessly. All epochs are alike: nothing is shuffled anew.
@@ -874,7 +874,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
         [0, 1, 0, 1]
         """
-        return _IterPipeline(limits.RepeatStream(self._node, num_epochs))
+        return _IterPipeline(portions.RepeatStream(self._node, num_epochs))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T]:
         """Batches of another size, cut from those that come.
@@ -882,7 +882,7 @@ class IterDataset(_Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
         [[0, 1, 2], [3, 4, 5]]
         """
-        return _IterPipeline(limits.Rebatch(self._node, batch_size, bool(drop_remainder)))
+        return _IterPipeline(portions.Rebatch(self._node, batch_size, bool(drop_remainder)))
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T]:
         """Each window of `window_size` consecutive elements in an order of its own.
@@ -1021,7 +1021,7 @@ class PackedMapDataset(_MapPipeline[dict[str, np.ndarray]]):
     def efficiency(self) -> dict[str, float]:
         """Which part of all cells of the rows holds a token, for each feature."""
         rows = self._node
-        while not isinstance(rows, pack.PackedRows):  # repeated without end
+        while not isinstance(rows, pack_plan.PackedRows):  # repeated without end
             (rows,) = rows.parents
         return rows.efficiency
 
@@ -1210,7 +1210,7 @@ def _chosen(
     map_node: MapNode, column_of: Callable[[Any, MapNode], Column], values: Any, rule: select.Rule
 ) -> MapDataset[Any]:
     def build(inner: MapNode) -> MapNode:
-        return select.chosen(inner, column_of(values, inner), rule)
+        return select.choose(inner, column_of(values, inner), rule)
 
     return _MapPipeline(select.under_endless_repeat(map_node, build))
 

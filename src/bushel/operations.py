@@ -11,9 +11,9 @@ from bushel.base import trees
 from bushel.dataset import IterDataset, MapDataset, _IterPipeline, _MapPipeline
 from bushel.graph.concat_split import BOSHandling, ConcatThenSplit
 from bushel.graph.interleave import Interleave
-from bushel.graph.limits import Limit, Rebatch, RepeatStream
 from bushel.graph.ordered import ZipStream
 from bushel.graph.packing import Pack
+from bushel.graph.portions import Limit, Rebatch, RepeatStream
 from bushel.graph.reindex import Reindex, WindowShuffle
 from bushel.graph.streams import StreamNode
 from bushel.graph.windows import WindowShuffleStream

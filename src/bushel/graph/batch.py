@@ -1,7 +1,8 @@
-"""Batches of consecutive elements, epoch by epoch. Rows are written straight into the batch; columns are cut."""
+"""Batches of the elements of a map node. Rows are written straight into the batch; columns are only cut."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
-from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, take_in_order, told
+from bushel.graph.node import Epochs, InPlace, MadeOf, OneParentMap, Plan, several_each, take_in_order
 from bushel.index import epochs, words
 
 BatchFn = Callable[[Sequence[Any]], Any]
@@ -71,61 +72,71 @@ def is_ours(batch_fn: BatchFn | None) -> bool:
     return inner is None or inner is batch_and_pad
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Batch(MapNode):
-    """Batches that never straddle epochs."""
+class Batches(OneParentMap):
+    """A node whose elements are made of several elements each. A subclass says of which, and how."""
 
-    parent: MapNode
-    batch_size: int
-    drop_remainder: bool = False
-    batch_fn: BatchFn | None = None
+    @abc.abstractmethod
+    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        """(edges, elements, kinds): batch n is made of the parent's `elements[edges[n]:edges[n + 1]]`."""
+
+    @abc.abstractmethod
+    def make(self, block: Block, kind: int) -> Any:
+        """One batch of a block of elements; `kind` is the batch's entry of `kinds`."""
 
     @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
+    @abc.abstractmethod
+    def batch_function(self) -> BatchFn | None:
+        """The user's function that makes a batch; None where the library does."""
 
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
-        whole, rest = divmod(self.parent.length, self.batch_size)
-        return whole if self.drop_remainder or not rest else whole + 1
+    def plan(self, indices: np.ndarray) -> Plan:
+        edges, elements, kinds = self.parts_of(indices)
+        return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements))
+
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        edges, elements, _ = self.parts_of(indices)
+        return several_each(edges, elements)
+
+    @property
+    def in_place(self) -> InPlace:
+        return InPlace.AS_ROWS if is_ours(self.batch_function) else InPlace.NEVER
 
     @functools.cached_property
     def shares(self) -> bool:
         """Whether a batch could be an object that the user's function keeps."""
-        return may_keep(self.batch_fn)
+        return may_keep(self.batch_function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch(Batches):
+    """Batches of consecutive elements that never straddle epochs."""
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: BatchFn | None = None
+
+    def find_length(self) -> int:
+        whole, rest = divmod(self.parent.length, self.batch_size)
+        return whole if self.drop_remainder or not rest else whole + 1
 
     @property
     def fan_in(self) -> int:
         return self.batch_size * self.parent.fan_in
 
-    def bounds(self, indices: Any) -> tuple[Any, Any]:
-        """First and last-plus-one element of each batch, in the parent's indices."""
-        parent_length = self.parent.length
-        return epochs.batched(indices, batch_size=self.batch_size, length=self.length, parent_length=parent_length)
+    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        length, parent_length = self.length, self.parent.length
+        first, end = epochs.batched(indices, batch_size=self.batch_size, length=length, parent_length=parent_length)
+        return *epochs.ranges(first, words.narrowed(end - first)), range(len(indices))
 
-    def plan(self, indices: np.ndarray) -> Plan:
-        edges, elements = self._elements(indices)
-        return _Batched(self, indices, edges.tolist(), self.parent.plan(elements))
+    def make(self, block: Block, kind: int) -> Any:
+        return make_batch(block, self.batch_fn)
 
-    def made_of(self, indices: np.ndarray) -> MadeOf:
-        edges, elements = self._elements(indices)
-        return np.repeat(np.arange(len(indices)), np.diff(edges)), np.zeros(len(elements), dtype=np.int64), elements
+    @property
+    def batch_function(self) -> BatchFn | None:
+        return self.batch_fn
 
     @property
     def epochs(self) -> Epochs:
-        return self.parent.epochs if self.parent.epochs is Epochs.SAME else Epochs.DIFFERENT
-
-    @property
-    def in_place(self) -> InPlace:
-        return InPlace.AS_ROWS if is_ours(self.batch_fn) else InPlace.NEVER
-
-    def _elements(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where each batch begins among the elements of all of them, and these elements."""
-        first, end = self.bounds(indices)
-        sizes = words.narrowed(end - first)
-        edges = np.zeros(len(indices) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=edges[1:])
-        return edges, np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
+        return self.parent.epochs.after_cutting()
 
     def element_spec(self) -> Any:
         return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
@@ -136,14 +147,16 @@ class Batch(MapNode):
 
 @dataclasses.dataclass(slots=True)
 class _Batched(Plan):
-    node: Batch
+    node: Batches
     indices: np.ndarray
     edges: list[int]
+    kinds: Sequence[int]
     parent: Plan
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         start = self.edges[low]
-        read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.take  # stacking copies all rows
+        ours = is_ours(self.node.batch_function)
+        read = self.parent.look if ours else self.parent.take  # the library stacks rows, which copies them
         try:
             if self.node.parent.in_place is InPlace.AS_COLUMNS:
                 block = take_in_order(read, start, self.edges[high])
@@ -156,13 +169,11 @@ class _Batched(Plan):
         for row in range(low, high):
             part = blocks.part_of(block, self.edges[row] - start, self.edges[row + 1] - start)
             try:
-                batches.append(make_batch(part, self.node.batch_fn))
+                batches.append(self.node.make(part, self.kinds[row]))
             except Exception as error:
-                index = int(self.indices[row])
-                where = told(self.node.call(), index, self.node.origins(index))
-                raise RowFailed(row - low, located(error, where)) from error
+                raise RowFailed(row - low, located(error, self.node.where(int(self.indices[row])))) from error
             del part
-        del block
+        del block  # `own` counts who holds what a batch is made of
         return own(batches) if self.node.shares else batches
 
 

@@ -45,9 +45,6 @@ class Cache(OneParent):
     def length(self) -> int | None:
         return self.parent.length
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return "cache()"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bushel.base import tables
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import MapNode, Node, Origin
+from bushel.graph.node import MapNode, Node
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Elements, SeedStream, StreamNode
 from bushel.index import words
@@ -76,9 +76,8 @@ def _walk(
     made, which, positions = node.made_of(indices)
     if not len(made):
         for row, index, place in zip(rows.tolist(), indices.tolist(), places, strict=True):
-            epoch, record = divmod(index, node.length)
-            (origin,) = node.origins(index) or (Origin(node.call(), (record,)),)
-            found[row].append((place, SourceRecord(origin.source, origin.indices[0], epoch, component)))
+            origin = node.origin(index)
+            found[row].append((place, SourceRecord(origin.source, origin.indices[0], index // node.length, component)))
         return
     if not node.one_to_one:
         places = [(*places[row], number) for number, row in enumerate(made.tolist())]

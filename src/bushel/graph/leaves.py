@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ import numpy as np
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
-from bushel.base.ownership import copied, own, own_columns
+from bushel.base.ownership import copied, own, own_block
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
-from bushel.graph.node import Epochs, InPlace, MapNode, Origin, Plan
+from bushel.graph.node import InPlace, Leaf, Origin, Plan, run_each
 from bushel.index import words
 from bushel.sources.fixed import FixedRecords
 from bushel.sources.memory import received, sent
@@ -35,7 +35,7 @@ def source_name(source: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source(MapNode):
+class Source(Leaf):
     """Records of anything with a length and `source[i]`, read many at a time where the source can."""
 
     source: Any
@@ -46,12 +46,7 @@ class Source(MapNode):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, source=received(state["source"]))
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return ()
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return len(self.source)
 
     @functools.cached_property
@@ -66,12 +61,8 @@ class Source(MapNode):
             return _ManyReads(self, positions, many)
         return _SingleReads(self, positions.tolist())
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return (Origin(source_name(self.source), (index % self.length,)),)
-
-    @property
-    def epochs(self) -> Epochs:
-        return Epochs.SAME
+    def origin(self, index: int) -> Origin:
+        return Origin(source_name(self.source), (index % self.length,))
 
     @property
     def in_place(self) -> InPlace:
@@ -89,9 +80,9 @@ class Source(MapNode):
     def call(self) -> str:
         return f"source({source_name(self.source)})"
 
-    def failed(self, row: int, positions: list[int], error: Exception) -> RowFailed:
-        origin = Origin(source_name(self.source), tuple(positions))
-        return RowFailed(row, located(error, f"bushel: reading {origin} failed."))
+    def where_reading(self, positions: list[int]) -> str:
+        """The note on an error of the source."""
+        return f"bushel: reading {Origin(source_name(self.source), tuple(positions))} failed."
 
 
 @dataclasses.dataclass(slots=True)
@@ -99,34 +90,36 @@ class _SingleReads(Plan):
     node: Source
     positions: list[int]
 
-    def take(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=not self.node.gives_new)
-
-    def look(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=False)
-
-    def _read(self, low: int, high: int, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         source, positions = self.node.source, self.positions[low:high]
-        left = iter(positions)
-        try:
-            if not private:
-                return [source[position] for position in left]
-            if type(source) is list:  # it holds its records, so there is no need to count who does
-                return [copied(source[position]) for position in left]
-            # One by one: a source may use one buffer for all records.
-            return [own([source[position]])[0] for position in left]
-        except RowFailed:
-            raise
-        except Exception as error:
-            row = len(positions) - operator.length_hint(left) - 1
-            raise self.node.failed(row, [positions[row]], error) from error
+        if not private or self.node.gives_new:
+            read = _read_as_is
+        else:
+            read = _read_copies if type(source) is list else _read_own
+        return run_each(
+            functools.partial(read, source), positions, lambda row: self.node.where_reading([positions[row]])
+        )
+
+
+def _read_as_is(source: Any, positions: Iterator[int]) -> list[Any]:
+    return [source[position] for position in positions]
+
+
+def _read_copies(source: list[Any], positions: Iterator[int]) -> list[Any]:
+    # A list holds its records, so there is no need to count who does.
+    return [copied(source[position]) for position in positions]
+
+
+def _read_own(source: Any, positions: Iterator[int]) -> list[Any]:
+    # Record by record, since a source may use one buffer for all of them.
+    return [own([source[position]])[0] for position in positions]
 
 
 @dataclasses.dataclass(slots=True)
 class _ManyReads(Plan):
     node: Source
     positions: np.ndarray
-    read: Any
+    read_many: Any
 
     def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
         source = self.node.source
@@ -134,56 +127,46 @@ class _ManyReads(Plan):
             return Plan.entries(self, low, high, names)
         return list(source.entries(self.positions[low:high], names))
 
-    def take(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=not self.node.gives_new)
-
-    def look(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=False)
-
-    def _read(self, low: int, high: int, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         positions = self.positions[low:high]
         try:
-            block = self.read(positions)
+            block = self.read_many(positions)
             if not isinstance(block, Columns):
                 block = list(block)
         except RowFailed:
             raise
         except Exception as error:
-            raise self._failed(positions.tolist(), error) from error
+            self._raise_for_one(positions.tolist())
+            raise RowFailed(0, located(error, self.node.where_reading(positions.tolist()))) from error
         if len(block) != len(positions):
             wrong = ValueError(
                 f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)
-        if isinstance(block, Columns):
-            return block if self.node.gives_new else own_columns(block)
-        return own(block) if private else block
+        if self.node.gives_new:
+            return block
+        return own_block(block) if private or isinstance(block, Columns) else block
 
-    def _failed(self, positions: list[int], error: Exception) -> RowFailed:
-        """The failure of the record that cannot be read alone either; of them all where each can."""
-        for row, position in enumerate(positions) if len(positions) > 1 else ():
-            try:
-                self.read(np.array([position]))
-            except Exception as alone:
-                return self.node.failed(row, [position], alone)
-        return self.node.failed(0, positions, error)
+    def _raise_for_one(self, positions: list[int]) -> None:
+        """Raises for the first record that cannot be read alone either, after a failure of several."""
+        if len(positions) > 1:
+            run_each(
+                lambda left: [self.read_many(np.array([position])) for position in left],
+                positions,
+                lambda row: self.node.where_reading([positions[row]]),
+            )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Range(MapNode):
+class Range(Leaf):
     """The integers of a `range`."""
 
     start: int
     stop: int
     step: int
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return ()
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return len(range(self.start, self.stop, self.step))
 
     def plan(self, indices: np.ndarray) -> Plan:
@@ -191,13 +174,6 @@ class Range(MapNode):
         if self.start or self.step != 1:
             values = self.start + values * self.step
         return _Integers(values.tolist())
-
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return (Origin(self.call(), (index % self.length,)),)
-
-    @property
-    def epochs(self) -> Epochs:
-        return Epochs.SAME
 
     def element_spec(self) -> Any:
         return ShapeDtypeStruct(shape=(), dtype=np.int64)
@@ -212,5 +188,5 @@ class Range(MapNode):
 class _Integers(Plan):
     values: list[int]
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         return self.values[low:high]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, transforms
+from bushel.base import blocks
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, inside, located
 from bushel.base.ownership import own
-from bushel.graph.apply import call_of
 from bushel.graph.batch import BatchFn, batch_call, batched_spec, is_ours, make_batch, may_keep
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import Node, each
+from bushel.graph.node import Node
+from bushel.graph.operation import FLAT_MAP_ALL, call_of
 from bushel.graph.streams import (
     Cursor,
     OneParent,
@@ -148,18 +148,7 @@ class FlatMapStream(OneParent):
 class _Parts(Elementwise):
     """What each element becomes, as a list: this is the user's work, and can be done ahead."""
 
-    operation = "flat_map"
-
-    @property
-    def shares(self) -> bool:  # type: ignore[override]
-        return True  # the parts of one element may share memory
-
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        return each(lambda row: list(self.function(row)), blocks.rows_of(block), where, also_none=True), None
-
-    @functools.cached_property
-    def function(self) -> Callable[[Any], Any]:
-        return transforms.method(self.transform, transforms.FlatMap, "flat_map")
+    kind = FLAT_MAP_ALL
 
 
 class _FlatMapCursor(Through):

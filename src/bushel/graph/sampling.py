@@ -10,12 +10,11 @@ import numpy as np
 
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, located
 from bushel.base.records import Record, RecordMetadata
 from bushel.base.rng import keyed
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
 from bushel.base.transforms import short_name, shown
-from bushel.graph.node import MapNode, Origin, Plan, told
+from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, one_each, run_each, told
 from bushel.index import epochs, shuffle, words
 
 
@@ -159,26 +158,20 @@ def _generator(seed: int | None, index: int) -> np.random.Generator | None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sampled(MapNode):
+class Sampled(OneParentMap):
     """The records of a source that a sampler chooses for one shard; as `Record`, with metadata, where asked for."""
 
-    parent: MapNode
     sampler: Any
     shard: ShardOptions
     as_records: bool = False
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         shard, own = self.shard, self.own
         if isinstance(own, IndexSampler):
             inner = own._shard_options
             if (inner.shard_index, inner.shard_count) == (shard.shard_index, shard.shard_count):
                 return own.shard_length()
-        total = _length_of(self.sampler)
+        total = _find_length(self.sampler)
         over = 0 if shard.drop_remainder or total >= checks.INFINITE else shard.shard_count - 1 - shard.shard_index
         return (total + over) // shard.shard_count
 
@@ -191,21 +184,26 @@ class Sampled(MapNode):
         return None
 
     def plan(self, indices: np.ndarray) -> Plan:
-        numbers = epochs.shard(indices, index=self.shard.shard_index, count=self.shard.shard_count)
+        numbers = self._numbers(indices)
         if self.own is None:
             return _Asked(self, numbers.tolist())
         keys = self.own.record_keys(numbers)
         plan = self.parent.plan(keys)
         return _WithMetadata(numbers.tolist(), keys.tolist(), self.own._seed, plan) if self.as_records else plan
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        number = epochs.shard(index, index=self.shard.shard_index, count=self.shard.shard_count)
-        if self.own is None:
-            return self.parent.origins(self.sampler[number].record_key)
-        return self.parent.origins(int(self.own.record_keys(words.array([number]))[0]))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        numbers = self._numbers(indices)
+        if self.own is not None:
+            return one_each(self.own.record_keys(numbers))
+        return one_each(words.array([self.sampler[number].record_key for number in numbers.tolist()]))
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
+    def _numbers(self, indices: np.ndarray) -> np.ndarray:
+        """Global indices of the sampler for elements of this shard."""
+        return epochs.shard(indices, index=self.shard.shard_index, count=self.shard.shard_count)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.DIFFERENT
 
     def parameters(self) -> dict[str, Any]:
         # As a transformation its code counts too, and its values.
@@ -223,8 +221,8 @@ class _WithMetadata(Plan):
     seed: int | None
     parent: Plan
 
-    def take(self, low: int, high: int) -> Block:
-        rows = blocks.rows_of(self.parent.take(low, high))
+    def read(self, low: int, high: int, private: bool) -> Block:
+        rows = blocks.rows_of(self.parent.read(low, high, private))
         return [
             Record(RecordMetadata(number, key, _generator(self.seed, number)), row)
             for number, key, row in zip(self.numbers[low:high], self.keys[low:high], rows)
@@ -238,23 +236,27 @@ class _Asked(Plan):
     node: Sampled
     numbers: list[int]
 
-    def take(self, low: int, high: int) -> Block:
-        chosen: list[RecordMetadata] = []
-        for number in self.numbers[low:high]:
-            try:
-                metadata = self.node.sampler[number]
-                checks.integer(metadata.record_key, f"record_key of {metadata}")
-            except Exception as error:
-                raise RowFailed(len(chosen), located(error, told(self.node.call(), number, ()))) from error
-            chosen.append(metadata)
+    def read(self, low: int, high: int, private: bool) -> Block:
+        numbers = self.numbers[low:high]
+        chosen: list[RecordMetadata] = run_each(
+            lambda left: [_ask(self.node.sampler, number) for number in left],
+            numbers,
+            lambda row: told(self.node.call(), numbers[row], ()),
+        )
         keys = words.array([metadata.record_key for metadata in chosen])  # type: ignore[misc]
-        block = self.node.parent.plan(keys).take(0, len(chosen))
+        block = self.node.parent.plan(keys).read(0, len(chosen), private)
         if not self.node.as_records:
             return block
         return [Record(metadata, row) for metadata, row in zip(chosen, blocks.rows_of(block))]
 
 
-def _length_of(sampler: Any) -> int:
+def _ask(sampler: Any, number: int) -> RecordMetadata:
+    metadata = sampler[number]
+    checks.integer(metadata.record_key, f"record_key of {metadata}")
+    return metadata
+
+
+def _find_length(sampler: Any) -> int:
     if hasattr(sampler, "__len__"):
         return len(sampler)
     low, high = 0, checks.INFINITE

@@ -424,9 +424,8 @@ class Ahead(OneParent):
         if self.init is not None and not callable(self.init):
             raise TypeError(f"worker_init_fn must be a function of (worker index, worker count), got {self.init!r}.")
 
-    @property
-    def transparent(self) -> bool:
-        return True
+    transparent = True
+    takes_a_place = False
 
     def open(self, opener: Opener) -> Cursor:
         return opener.open(self.parent) if self.options.num_workers == 0 else opener.ahead(self)
@@ -449,13 +448,7 @@ class Pulled(OneParent):
 
     size: int
 
-    @property
-    def transparent(self) -> bool:
-        return True
-
-    @property
-    def takes_a_place(self) -> bool:
-        return True  # as in Grain
+    transparent = True  # and it takes a place, as in Grain
 
     def open(self, opener: Opener) -> Cursor:
         return opener.pulled(self) if self.size else opener.open(self.parent)

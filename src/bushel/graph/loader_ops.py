@@ -6,17 +6,15 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.ownership import own
 from bushel.base.records import Record, RecordMetadata
-from bushel.graph.apply import call_of
+from bushel.graph import operation
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import each
+from bushel.graph.operation import Kind, Operation, call_of
 from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
 
 
@@ -24,52 +22,46 @@ from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Throug
 class MapData(Elementwise):
     """A Map transformation of plain data. None is data like any other here, as in Grain's DataLoader."""
 
-    operation = "map"
+    kind = operation.MAP_ALL
 
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        function = transforms.method(self.transform, transforms.Map, "map")
-        return each(function, blocks.rows_of(block), where, also_none=True), None
+
+def _map_records(op: Operation, numbers: Sequence[int], records: Iterator[Any]) -> list[Any]:
+    return [Record(record.metadata, op.function(record.data)) for record in records]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapRecords(Elementwise):
     """A Map transformation of the data of records."""
 
-    operation = "map"
+    kind = Kind("map", operation.find_map, _map_records)
 
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        function = transforms.method(self.transform, transforms.Map, "map")
-        return each(lambda record: Record(record.metadata, function(record.data)), blocks.rows_of(block), where), None
+
+def _random_map_records(op: Operation, numbers: Sequence[int], records: Iterator[Any]) -> list[Any]:
+    return [Record(record.metadata, op.function(record.data, record.metadata.rng)) for record in records]
+
+
+def _find_random_map(transform: Any) -> Callable[..., Any]:
+    if isinstance(transform, transforms.TfRandomMap):
+        return transform.np_random_map
+    return transforms.method(transform, transforms.RandomMap, "random_map")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomMapRecords(Elementwise):
     """A RandomMap transformation of the data of records, each with the generator of its record."""
 
-    operation = "random_map"
+    kind = Kind("random_map", _find_random_map, _random_map_records)
 
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        old = isinstance(self.transform, transforms.TfRandomMap)
-        kind, name = (transforms.TfRandomMap, "np_random_map") if old else (transforms.RandomMap, "random_map")
-        function = transforms.method(self.transform, kind, name)
 
-        def mapped(record: Record[Any]) -> Record[Any]:
-            return Record(record.metadata, function(record.data, record.metadata.rng))
-
-        return each(mapped, blocks.rows_of(block), where), None
+def _filter_records(op: Operation, numbers: Sequence[int], records: Iterator[Any]) -> list[Any]:
+    return [bool(op.function(record.data)) for record in records]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FilterRecords(Elementwise):
     """A Filter transformation of the data of records."""
 
-    operation = "filter"
-    drops = True
-
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        function, records = transforms.method(self.transform, transforms.Filter, "filter"), blocks.rows_of(block)
-        kept = np.array(each(lambda record: bool(function(record.data)), records, where), dtype=bool)
-        return [record for record, stays in zip(records, kept.tolist()) if stays], kept
+    kind = Kind("filter", operation.find_filter, _filter_records, drops=True)
 
 
 class SplitRecords(transforms.FlatMap):

@@ -32,9 +32,6 @@ class Limit(OneParent):
         whole = self.parent.length
         return None if whole is None else min(whole, self.count)
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return f"limit({self.count})"
 
@@ -105,9 +102,6 @@ class RepeatStream(OneParent):
         if not once:
             return once
         return INFINITE if self.num_epochs is None else min(INFINITE, once * self.num_epochs)
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"repeat({'' if self.num_epochs is None else self.num_epochs})"
