@@ -49,7 +49,7 @@ class _PerElement(_WithTransform):
 
     def plan(self, indices: np.ndarray) -> Plan:
         parent, run = self.parent.plan(indices), self.operation
-        if isinstance(run.function, InTwoSteps) and run.vectorized and isinstance(parent, Reckoned):
+        if run.vectorized and isinstance(parent, Reckoned) and isinstance(run.function, InTwoSteps):
             return _Applied(self, self._second_step, indices, Reckoned(run.function.ahead(parent.values)))
         return _Applied(self, run, indices, parent)
 
@@ -116,12 +116,11 @@ class _Applied(Plan):
             return self.node.where(*some.tolist())
 
         # A vectorized map gets its rows stacked, which copies them. A filter returns the very rows that it is given.
-        copies = run.vectorized and not run.kind.drops
-        needs_own = not copies and (private or run.writes)
+        needs_own = (private or run.writes) and (run.kind.drops or not run.vectorized)
         block, kept = run.run(self.parent.read(low, high, needs_own), numbers, where)
-        if run.shares and (private or isinstance(block, Columns)):
-            return own_block(block)
-        return operation.mark_missing(block, kept)
+        if kept is not None:
+            return operation.mark_missing(block, kept)
+        return own_block(block) if run.shares and (private or isinstance(block, Columns)) else block
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -72,7 +72,7 @@ class Elementwise(OneParent):
         Returns what stays, and one bool per element that came in, or None where all of them stay. Raises RowFailed.
         """
         made, kept = self.operation.run(block, range(first, first + len(block)), where)
-        return keep_rows(made, kept), kept
+        return (made, None) if kept is None else (keep_rows(made, kept), np.array(kept))
 
     def open(self, opener: Opener) -> Cursor:
         return ElementwiseCursor(opener.open(self.parent), self, opener.options, opener.skips)

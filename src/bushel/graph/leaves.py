@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import copied, own, own_block
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
-from bushel.graph.node import InPlace, Leaf, Origin, Plan, run_each
+from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
 from bushel.index import words
 from bushel.sources.fixed import FixedRecords
 from bushel.sources.memory import received, sent
@@ -92,27 +91,16 @@ class _SingleReads(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         source, positions = self.node.source, self.positions[low:high]
-        if not private or self.node.gives_new:
-            read = _read_as_is
-        else:
-            read = _read_copies if type(source) is list else _read_own
-        return run_each(
-            functools.partial(read, source), positions, lambda row: self.node.where_reading([positions[row]])
-        )
-
-
-def _read_as_is(source: Any, positions: Iterator[int]) -> list[Any]:
-    return [source[position] for position in positions]
-
-
-def _read_copies(source: list[Any], positions: Iterator[int]) -> list[Any]:
-    # A list holds its records, so there is no need to count who does.
-    return [copied(source[position]) for position in positions]
-
-
-def _read_own(source: Any, positions: Iterator[int]) -> list[Any]:
-    # Record by record, since a source may use one buffer for all of them.
-    return [own([source[position]])[0] for position in positions]
+        left = iter(positions)
+        try:
+            if not private or self.node.gives_new:
+                return [source[position] for position in left]
+            if type(source) is list:  # it holds its records, so there is no need to count who does
+                return [copied(source[position]) for position in left]
+            # Record by record, since a source may use one buffer for all of them.
+            return [own([source[position]])[0] for position in left]
+        except Exception as error:
+            raise_for_row(error, len(positions), left, lambda row: self.node.where_reading([positions[row]]))
 
 
 @dataclasses.dataclass(slots=True)
@@ -150,12 +138,12 @@ class _ManyReads(Plan):
 
     def _raise_for_one(self, positions: list[int]) -> None:
         """Raises for the first record that cannot be read alone either, after a failure of several."""
-        if len(positions) > 1:
-            run_each(
-                lambda left: [self.read_many(np.array([position])) for position in left],
-                positions,
-                lambda row: self.node.where_reading([positions[row]]),
-            )
+        left = iter(positions if len(positions) > 1 else [])
+        try:
+            for position in left:
+                self.read_many(np.array([position]))
+        except Exception as error:
+            raise_for_row(error, len(positions), left, lambda row: self.node.where_reading([positions[row]]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ class MapData(Elementwise):
     kind = operation.MAP_ALL
 
 
-def _map_records(op: Operation, numbers: Sequence[int], records: Iterator[Any]) -> list[Any]:
+def _map_records(records: Iterator[Any], op: Operation, numbers: Sequence[int]) -> list[Any]:
     return [Record(record.metadata, op.function(record.data)) for record in records]
 
 
@@ -36,7 +36,7 @@ class MapRecords(Elementwise):
     kind = Kind("map", operation.find_map, _map_records)
 
 
-def _random_map_records(op: Operation, numbers: Sequence[int], records: Iterator[Any]) -> list[Any]:
+def _random_map_records(records: Iterator[Any], op: Operation, numbers: Sequence[int]) -> list[Any]:
     return [Record(record.metadata, op.function(record.data, record.metadata.rng)) for record in records]
 
 
@@ -53,7 +53,7 @@ class RandomMapRecords(Elementwise):
     kind = Kind("random_map", _find_random_map, _random_map_records)
 
 
-def _filter_records(op: Operation, numbers: Sequence[int], records: Iterator[Any]) -> list[Any]:
+def _filter_records(records: Iterator[Any], op: Operation, numbers: Sequence[int]) -> list[Any]:
     return [bool(op.function(record.data)) for record in records]
 
 

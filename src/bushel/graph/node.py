@@ -12,7 +12,7 @@ import enum
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
@@ -74,22 +74,15 @@ def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Blo
         raise
 
 
-def run_each(run: Callable[[Iterator[Any]], list[Any]], rows: list[Any], where: Callable[[int], str]) -> list[Any]:
-    """`run` of an iterator over the rows. A failure becomes a RowFailed of the row that `run` had just taken.
+def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Callable[[int], str]) -> NoReturn:
+    """Raises the RowFailed for an error in a loop over `count` rows, of which the iterator `left` has the rest.
 
-    `run` is mostly a list comprehension: how far the iterator got tells the row, at no cost per row.
+    How far the iterator got tells the row that failed, so that a loop pays nothing for it while all goes well.
     """
-    left = iter(rows)
-    count = len(rows)
-    # Only the iterator holds the rows now, and it lets go of them at its end: `ownership.own` counts who holds a row.
-    del rows
-    try:
-        return run(left)
-    except RowFailed:
-        raise
-    except Exception as error:
-        row = count - operator.length_hint(left) - 1
-        raise RowFailed(row, located(error, where(row))) from error
+    if isinstance(error, RowFailed):
+        raise error
+    row = count - operator.length_hint(left) - 1
+    raise RowFailed(row, located(error, where(row))) from error
 
 
 @dataclasses.dataclass(slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,10 +20,10 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.effects import may_share, may_write
 from bushel.base.errors import RowFailed, located
 from bushel.base.rng import RngPool
-from bushel.graph.node import Node, run_each
+from bushel.graph.node import Node, raise_for_row
 
-CallEach = Callable[["Operation", Sequence[int], Iterator[Any]], list[Any]]
-"""(operation, numbers of rows, these rows) -> what the user's function returns for each row."""
+CallEach = Callable[[Iterator[Any], "Operation", Sequence[int]], list[Any]]
+"""(rows, the operation, numbers of the rows) -> what the user's function returns for each row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +95,7 @@ class Operation:
             )
         return self.transform.output_spec(parent.element_spec())
 
-    def run(self, block: Block, numbers: Sequence[int], where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
+    def run(self, block: Block, numbers: Sequence[int], where: Callable[[int], str]) -> tuple[Block, list[bool] | None]:
         """The operation on a block.
 
         Returns a block with a row for each that came in. A filter returns the block itself, and one bool per row:
@@ -105,19 +106,23 @@ class Operation:
           numbers: the number of each element in its dataset. Operations without a `count_key` do not look at it.
           where: says where row `row` of the block failed, for the note on the error.
         """
+        verdicts: list[bool] = []
         if self.vectorized:
             try:
                 made = self._run_columns(block)
-                kept = self._as_verdicts(made) if self.kind.drops else None
+                if self.kind.drops:
+                    verdicts = self._as_verdicts(made)
             except Exception as error:
                 raise RowFailed(0, located(error, where(0))) from error
         else:
-            call = functools.partial(self.kind.call_each, self, numbers)
-            made = run_each(call, blocks.rows_of(block), where)
-            kept = np.array(made, dtype=bool) if self.kind.drops else None
-        if kept is None:
+            left = iter(blocks.rows_of(block))
+            try:
+                made = verdicts = self.kind.call_each(left, self, numbers)
+            except Exception as error:
+                raise_for_row(error, len(block), left, where)
+        if not self.kind.drops:
             return made, None
-        return block, None if kept.all() else kept
+        return block, None if all(verdicts) else verdicts
 
     def _run_columns(self, block: Block) -> Block:
         """The function of whole columns. It sees no missing elements, and must return one element for each."""
@@ -144,36 +149,34 @@ class Operation:
 
         return Columns(trees.map_leaves(as_column, result), columns.length, columns.present)
 
-    def _as_verdicts(self, made: Block) -> np.ndarray:
-        """What a filter of whole columns has returned as one bool per element. A missing element does not stay."""
-        kept = np.zeros(len(made), dtype=bool)
-        for row, verdict in enumerate(blocks.rows_of(made)):
-            if verdict is not None:
-                if not isinstance(verdict, (bool, np.bool_, np.number)):
-                    raise ValueError(
-                        f"{self.call()} is vectorized: it must return one bool per element; "
-                        f"for one it returned {trees.describe(verdict)}."
-                    )
-                kept[row] = bool(verdict)
-        return kept
+    def _as_verdicts(self, made: Block) -> list[bool]:
+        """What a filter of whole columns has returned, as one bool per element. A missing element does not stay."""
+        tree = made.tree if isinstance(made, Columns) and made.present is None else None
+        if isinstance(tree, np.ndarray) and tree.dtype == bool and tree.ndim == 1:
+            return tree.tolist()
+        verdicts = blocks.rows_of(made)
+        for verdict in verdicts:
+            if not isinstance(verdict, (bool, np.bool_, np.number, types.NoneType)):
+                raise ValueError(
+                    f"{self.call()} is vectorized: it must return one bool per element; "
+                    f"for one it returned {trees.describe(verdict)}."
+                )
+        return list(map(bool, verdicts))
 
 
-def keep_rows(block: Block, kept: np.ndarray | None) -> Block:
+def keep_rows(block: Block, kept: list[bool]) -> Block:
     """The rows of a block that stay, for a stream."""
-    if kept is None:
-        return block
     if isinstance(block, Columns) and block.present is None:
-        return block.where(kept).dense()
-    return list(itertools.compress(blocks.rows_of(block), kept.tolist()))
+        return block.where(np.array(kept)).dense()
+    return list(itertools.compress(blocks.rows_of(block), kept))
 
 
-def mark_missing(block: Block, kept: np.ndarray | None) -> Block:
+def mark_missing(block: Block, kept: list[bool]) -> Block:
     """The block with the rows missing that do not stay, for a map node."""
-    if kept is None:
-        return block
     if isinstance(block, Columns):
-        return block.where(kept if block.present is None else kept[block.present])
-    return [row if stays else None for row, stays in zip(block, kept.tolist())]
+        stays = np.array(kept)
+        return block.where(stays if block.present is None else stays[block.present])
+    return [row if stays else None for row, stays in zip(block, kept)]
 
 
 def call_of(operation: str, transform: Any, **options: Any) -> str:
@@ -185,17 +188,17 @@ def call_of(operation: str, transform: Any, **options: Any) -> str:
 # How the user's function is called for each row. A missing element, which is None, is not shown to it.
 
 
-def _map(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _map(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [None if row is None else function(row) for row in rows]
 
 
-def _map_with_index(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _map_with_index(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [None if row is None else function(number, row) for row, number in zip(rows, numbers)]
 
 
-def _random_map(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _random_map(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     generators = operation.generators.borrow()
     try:
@@ -204,12 +207,12 @@ def _random_map(operation: Operation, numbers: Sequence[int], rows: Iterator[Any
         operation.generators.give_back(generators)
 
 
-def _filter(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _filter(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
-    return [row is not None and bool(function(row)) for row in rows]
+    return [True if row is not None and function(row) else False for row in rows]  # noqa: SIM210 (bool() is a call)
 
 
-def _split(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _split(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     return [None if row is None else _parts_of(row, operation.transform) for row in rows]
 
 
@@ -228,17 +231,17 @@ def _parts_of(element: Any, transform: transforms.FlatMap) -> Sequence[Any]:
 # In a stream None is an element like any other for a filter and a flat_map, and for every operation of a DataLoader.
 
 
-def _map_all(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _map_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [function(row) for row in rows]
 
 
-def _filter_all(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _filter_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
-    return [bool(function(row)) for row in rows]
+    return [True if function(row) else False for row in rows]  # noqa: SIM210
 
 
-def _split_all(operation: Operation, numbers: Sequence[int], rows: Iterator[Any]) -> list[Any]:
+def _split_all(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     function = operation.function
     return [list(function(row)) for row in rows]
 

@@ -14,7 +14,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.contract import optional
 from bushel.base.errors import RowFailed
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import Epochs, MadeOf, Moved, Plan, Reckoned, SeveralParents, run_each, told
+from bushel.graph.node import Epochs, MadeOf, Moved, Plan, Reckoned, SeveralParents, raise_for_row, told
 from bushel.index import epochs, mix, shuffle, words
 
 
@@ -256,11 +256,11 @@ class SelectByUser(SelectMap):
 
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         numbers = indices.tolist()
-        pairs = run_each(
-            lambda left: [self._choose(index, len(parent_lengths)) for index in left],
-            numbers,
-            lambda row: told(self.call(), numbers[row], ()),
-        )
+        left = iter(numbers)
+        try:
+            pairs = [self._choose(index, len(parent_lengths)) for index in left]
+        except Exception as error:
+            raise_for_row(error, len(numbers), left, lambda row: told(self.call(), numbers[row], ()))
         return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
 
     def _choose(self, index: int, count: int) -> tuple[int, int]:

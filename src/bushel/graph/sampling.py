@@ -14,7 +14,7 @@ from bushel.base.records import Record, RecordMetadata
 from bushel.base.rng import keyed
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
 from bushel.base.transforms import short_name, shown
-from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, one_each, run_each, told
+from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, one_each, raise_for_row, told
 from bushel.index import epochs, shuffle, words
 
 
@@ -238,11 +238,11 @@ class _Asked(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         numbers = self.numbers[low:high]
-        chosen: list[RecordMetadata] = run_each(
-            lambda left: [_ask(self.node.sampler, number) for number in left],
-            numbers,
-            lambda row: told(self.node.call(), numbers[row], ()),
-        )
+        left = iter(numbers)
+        try:
+            chosen = [_ask(self.node.sampler, number) for number in left]
+        except Exception as error:
+            raise_for_row(error, len(numbers), left, lambda row: told(self.node.call(), numbers[row], ()))
         keys = words.array([metadata.record_key for metadata in chosen])  # type: ignore[misc]
         block = self.node.parent.plan(keys).read(0, len(chosen), private)
         if not self.node.as_records:
