@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, restore
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Limit(OneParent):
         checks.positive(self.count, "count")
 
     def open(self, opener: Opener) -> Cursor:
-        return _LimitCursor(opener.open(self.parent), self)
+        return _LimitCursor(opener.open(self.parent), self.count)
 
     @property
     def length(self) -> int | None:
@@ -36,51 +36,67 @@ class Limit(OneParent):
         return f"limit({self.count})"
 
 
-class _LimitCursor(Through):
-    def __init__(self, parent: Cursor, node: Limit):
-        super().__init__(parent)
-        self.node = node
-        self.given = 0
+class _CountingCursor(Cursor):
+    """A cursor over one other whose state is the parent's and one number, under the name `key`."""
 
-    def pull(self, count: int) -> Block:
-        left = self.node.count - self.given
-        if left <= 0:
-            return []
-        block = self.parent.pull(min(count, left))
-        self.given += len(block)
-        return block
+    key: ClassVar[str]
+
+    def __init__(self, parent: Cursor, most: int | None):
+        self.parent = parent
+        self.parents = (parent,)
+        self.most = most
+        """The largest number that a state may have; None for no limit."""
+        self.count = 0
 
     def trace(self, row: int) -> Any:
         return self.parent.trace(row)
 
     def get_state(self) -> State:
-        return {"parent": self.parent.get_state(), "count_elements_read": self.given}
+        return {"parent": self.parent.get_state(), self.key: self.count}
 
     def set_state(self, state: State) -> None:
-        given = counted(state, "count_elements_read", most=self.node.count)
+        count = counted(state, self.key, *[] if self.most is None else [self.most])
         restore(self.parent, state, "parent")
-        self.given = given
+        self.count = count
 
     def place_of(self, number: int) -> tuple[str | int, ...]:
         return ("parent",)
 
     def mark(self) -> Any:
-        return self.parent.mark(), self.given
+        return self.parent.mark(), self.count
 
     def rewind(self, mark: Any) -> None:
-        parent, self.given = mark
+        parent, self.count = mark
         self.parent.rewind(parent)
 
     def state_of(self, mark: Any) -> State:
-        parent, given = mark
-        return {"parent": self.parent.state_of(parent), "count_elements_read": given}
+        parent, count = mark
+        return {"parent": self.parent.state_of(parent), self.key: count}
+
+
+class _LimitCursor(_CountingCursor):
+    """Its number is how many elements it has given."""
+
+    key = "count_elements_read"
+
+    def __init__(self, parent: Cursor, limit: int):
+        super().__init__(parent, limit)
+        self.limit = limit
+
+    def pull(self, count: int) -> Block:
+        left = self.limit - self.count
+        if left <= 0:
+            return []
+        block = self.parent.pull(min(count, left))
+        self.count += len(block)
+        return block
 
     def get_next_index(self) -> int:
-        return self.given
+        return self.count
 
     def set_next_index(self, index: int) -> None:
         self.parent.set_next_index(index)
-        self.given = index
+        self.count = index
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -107,53 +123,29 @@ class RepeatStream(OneParent):
         return f"repeat({'' if self.num_epochs is None else self.num_epochs})"
 
 
-class _RepeatCursor(Through):
+class _RepeatCursor(_CountingCursor):
+    """Its number is that of the epoch."""
+
+    key = "epoch"
+
     def __init__(self, parent: Cursor, node: RepeatStream):
-        super().__init__(parent)
-        self.node = node
+        super().__init__(parent, node.num_epochs)
         self.start = parent.get_state()
-        self.epoch = 0
-        self.fresh = False  # at the start of an epoch after the first, nothing read of it yet
 
     def pull(self, count: int) -> Block:
-        while self.epoch != self.node.num_epochs:
+        whole_epoch = False
+        while self.count != self.most:
             block = self.parent.pull(count)
             if len(block):
-                self.fresh = False
                 return block
-            if self.fresh:  # a whole epoch without an element: so are all others
-                self.epoch = self.epoch if self.node.num_epochs is None else self.node.num_epochs
+            if whole_epoch:  # it had no element, and so will all others
+                self.count = self.count if self.most is None else self.most
                 return []
-            self.epoch += 1
-            if self.epoch != self.node.num_epochs:
+            self.count += 1
+            if self.count != self.most:
                 self.parent.set_state(self.start)
-                self.fresh = True
+                whole_epoch = True
         return []
-
-    def trace(self, row: int) -> Any:
-        return self.parent.trace(row)
-
-    def get_state(self) -> State:
-        return {"parent": self.parent.get_state(), "epoch": self.epoch}
-
-    def set_state(self, state: State) -> None:
-        epoch = counted(state, "epoch", *[] if self.node.num_epochs is None else [self.node.num_epochs])
-        restore(self.parent, state, "parent")
-        self.epoch, self.fresh = epoch, False
-
-    def place_of(self, number: int) -> tuple[str | int, ...]:
-        return ("parent",)
-
-    def mark(self) -> Any:
-        return self.parent.mark(), self.epoch, self.fresh
-
-    def rewind(self, mark: Any) -> None:
-        parent, self.epoch, self.fresh = mark
-        self.parent.rewind(parent)
-
-    def state_of(self, mark: Any) -> State:
-        parent, epoch, _ = mark
-        return {"parent": self.parent.state_of(parent), "epoch": epoch}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -38,15 +38,11 @@ _INDEX = "index.json"
 class Kept(Protocol):
     """All elements of a stream."""
 
-    @property
-    def end(self) -> State:
-        """The stream's state once it has ended."""
-        ...
+    end: State
+    """The stream's state once it has ended."""
 
-    @property
-    def skipped(self) -> Skipped:
-        """The elements that failed and were left out when the stream was read."""
-        ...
+    skipped: Skipped
+    """The elements that failed and were skipped when the stream was read."""
 
     def __len__(self) -> int: ...
 
@@ -114,7 +110,7 @@ class Memory(Store):
         return {"kept": {}}  # another process reads for itself
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _InMemory:
     elements: list[Any]
     states: list[State]
@@ -215,15 +211,7 @@ class _InFiles:
         self.index = index  # the content of its file, by which it is told from one that was made later
         self._edges = np.cumsum([0] + [count for count, _ in chunks])
         self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
-        self._end, self._skipped = end, skipped
-
-    @property
-    def end(self) -> State:
-        return self._end
-
-    @property
-    def skipped(self) -> Skipped:
-        return self._skipped
+        self.end, self.skipped = end, skipped
 
     def __len__(self) -> int:
         return int(self._edges[-1])
