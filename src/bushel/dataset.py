@@ -207,7 +207,7 @@ class _MapDatasetMeta(abc.ABCMeta):
         """
         nodes = _map_nodes(datasets, "mix")
         if exact or temperature is not None or when_exhausted != "stop" or mixtures.is_special(weights):
-            return _MapPipeline(mixtures.exact(nodes, weights, temperature, when_exhausted))
+            return _MapPipeline(mixtures.mix_exactly(nodes, weights, temperature, when_exhausted))
         for number, part in enumerate(nodes):
             if part.length == 0:
                 raise ValueError(

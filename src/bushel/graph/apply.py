@@ -17,7 +17,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copied, own_block
 from bushel.graph import operation
-from bushel.graph.node import InTwoSteps, MadeOf, OneParentMap, Plan, Reckoned, one_each, told
+from bushel.graph.node import Computed, InTwoSteps, MadeOf, OneParentMap, Plan, one_each, told
 from bushel.graph.operation import Kind, Operation
 from bushel.index import words
 
@@ -49,8 +49,8 @@ class _PerElement(_WithTransform):
 
     def plan(self, indices: np.ndarray) -> Plan:
         parent, run = self.parent.plan(indices), self.operation
-        if run.vectorized and isinstance(parent, Reckoned) and isinstance(run.function, InTwoSteps):
-            return _Applied(self, self._second_step, indices, Reckoned(run.function.ahead(parent.values)))
+        if run.vectorized and isinstance(parent, Computed) and isinstance(run.function, InTwoSteps):
+            return _Applied(self, self._second_step, indices, Computed(run.function.ahead(parent.values)))
         return _Applied(self, run, indices, parent)
 
     @functools.cached_property
@@ -111,7 +111,7 @@ class _Applied(Plan):
         numbers = self.indices[low:high].tolist() if run.kind.count_key else ()
 
         def where(row: int) -> str:
-            # A function of whole columns fails for all of them: which element it was, nobody knows.
+            # A vectorized function fails for the whole block. The error does not say which element caused it.
             some = self.indices[low:high] if run.vectorized else self.indices[low + row : low + row + 1]
             return self.node.where(*some.tolist())
 

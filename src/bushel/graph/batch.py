@@ -48,16 +48,16 @@ def batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) 
 
 
 def make_batch(block: Block, batch_fn: BatchFn | None) -> Any:
-    """One batch of a block of elements."""
+    """Makes one batch of a block of elements."""
     if batch_fn is not None:
         return batch_fn(blocks.rows_of(block))
     if isinstance(block, Columns) and block.present is None:
-        return trees.map_leaves(_as_stacked, block.tree)
+        return trees.map_leaves(_restack, block.tree)
     return blocks.stack(blocks.rows_of(block))
 
 
-def _as_stacked(leaf: np.ndarray) -> np.ndarray:
-    """A column as its rows stacked would be: text as wide as the widest, numbers in the byte order of the machine."""
+def _restack(leaf: np.ndarray) -> np.ndarray:
+    """A column as if its rows had been stacked: text as wide as the widest row, numbers in the machine's byte order."""
     return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
@@ -178,7 +178,7 @@ class _Batched(Plan):
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
-    """A batch of exactly `batch_size`, filled up with `pad_value`: a `batch_fn` that keeps every shape static.
+    """A batch of exactly `batch_size` rows, padded with `pad_value`: a `batch_fn` that keeps every shape static.
 
     >>> batch_and_pad([1, 2], batch_size=3)
     array([1, 2, 0])

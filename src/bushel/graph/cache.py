@@ -1,4 +1,4 @@
-"""A stream that is read once and then kept. Where it is kept: stores.py."""
+"""A stream whose elements are kept once it has been read to its end. Where they are kept: stores.py."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from bushel.graph.streams import (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cache(OneParent):
-    """The parent's elements, which are kept once they were read to the end.
+    """The parent's elements, which are kept once they have been read to the end.
 
-    `key` tells under which name they are kept: the identity of the pipeline at the time an iterator is made.
+    `key` returns the name under which they are kept: the identity of the pipeline when an iterator is made.
     """
 
     store: Store = dataclasses.field(metadata={"identity": False})
@@ -50,7 +50,7 @@ class Cache(OneParent):
 
 
 class _CacheCursor(Cursor):
-    """Its state holds the parent's, whether the parent was read or not: it restores with and without the cache."""
+    """Its state holds the parent's state, also while elements come from the cache, so that it restores without it."""
 
     def __init__(self, parent: Cursor, node: Cache, skips: Skips | None):
         self.parents = (parent,)
@@ -63,13 +63,15 @@ class _CacheCursor(Cursor):
         self.begin(0, self.start)
 
     def begin(self, position: int, here: State) -> None:
-        """Stands at a position, where the parent's state is `here`."""
+        """Goes to a position, where the parent's state is `here`."""
         self.abandon()
         self.position, self.here = position, here
         self.kept = self.store.find(self.key)
         if self.kept is not None and self.kept.skipped and self.skips is None:
-            self.kept = None  # elements failed when it was read, and failures raise here: the stream is read again
-        self.behind = False  # the state says how many elements came before, but not where the parent was then
+            self.kept = (
+                None  # elements were skipped when it was recorded, and here failures raise: read the stream again
+            )
+        self.behind = False  # the state has the position, but not the parent's state at that position
         self.ended = False
 
     def pull(self, count: int) -> Block:
@@ -78,7 +80,7 @@ class _CacheCursor(Cursor):
                 return self._from_kept(self.kept, count)
             except DamagedFile as error:
                 self._forget(self.kept, error)
-                self.parent.set_state(self.here)  # goes on without the cache, from the same place
+                self.parent.set_state(self.here)  # goes on without the cache, from the same position
         if self.behind:
             with aside(self.skips):
                 self._catch_up()
@@ -97,7 +99,7 @@ class _CacheCursor(Cursor):
         last = min(len(kept), self.position + count)
         rows = [kept.element(number) for number in range(self.position, last)]
         here = kept.state(last) if rows else kept.end
-        # As when the stream was read: an element counts with the row that comes after it, or at the end.
+        # A skipped element counts when the next row is delivered, or at the end, as when the stream itself is read.
         places = range(self.position, last) if rows else [last]
         for place in places if kept.skipped else ():
             count_listed(self.skips, kept.skipped.get(place, []))
@@ -105,13 +107,13 @@ class _CacheCursor(Cursor):
         return rows
 
     def _forget(self, kept: Kept, error: DamagedFile) -> None:
-        """Makes nothing of what is kept any more: it is damaged, and is recorded again by the next whole pass."""
+        """Drops a damaged cache. The next pass over the whole stream records it again."""
         warnings.warn(f"A cache is damaged. Its elements are computed, and kept, again: {error}", stacklevel=2)
         self.store.forget(self.key, kept)
         self.kept = None
 
     def _read(self, count: int) -> list[Any]:
-        """Some elements of the parent. While they are recorded, one at a time: each has a state of its own."""
+        """Some elements of the parent. A recording takes one at a time, since it keeps the state after each."""
         skipped: list[LeftOut] = []
         if self.recording is None:
             rows = blocks.rows_of(self.parent.pull(count))
@@ -128,7 +130,7 @@ class _CacheCursor(Cursor):
                 else:
                     self.recording.finish(self.here, skipped)
                     self.recording = None
-            except OSError as error:  # the disk is full: the elements themselves are good
+            except OSError as error:  # for example a full disk: the elements themselves are good
                 self.abandon()
                 warnings.warn(f"This pass is not cached: {error}", stacklevel=2)
         return rows
@@ -159,7 +161,7 @@ class _CacheCursor(Cursor):
         parent, recording, (self.position, self.here, self.kept, self.behind, self.ended) = mark
         self.parent.rewind(parent)
         if self.recording is not recording:
-            self.abandon()  # begun or finished since: the rest of this pass is not recorded
+            self.abandon()  # it began or ended after the mark: the rest of this pass is not recorded
         elif recording is not None:
             recording.back_to(self.position)
 
@@ -178,14 +180,16 @@ class _CacheCursor(Cursor):
             raise self._beyond(position, len(kept))
         restore(self.parent, state, "parent")
         self.begin(position, here)
-        if filled and self.kept is not None:  # in Grain's words: the parent stands elsewhere
+        if (
+            filled and self.kept is not None
+        ):  # a state of Grain's: the parent's state in it is not the one at this position
             try:
                 self.here = self.kept.state(min(position, len(self.kept)))
             except DamagedFile as error:
                 self._forget(self.kept, error)
         self.behind = filled and self.kept is None
         if self.kept is not None and position == len(self.kept):
-            # What was skipped after the last element has been counted, if the state is that of the end.
+            # If the state is that of the end, the elements skipped after the last one are in its count already.
             self.ended = position in self.kept.skipped and _same(here, self.kept.end)
 
     def place_of(self, number: int) -> tuple[str | int, ...]:
@@ -209,5 +213,5 @@ class _CacheCursor(Cursor):
 
 
 def _same(one: State, other: State) -> bool:
-    """Whether two states are the same, also where one of them came from a file."""
+    """Whether two states are equal, also where one was read from a JSON file."""
     return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

@@ -1,4 +1,4 @@
-"""Columns: one small value per record, found again wherever the record went. Computing them is left to others.
+"""Columns: one small value per record, which follows the record through the pipeline. bushel/columns.py computes them.
 
 A column belongs to the elements of nodes that are the same in every epoch. Through shuffles, slices, mixtures and maps
 it is followed by index arithmetic, in whatever epoch.
@@ -27,7 +27,7 @@ from bushel.graph.reindex import Reindex, Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory
 
-_STRIDE = 1 << 20  # so many positions of an epoch are followed at once
+_STRIDE = 1 << 20  # this many positions of an epoch are followed at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +48,8 @@ def _part(node: MapNode, values: Any) -> Part:
 class Column(NDArrayOperatorsMixin):
     """One value for each record of a dataset, as `ds.column(...)` returns it.
 
-    It calculates like an array, and keeps to its records: `lengths > 10` is a mask for `where`. Of a column of
-    records with several fields, `column["field"]` is one. `np.asarray(column)` are the values.
+    Arithmetic works as with an array, and the result belongs to the same records: `lengths > 10` is a mask for `where`.
+    If values have several fields, `column["field"]` is the column of one. `np.asarray(column)` returns the values.
 
     >>> import bushel
     >>> words = bushel.MapDataset.source(["fig", "banana", "kiwi"])
@@ -94,7 +94,7 @@ class Column(NDArrayOperatorsMixin):
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__":  # the maximum, a sum: of all values
+        if method != "__call__":  # such as np.maximum.reduce, of all values
             return getattr(ufunc, method)(*(v.values if isinstance(v, Column) else v for v in inputs), **options)
         if options:
             return NotImplemented
@@ -125,7 +125,7 @@ class Column(NDArrayOperatorsMixin):
     def _each(self, function: Callable[[int], np.ndarray]) -> Column:
         return Column(tuple(Part(part.node, np.asarray(function(n))) for n, part in enumerate(self._parts)))
 
-    # How values are found.
+    # How the values of a node's elements are found.
 
     def reaches(self, node: MapNode) -> bool:
         """Whether every element of `node` is made of one record with a value here."""

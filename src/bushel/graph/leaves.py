@@ -1,4 +1,4 @@
-"""Leaves of the graph: sources and ranges. Indices wrap around, so that every epoch reads the same records."""
+"""The leaves of a graph: sources and ranges. Indices wrap around, so that every epoch reads the same records."""
 
 from __future__ import annotations
 

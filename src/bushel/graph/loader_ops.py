@@ -1,4 +1,4 @@
-"""Operations of a DataLoader as stream nodes: on plain data, or on records where one of them needs the metadata."""
+"""The operations of a DataLoader as stream nodes: on plain data, or on records if an operation needs metadata."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SplitRecords(transforms.FlatMap):
 
 @dataclasses.dataclass(frozen=True)
 class BatchRecords:
-    """Makes a batch of the data of records; its metadata are those of the last one."""
+    """Makes a batch of the data of records. Its metadata are those of the last record."""
 
     batch_fn: BatchFn | None
 
@@ -99,7 +99,7 @@ def data_of(record: Record[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operate(OneParent):
-    """An operation of the user's own, from an iterator of records to another."""
+    """A user's own operation: a function from an iterator of records to another iterator of records."""
 
     transform: Any
 
@@ -114,9 +114,10 @@ class Operate(OneParent):
 
 
 class _OperationCursor(Through):
-    """Runs an operation that keeps what it likes of the records it has read.
+    """Runs a user's own operation, which may keep anything of the records it has read.
 
-    So its state is where it began, and how many records it has given since: going there runs it again from there.
+    So the state is the parent's when the operation began, and how many records it has given since. To restore it, the
+    cursor runs the operation again from there.
     """
 
     def __init__(self, parent: Cursor, node: Operate, skips: Skips | None):
@@ -153,8 +154,8 @@ class _OperationCursor(Through):
         return made
 
     def _run_again(self) -> None:
-        """Begins the operation, and goes past what it has given before."""
-        self.output = iter(self._checked(self.node.transform(self._input())))
+        """Starts the operation, and drops the records that it had given before the state."""
+        self.output = iter(self._check_records(self.node.transform(self._input())))
         with aside(self.skips):
             for done in range(self.replay):
                 if next(self.output, None) is None:
@@ -172,11 +173,11 @@ class _OperationCursor(Through):
         if self.output is None and self.replay:
             self._run_again()
 
-    def _checked(self, output: Any) -> Iterator[Any]:
+    def _check_records(self, output: Any) -> Iterator[Any]:
         for record in output:
             if not hasattr(record, "data") or not hasattr(record, "metadata"):
                 raise TypeError(
-                    f"{self.node.call()} must give records, with `metadata` and `data`; it gave {record!r}."
+                    f"{self.node.call()} must return records, with `metadata` and `data`; it returned {record!r}."
                 )
             yield record
 
@@ -184,7 +185,7 @@ class _OperationCursor(Through):
         return {"parent": self.before, "given": self.given}
 
     def set_state(self, state: State) -> None:
-        if "given" not in state:  # Grain's: the operation begins anew there
+        if "given" not in state:  # a state of Grain's: the operation starts again at that position
             self.parent.set_state(state)
             self._begin(0)
             return

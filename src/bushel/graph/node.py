@@ -86,7 +86,7 @@ def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Call
 
 
 @dataclasses.dataclass(slots=True)
-class Reckoned(Plan):
+class Computed(Plan):
     """Elements that are numbers and follow from their indices by arithmetic, so that the plan holds them already."""
 
     values: np.ndarray | dict[str, np.ndarray]

@@ -26,7 +26,7 @@ from bushel.sources.ragged import Sequences
 
 STRATEGIES = (*packing.STRATEGIES, "concat_split")
 BARE = "tokens"
-"""What the one feature is called where elements are sequences themselves."""
+"""The name of the one feature where elements are sequences themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Pieces:
 
 
 def plan_rows(lengths: np.ndarray, options: PackOptions) -> Pieces:
-    """Where sequences with these lengths, of shape (sequences, features), go."""
+    """Decides where sequences go. `lengths` has the shape (sequences, features)."""
     capacities = list(options.capacities.values())
     order = np.arange(len(lengths))
     if options.seed is not None and len(lengths):
@@ -105,7 +105,7 @@ def plan_rows(lengths: np.ndarray, options: PackOptions) -> Pieces:
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
-    """As int32 where all of it fits: plans are kept, and sent to workers."""
+    """As int32 where all numbers fit: plans are kept in memory and sent to workers."""
     return array.astype(np.int32) if not array.size or array.max() < 1 << 31 else array
 
 

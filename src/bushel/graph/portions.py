@@ -1,4 +1,4 @@
-"""How much of a stream there is, and in what portions: limit, repeat, rebatch."""
+"""How much of a stream comes out, and in what portions: limit, repeat, rebatch."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _LimitCursor(_CountingCursor):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RepeatStream(OneParent):
-    """The same elements over and over: `num_epochs` times, or endlessly."""
+    """The same elements again and again: `num_epochs` times, or without end."""
 
     num_epochs: int | None = None
 
@@ -150,7 +150,7 @@ class _RepeatCursor(_CountingCursor):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Rebatch(OneParent):
-    """Batches of another size, cut from those that come."""
+    """Batches of another size, cut from the parent's batches."""
 
     batch_size: int
     drop_remainder: bool = False
@@ -172,7 +172,7 @@ class Rebatch(OneParent):
 
 
 class _RebatchCursor(Cursor):
-    """Its state is the parent's before the batch now being cut, and how much of that one is gone."""
+    """Its state is the parent's before the batch that is being cut, and how many rows of that batch were delivered."""
 
     def __init__(self, parent: Cursor, node: Rebatch, skips: Skips | None):
         self.parents = (parent,)
@@ -183,7 +183,7 @@ class _RebatchCursor(Cursor):
         self.batch: Any = None
         self.size = 0
         self.row = 0
-        self.behind = False  # the batch has to be read again
+        self.behind = False  # the batch must be read again, since only its state is known
         self.ended = False
 
     def pull(self, count: int) -> Block:
@@ -210,7 +210,7 @@ class _RebatchCursor(Cursor):
             raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
 
     def _read(self) -> bool:
-        """Goes on to the next batch, or to what is left of one that a state was in the middle of."""
+        """Goes on to the next batch; after `set_state`, to the rest of the batch that the state points into."""
         while not self.ended:
             if self.behind:
                 self._read_again()
@@ -230,7 +230,7 @@ class _RebatchCursor(Cursor):
         return not self.ended
 
     def _read_again(self) -> None:
-        """Reads the batch that a state was in the middle of."""
+        """Reads the batch again that the state was in the middle of."""
         with aside(self.skips if self.row else None):
             there = self._next_batch()
         self.behind = False
@@ -254,7 +254,7 @@ class _RebatchCursor(Cursor):
 
     def rewind(self, mark: Any) -> None:
         parent, (before, batch, size, row, behind, ended) = mark
-        if row < size:  # a function may have written into the part that it was given: the batch is read anew
+        if row < size:  # a function may have written into the rows it was given, so the batch is read again
             self.parent.set_state(before)
             batch, size, behind, ended = None, 0, True, False
         else:

@@ -1,4 +1,4 @@
-"""Index-only operations: shuffle, slice, repeat, seed on one parent; concatenate, mix, select on several; zip."""
+"""Index-only operations: shuffle, slice, repeat, seed on one parent; concatenate, mix and select on several; zip."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.contract import optional
 from bushel.base.errors import RowFailed
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import Epochs, MadeOf, Moved, Plan, Reckoned, SeveralParents, raise_for_row, told
+from bushel.graph.node import Computed, Epochs, MadeOf, Moved, Plan, SeveralParents, raise_for_row, told
 from bushel.index import epochs, mix, shuffle, words
 
 
@@ -303,14 +303,14 @@ class Select(SeveralParents):
         ends = np.cumsum(counts).tolist()
         rows = {number: order[ends[number] - counts[number] : ends[number]] for number in used}
         plans = {number: self.parts[number].plan(positions[rows[number]]) for number in used}
-        values_of = [plan.values for plan in plans.values() if isinstance(plan, Reckoned)]
-        reckoned = [values for values in values_of if isinstance(values, np.ndarray)]
-        if len(reckoned) < len(plans):
+        computed = [plan.values for plan in plans.values() if isinstance(plan, Computed)]
+        numbers = [values for values in computed if isinstance(values, np.ndarray)]
+        if len(numbers) < len(plans):
             return _Selected(which, rows, plans)
-        values = np.empty(len(indices), dtype=np.int64)
-        for some, number in zip(reckoned, used):
-            values[rows[number]] = some
-        return Reckoned(values)
+        merged = np.empty(len(indices), dtype=np.int64)
+        for part, values in zip(used, numbers):
+            merged[rows[part]] = values
+        return Computed(merged)
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return np.arange(len(indices)), *self.map(indices, self._lengths)

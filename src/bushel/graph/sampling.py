@@ -1,4 +1,4 @@
-"""Samplers, and the node that reads what they choose. The samplers' arithmetic is Grain's, on whole arrays."""
+"""Samplers, and the node that reads the records they choose. The arithmetic is Grain's, on whole arrays."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from bushel.index import epochs, shuffle, words
 
 
 class Sampler(Protocol):
-    """What a sampler is: global index -> which record to read, and its generator.
+    """A sampler says which record to read for a global index, and has a random generator for it.
 
-    It may have a `__len__`; without one its length is found by asking, until it raises IndexError.
+    It may have a `__len__`. Without one, its length is found by search: past its end it must raise IndexError.
     """
 
     def __getitem__(self, index: int, /) -> RecordMetadata:
@@ -37,8 +37,8 @@ class SequentialSampler:
     """
 
     def __init__(self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None):  # noqa: B008
-        self.num_records = _record_count(num_records)
-        self._shard_options = _checked_shard(shard_options)
+        self.num_records = _check_count(num_records)
+        self._shard_options = _check_shard(shard_options)
         self._seed = None if seed is None else checks.seed(seed, what="seed")
         over = self.num_records % shard_options.shard_count if shard_options.drop_remainder else 0
         self._max_index = self.num_records - over
@@ -48,7 +48,7 @@ class SequentialSampler:
 
     def __getitem__(self, index: int) -> RecordMetadata:
         _check_index(index, self._max_index)
-        return RecordMetadata(index=index, record_key=index, rng=_generator(self._seed, index))
+        return RecordMetadata(index=index, record_key=index, rng=_make_generator(self._seed, index))
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Places in the source for many global indices."""
@@ -83,8 +83,8 @@ class IndexSampler:
         num_epochs: int | None = None,
         seed: int | None = None,
     ):
-        self.num_records = _record_count(num_records)
-        self._shard_options = _checked_shard(shard_options)
+        self.num_records = _check_count(num_records)
+        self._shard_options = _check_shard(shard_options)
         self._shuffle = bool(shuffle)
         self._num_epochs = None if num_epochs is None else checks.positive(num_epochs, "num_epochs")
         if shuffle and seed is None:
@@ -107,7 +107,7 @@ class IndexSampler:
     def __getitem__(self, index: int) -> RecordMetadata:
         _check_index(index, self._max_index)
         key = int(self.record_keys(words.array([index]))[0])
-        return RecordMetadata(index=index, record_key=key, rng=_generator(self._seed, index))
+        return RecordMetadata(index=index, record_key=key, rng=_make_generator(self._seed, index))
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Places in the source for many global indices."""
@@ -135,14 +135,14 @@ class IndexSampler:
         )
 
 
-def _record_count(num_records: Any) -> int:
+def _check_count(num_records: Any) -> int:
     count = checks.integer(num_records, "num_records")
     if count <= 0:
         raise ValueError(f"A sampler needs at least one record, got num_records={count}.")
     return count
 
 
-def _checked_shard(options: Any) -> ShardOptions:
+def _check_shard(options: Any) -> ShardOptions:
     if not isinstance(options, ShardOptions):
         raise TypeError(f"shard_options must be ShardOptions, got {options!r}.")
     return options
@@ -153,7 +153,7 @@ def _check_index(index: int, end: int | None) -> None:
         raise IndexError(f"Index {index} is out of range for a sampler of {end} records.")
 
 
-def _generator(seed: int | None, index: int) -> np.random.Generator | None:
+def _make_generator(seed: int | None, index: int) -> np.random.Generator | None:
     return None if seed is None else keyed(seed + index)
 
 
@@ -177,7 +177,7 @@ class Sampled(OneParentMap):
 
     @functools.cached_property
     def own(self) -> IndexSampler | SequentialSampler | None:
-        """The sampler, if it is one of ours, so that its keys are arithmetic; None for one that must be asked."""
+        """The sampler if it is Bushel's, whose record keys are arithmetic; None for a user's, which is called."""
         for kind in (IndexSampler, SequentialSampler):
             if isinstance(self.sampler, kind) and type(self.sampler).__getitem__ is kind.__getitem__:
                 return self.sampler
@@ -186,7 +186,7 @@ class Sampled(OneParentMap):
     def plan(self, indices: np.ndarray) -> Plan:
         numbers = self._numbers(indices)
         if self.own is None:
-            return _Asked(self, numbers.tolist())
+            return _ChosenByUser(self, numbers.tolist())
         keys = self.own.record_keys(numbers)
         plan = self.parent.plan(keys)
         return _WithMetadata(numbers.tolist(), keys.tolist(), self.own._seed, plan) if self.as_records else plan
@@ -206,7 +206,7 @@ class Sampled(OneParentMap):
         return Epochs.DIFFERENT
 
     def parameters(self) -> dict[str, Any]:
-        # As a transformation its code counts too, and its values.
+        # Under the name `transform` the identity includes the sampler's code and values too.
         return {"sampler": shown(self.sampler), "shard": self.shard, "transform": self.sampler}
 
     def call(self) -> str:
@@ -224,14 +224,14 @@ class _WithMetadata(Plan):
     def read(self, low: int, high: int, private: bool) -> Block:
         rows = blocks.rows_of(self.parent.read(low, high, private))
         return [
-            Record(RecordMetadata(number, key, _generator(self.seed, number)), row)
+            Record(RecordMetadata(number, key, _make_generator(self.seed, number)), row)
             for number, key, row in zip(self.numbers[low:high], self.keys[low:high], rows)
         ]
 
 
 @dataclasses.dataclass(slots=True)
-class _Asked(Plan):
-    """Records that a user's sampler chooses: it is asked for what is read, and not ahead."""
+class _ChosenByUser(Plan):
+    """Records that a user's sampler chooses. It is called when rows are read and not ahead of that."""
 
     node: Sampled
     numbers: list[int]
@@ -240,7 +240,7 @@ class _Asked(Plan):
         numbers = self.numbers[low:high]
         left = iter(numbers)
         try:
-            chosen = [_ask(self.node.sampler, number) for number in left]
+            chosen = [_call_sampler(self.node.sampler, number) for number in left]
         except Exception as error:
             raise_for_row(error, len(numbers), left, lambda row: told(self.node.call(), numbers[row], ()))
         keys = words.array([metadata.record_key for metadata in chosen])  # type: ignore[misc]
@@ -250,7 +250,7 @@ class _Asked(Plan):
         return [Record(metadata, row) for metadata, row in zip(chosen, blocks.rows_of(block))]
 
 
-def _ask(sampler: Any, number: int) -> RecordMetadata:
+def _call_sampler(sampler: Any, number: int) -> RecordMetadata:
     metadata = sampler[number]
     checks.integer(metadata.record_key, f"record_key of {metadata}")
     return metadata

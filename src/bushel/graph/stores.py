@@ -1,7 +1,7 @@
 """Where a cache keeps the elements of a stream: in memory or in files. Only a stream read to its end is kept.
 
-With each element the stream's state after it is kept, so that whoever reads from here can say where it is. The elements
-that failed and were skipped are kept as they were reported, so that they count again when the others are read again.
+With each element the store keeps the stream's state after it, so that a cursor that reads the cache has a state. The
+store also keeps the elements that failed and were skipped, so that they count again when the cache is read.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ class Kept(Protocol):
 
 
 class Recording(abc.ABC):
-    """Elements of a stream that is being read, from its start on."""
+    """The elements of a stream while it is read, from its start on."""
 
     @abc.abstractmethod
     def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
-        """Keeps one more element, the state after it, and the elements that were skipped on the way to it."""
+        """Keeps one more element, the state after it, and the elements that were skipped before it."""
 
     @abc.abstractmethod
     def back_to(self, count: int) -> None:
-        """Forgets all but the first `count` elements."""
+        """Drops all but the first `count` elements."""
 
     @abc.abstractmethod
     def finish(self, end: State, skipped: list[LeftOut]) -> None:
-        """The stream has ended, and these elements were skipped after its last one: from now on others find it."""
+        """Publishes the recording once the stream has ended. `skipped` are the elements skipped after the last one."""
 
     @abc.abstractmethod
     def abandon(self) -> None:
-        """Forgets all of it."""
+        """Drops the recording."""
 
 
 class Store(abc.ABC):
@@ -80,15 +80,15 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def find(self, key: str) -> Kept | None:
-        """What is kept of a pipeline; None where it was not read to its end yet."""
+        """The elements of a pipeline; None where it has not been read to its end yet."""
 
     @abc.abstractmethod
     def forget(self, key: str, kept: Kept) -> None:
-        """Removes what `find` has found under this key: it is damaged."""
+        """Removes what `find` returned for this key, because it is damaged."""
 
     @abc.abstractmethod
     def record(self, key: str, start: State) -> Recording:
-        """Begins to keep a stream whose state is `start`."""
+        """Starts to keep a stream whose state is `start`."""
 
 
 class Memory(Store):
@@ -107,7 +107,7 @@ class Memory(Store):
         return _MemoryRecording(self, key, start)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"kept": {}}  # another process reads for itself
+        return {"kept": {}}  # another process fills a cache of its own
 
 
 @dataclasses.dataclass
@@ -135,7 +135,7 @@ class _MemoryRecording(Recording):
         self._skipped: Skipped = {}
 
     def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
-        _enter(self._skipped, len(self._elements), skipped)
+        _record_skips(self._skipped, len(self._elements), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
 
@@ -144,20 +144,20 @@ class _MemoryRecording(Recording):
         self._skipped = _before(self._skipped, count)
 
     def finish(self, end: State, skipped: list[LeftOut]) -> None:
-        _enter(self._skipped, len(self._elements), skipped)
+        _record_skips(self._skipped, len(self._elements), skipped)
         self._store.kept.setdefault(self._key, _InMemory(self._elements, self._states, end, self._skipped))
 
     def abandon(self) -> None:
         self._elements, self._states, self._skipped = [], self._states[:1], {}
 
 
-def _enter(table: Skipped, place: int, skipped: list[LeftOut]) -> None:
+def _record_skips(table: Skipped, place: int, skipped: list[LeftOut]) -> None:
     if skipped:
         table[place] = list(skipped)
 
 
 def _before(table: Skipped, count: int) -> Skipped:
-    """Those that were skipped on the way to the first `count` elements."""
+    """The entries for elements that were skipped before element number `count`."""
     return {place: skipped for place, skipped in table.items() if place < count}
 
 
@@ -208,7 +208,7 @@ class Files(Store):
 class _InFiles:
     def __init__(self, folder: Path, chunks: list[list[int]], start: State, end: State, skipped: Skipped, index: bytes):
         self._folder, self._chunks, self._start = folder, chunks, start
-        self.index = index  # the content of its file, by which it is told from one that was made later
+        self.index = index  # the content of the index file: a folder that was filled again later has another one
         self._edges = np.cumsum([0] + [count for count, _ in chunks])
         self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
         self.end, self.skipped = end, skipped
@@ -245,7 +245,7 @@ class _FileRecording(Recording):
         self._skipped: Skipped = {}
 
     def add(self, element: Any, state: State, skipped: list[LeftOut]) -> None:
-        _enter(self._skipped, self._count(), skipped)
+        _record_skips(self._skipped, self._count(), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
         self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
@@ -276,7 +276,7 @@ class _FileRecording(Recording):
         self._skipped = _before(self._skipped, count)
 
     def finish(self, end: State, skipped: list[LeftOut]) -> None:
-        _enter(self._skipped, self._count(), skipped)
+        _record_skips(self._skipped, self._count(), skipped)
         if self._elements:
             self._flush()
         kept = {"chunks": self._chunks, "start": self._start, "end": end, "skipped": self._skipped}
@@ -284,10 +284,10 @@ class _FileRecording(Recording):
         try:
             self._folder.rename(self._target)
         except OSError:
-            if (self._target / _INDEX).exists():  # another one was faster
+            if (self._target / _INDEX).exists():  # another process was faster
                 self.abandon()
                 return
-            shutil.rmtree(self._target, ignore_errors=True)  # a folder whose index is gone is of no use
+            shutil.rmtree(self._target, ignore_errors=True)  # a folder without an index cannot be read
             self._folder.rename(self._target)
 
     def abandon(self) -> None:
@@ -305,9 +305,9 @@ def _read(folder: Path, chunk: int, checksum: int) -> tuple[list[Any], list[Stat
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read ({error}).") from error
     if zlib.crc32(data) != checksum:
-        raise DamagedFile(f"{path} is damaged: its {len(data)} bytes do not fit their checksum.")
+        raise DamagedFile(f"{path} is damaged: its {len(data)} bytes do not match their checksum.")
     try:
         elements, states = pickle.loads(data)
         return elements, json.loads(states)
-    except Exception as error:  # for example a class that is not where it was
+    except Exception as error:  # for example a class that was moved to another module
         raise DamagedFile(f"{path} cannot be unpickled ({type(error).__name__}: {error}).") from error

@@ -10,7 +10,7 @@ import numpy as np
 
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.dataset import MapDataset, _MapPipeline
-from bushel.graph.node import Leaf, Origin, Plan, Reckoned
+from bushel.graph.node import Computed, Leaf, Origin, Plan
 from bushel.index import words
 
 
@@ -29,7 +29,7 @@ class _Tickets(Leaf):
 
     def plan(self, indices: np.ndarray) -> Plan:
         epochs, numbers = words.split(indices, self.count, to=self.total)
-        return Reckoned(words.narrowed(epochs * self.total + (numbers + self.first)))
+        return Computed(words.narrowed(epochs * self.total + (numbers + self.first)))
 
     def origin(self, index: int) -> Origin:
         epoch, number = divmod(index, self.count)
