@@ -113,7 +113,7 @@ class _Applied(Plan):
         def where(row: int) -> str:
             # A vectorized function fails for the whole block. The error does not say which element caused it.
             some = self.indices[low:high] if run.vectorized else self.indices[low + row : low + row + 1]
-            return self.node.where(*some.tolist())
+            return self.node.describe_failure(*some.tolist())
 
         # A vectorized map gets its rows stacked, which copies them. A filter returns the very rows that it is given.
         needs_own = (private or run.writes) and (run.kind.drops or not run.vectorized)

@@ -171,7 +171,7 @@ class _Batched(Plan):
             try:
                 batches.append(self.node.make(part, self.kinds[row]))
             except Exception as error:
-                raise RowFailed(row - low, located(error, self.node.where(int(self.indices[row])))) from error
+                raise RowFailed(row - low, located(error, self.node.describe_failure(int(self.indices[row])))) from error
             del part
         del block  # `own` counts who holds what a batch is made of
         return own(batches) if self.node.shares else batches

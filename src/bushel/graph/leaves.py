@@ -79,7 +79,7 @@ class Source(Leaf):
     def call(self) -> str:
         return f"source({source_name(self.source)})"
 
-    def where_reading(self, positions: list[int]) -> str:
+    def describe_read_failure(self, positions: list[int]) -> str:
         """The note on an error of the source."""
         return f"bushel: reading {Origin(source_name(self.source), tuple(positions))} failed."
 
@@ -100,7 +100,7 @@ class _SingleReads(Plan):
             # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for position in left]
         except Exception as error:
-            raise_for_row(error, len(positions), left, lambda row: self.node.where_reading([positions[row]]))
+            raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
 
 
 @dataclasses.dataclass(slots=True)
@@ -125,7 +125,7 @@ class _ManyReads(Plan):
             raise
         except Exception as error:
             self._raise_for_one(positions.tolist())
-            raise RowFailed(0, located(error, self.node.where_reading(positions.tolist()))) from error
+            raise RowFailed(0, located(error, self.node.describe_read_failure(positions.tolist()))) from error
         if len(block) != len(positions):
             wrong = ValueError(
                 f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
@@ -143,7 +143,7 @@ class _ManyReads(Plan):
             for position in left:
                 self.read_many(np.array([position]))
         except Exception as error:
-            raise_for_row(error, len(positions), left, lambda row: self.node.where_reading([positions[row]]))
+            raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -305,7 +305,7 @@ class MapNode(Node):
         origins = tuple(origin for part, position in parts for origin in self.parents[part].origins(position))
         return merged(origins) if len(self.parents) == 1 and len(which) > 1 else origins
 
-    def where(self, *indices: int) -> str:
+    def describe_failure(self, *indices: int) -> str:
         """The note on an error: this operation failed at its element `indices[0]`, or at one of several."""
         if len(indices) == 1:
             return told(self.placed(), indices[0], self.origins(indices[0]))

@@ -287,7 +287,7 @@ class _Packed(Plan):
             ]
         except _WrongLength as wrong:
             row = self._row_of(wrong.piece)
-            where = self.node.where(int(self.indices[row]))
+            where = self.node.describe_failure(int(self.indices[row]))
             raise RowFailed(row - low, located(ValueError(str(wrong)), where)) from None
         if all(map(_one_kind, tokens)):
             return self._columns(tokens, low, high)
