@@ -26,7 +26,7 @@ from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import is_ours, make_batch
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import InPlace, MapNode, Node, Origin, told
+from bushel.graph.node import InPlace, MapNode, Node, Origin, describe_failure
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import LeftOut
 
@@ -65,7 +65,7 @@ class Program:
     def which(self, low: int, high: int) -> str:
         """The elements at positions [low, high), in words. Where rows are given, their number is not known here."""
         if self.node is None:
-            return f"an element of {self.steps[0].placed()}"
+            return f"an element of {self.steps[0].describe()}"
         one = high == low + 1
         return f"{f'element {low}' if one else f'one of the elements {low} to {high - 1}'} of the output"
 
@@ -430,9 +430,9 @@ class _Run:
 def _where(step: Elementwise, program: Program, marks: np.ndarray, numbered: bool) -> Callable[[int], str]:
     def where(row: int) -> str:
         if not numbered:
-            return f"bushel: {step.placed()} failed."
+            return f"bushel: {step.describe()} failed."
         position = int(marks[row, 0]) - 1
-        return told(step.placed(), position, program.origins(position))
+        return describe_failure(step.describe(), position, program.origins(position))
 
     return where
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
-from bushel.graph.node import InPlace, MapNode, Node, OneParentMap, Plan, rewired
+from bushel.graph.node import InPlace, MapNode, Node, OneParentMap, Plan, replace_parents
 
 Tally = dict[int, list[float]]
 """By the number of the stage: elements it gave, seconds that it took itself, bytes of what it gave."""
@@ -122,13 +122,13 @@ def number_of(node: Node) -> int | None:
     return vars(node).get(_NUMBER)
 
 
-def numbered(node: Node, stages: list[Node]) -> Any:
+def number_stages(node: Node, stages: list[Node]) -> Any:
     """A copy of a graph in which every stage knows its number, its place in `stages`, which grows here."""
     copies: dict[int, Node] = {}
 
     def copied(node: Node) -> Node:
         if id(node) not in copies:
-            copy = rewired(node, copied)
+            copy = replace_parents(node, copied)
             if copy is not node and not copy.transparent and copy.seed_for_children is None:  # those cost nothing
                 vars(copy)[_NUMBER] = len(stages)
                 stages.append(copy)

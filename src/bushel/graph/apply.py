@@ -17,7 +17,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copied, own_block
 from bushel.graph import operation
-from bushel.graph.node import Computed, InTwoSteps, MadeOf, OneParentMap, Plan, one_each, told
+from bushel.graph.node import Computed, InTwoSteps, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each
 from bushel.graph.operation import Kind, Operation
 from bushel.index import words
 
@@ -38,8 +38,8 @@ class _WithTransform(OneParentMap):
     def call(self) -> str:
         return self.operation.call()
 
-    def placed(self) -> str:
-        return self.operation.placed()
+    def describe(self) -> str:
+        return self.operation.describe()
 
 
 class _PerElement(_WithTransform):
@@ -60,7 +60,7 @@ class _PerElement(_WithTransform):
         return dataclasses.replace(self.operation, function=function.after)
 
     def element_spec(self) -> Any:
-        return self.operation.spec_after(self.parent)
+        return self.operation.derive_spec(self.parent)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,7 +146,7 @@ class FlatMap(_WithTransform):
         )
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return one_each(words.split(indices, self.transform.max_fan_out)[0])
+        return made_of_one_each(words.split(indices, self.transform.max_fan_out)[0])
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes after flat_map are not known without running it.")
@@ -184,6 +184,6 @@ class _FlatMapped(Plan):
 
         def where(row: int) -> str:
             element = int(self.elements[first + row])
-            return told(self.node.placed(), element, self.node.parent.origins(element))
+            return describe_failure(self.node.describe(), element, self.node.parent.origins(element))
 
         return blocks.rows_of(self.node.operation.run(self.parent.take(first, end), (), where)[0])

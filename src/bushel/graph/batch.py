@@ -17,13 +17,13 @@ from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
-from bushel.graph.node import Epochs, InPlace, MadeOf, OneParentMap, Plan, several_each, take_in_order
+from bushel.graph.node import Epochs, InPlace, MadeOf, OneParentMap, Plan, made_of_several, take_in_order
 from bushel.index import epochs, words
 
 BatchFn = Callable[[Sequence[Any]], Any]
 
 
-def batched_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> Any:
+def derive_batch_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> Any:
     """The element spec of batches; the batch axis is None where the last batch may be smaller."""
     if batch_fn is None:
         size = batch_size if drop_remainder else None
@@ -37,7 +37,7 @@ def batched_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: Bat
     return inner.output_spec(spec, batch_size, drop_remainder)
 
 
-def batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> str:
+def format_batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> str:
     """How batching reads: `batch(128, drop_remainder=True)`."""
     shown = [str(batch_size)]
     if drop_remainder:
@@ -94,7 +94,7 @@ class Batches(OneParentMap):
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         edges, elements, _ = self.parts_of(indices)
-        return several_each(edges, elements)
+        return made_of_several(edges, elements)
 
     @property
     def in_place(self) -> InPlace:
@@ -139,10 +139,10 @@ class Batch(Batches):
         return self.parent.epochs.after_cutting()
 
     def element_spec(self) -> Any:
-        return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
+        return derive_batch_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
 
     def call(self) -> str:
-        return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
+        return format_batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
 
 
 @dataclasses.dataclass(slots=True)
@@ -171,7 +171,8 @@ class _Batched(Plan):
             try:
                 batches.append(self.node.make(part, self.kinds[row]))
             except Exception as error:
-                raise RowFailed(row - low, located(error, self.node.describe_failure(int(self.indices[row])))) from error
+                where = self.node.describe_failure(int(self.indices[row]))
+                raise RowFailed(row - low, located(error, where)) from error
             del part
         del block  # `own` counts who holds what a batch is made of
         return own(batches) if self.node.shares else batches

@@ -22,7 +22,7 @@ from bushel.base.contents import without_padding
 from bushel.base.errors import RowFailed, located
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
-from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, told
+from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, describe_failure
 from bushel.graph.reindex import Reindex, Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory
@@ -194,7 +194,7 @@ class _NoneMissing(Plan):
             "Compute the column on a dataset where no element is missing, such as the one before the function that "
             "returned None."
         )
-        raise RowFailed(row, located(error, told("column", index, self.node.origins(index))))
+        raise RowFailed(row, located(error, describe_failure("column", index, self.node.origins(index))))
 
 
 def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:

@@ -13,7 +13,7 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import own
 from bushel.graph.closing import CLOSED, InUse
-from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Origin, Plan, nothing, told
+from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Origin, Plan, describe_failure, made_of_nothing
 from bushel.graph.streams import Cursor, Opener, State, StreamNode
 
 
@@ -36,7 +36,7 @@ class CustomMap(MapNode):
         return _CustomReads(self, indices.tolist())
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return nothing()  # which elements of its parents it reads, only the user knows
+        return made_of_nothing()  # which elements of its parents it reads, only the user knows
 
     def origin(self, index: int) -> Origin:
         return Origin(type(self.dataset).__name__, (index,))
@@ -74,7 +74,7 @@ class _CustomReads(Plan):
             try:
                 rows += own([dataset[index]])
             except Exception as error:
-                raise RowFailed(len(rows), located(error, told(self.custom.call(), index, ()))) from error
+                raise RowFailed(len(rows), located(error, describe_failure(self.custom.call(), index, ()))) from error
         return rows
 
 

@@ -82,13 +82,13 @@ class Elementwise(OneParent):
         return None if self.drops else self.parent.length
 
     def element_spec(self) -> Any:
-        return self.operation.spec_after(self.parent)
+        return self.operation.derive_spec(self.parent)
 
     def call(self) -> str:
         return self.operation.call()
 
-    def placed(self) -> str:
-        return self.operation.placed()
+    def describe(self) -> str:
+        return self.operation.describe()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -11,13 +11,13 @@ from bushel.base import memory
 from bushel.index.packing import Layout
 
 
-def filled(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padding: Any = None) -> np.ndarray:
+def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padding: Any = None) -> np.ndarray:
     """The rows of one feature: all pieces are copied to their places at once, with `padding` (or zeros) in the gaps.
 
     >>> from bushel.index.packing import layout
     >>> laid = layout(np.array([1, 0]), np.array([0, 1]), np.array([2, 2]), np.array([1, 1]), count=2, length=4)
     >>> pieces = [np.array([7, 8]), np.array([5, 6])]
-    >>> filled(laid, pieces, pieces[0]).tolist()
+    >>> fill_rows(laid, pieces, pieces[0]).tolist()
     [[0, 5, 6, 0], [7, 8, 0, 0]]
 
     Args:

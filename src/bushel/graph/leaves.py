@@ -22,7 +22,7 @@ from bushel.sources.protocol import gives_new_records, many_reads
 from bushel.sources.ragged import RaggedDataSource
 
 
-def source_name(source: Any) -> str:
+def name_source(source: Any) -> str:
     """How a source reads in a pipeline: its own repr if it has one, a sequence by type and length."""
     kind = type(source)
     if isinstance(source, np.ndarray):
@@ -61,7 +61,7 @@ class Source(Leaf):
         return _SingleReads(self, positions.tolist())
 
     def origin(self, index: int) -> Origin:
-        return Origin(source_name(self.source), (index % self.length,))
+        return Origin(name_source(self.source), (index % self.length,))
 
     @property
     def in_place(self) -> InPlace:
@@ -71,17 +71,17 @@ class Source(Leaf):
         spec = getattr(self.source, "element_spec", None)
         if spec is None:
             raise NotImplementedError(
-                f"The shapes of {source_name(self.source)} are not known without reading it. "
+                f"The shapes of {name_source(self.source)} are not known without reading it. "
                 "Give the source an `element_spec()` method that returns a tree of ShapeDtypeStruct."
             )
         return spec()
 
     def call(self) -> str:
-        return f"source({source_name(self.source)})"
+        return f"source({name_source(self.source)})"
 
     def describe_read_failure(self, positions: list[int]) -> str:
         """The note on an error of the source."""
-        return f"bushel: reading {Origin(source_name(self.source), tuple(positions))} failed."
+        return f"bushel: reading {Origin(name_source(self.source), tuple(positions))} failed."
 
 
 @dataclasses.dataclass(slots=True)
@@ -128,7 +128,7 @@ class _ManyReads(Plan):
             raise RowFailed(0, located(error, self.node.describe_read_failure(positions.tolist()))) from error
         if len(block) != len(positions):
             wrong = ValueError(
-                f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
+                f"{name_source(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)

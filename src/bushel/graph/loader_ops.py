@@ -14,7 +14,7 @@ from bushel.base.records import Record, RecordMetadata
 from bushel.graph import operation
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.operation import Kind, Operation, call_of
+from bushel.graph.operation import Kind, Operation, format_call
 from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
 
 
@@ -110,7 +110,7 @@ class Operate(OneParent):
         raise NotImplementedError("The shapes after an operation on records are not known without running it.")
 
     def call(self) -> str:
-        return call_of("operate", self.transform)
+        return format_call("operate", self.transform)
 
 
 class _OperationCursor(Through):

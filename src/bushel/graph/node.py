@@ -174,7 +174,7 @@ class Node(abc.ABC):
         """The node as the user wrote it, e.g. `batch(128, drop_remainder=True)`."""
 
     @optional
-    def placed(self) -> str:
+    def describe(self) -> str:
         """The node as it reads in an error message; by default as the user wrote it."""
         return self.call()
 
@@ -303,13 +303,14 @@ class MapNode(Node):
             return (self.origin(index),)
         parts = zip(which.tolist(), positions.tolist(), strict=True)
         origins = tuple(origin for part, position in parts for origin in self.parents[part].origins(position))
-        return merged(origins) if len(self.parents) == 1 and len(which) > 1 else origins
+        return merge_origins(origins) if len(self.parents) == 1 and len(which) > 1 else origins
 
     def describe_failure(self, *indices: int) -> str:
         """The note on an error: this operation failed at its element `indices[0]`, or at one of several."""
         if len(indices) == 1:
-            return told(self.placed(), indices[0], self.origins(indices[0]))
-        return told(self.placed(), list(indices), merged(origin for index in indices for origin in self.origins(index)))
+            return describe_failure(self.describe(), indices[0], self.origins(indices[0]))
+        origins = merge_origins(origin for index in indices for origin in self.origins(index))
+        return describe_failure(self.describe(), list(indices), origins)
 
     def take(self, indices: np.ndarray) -> Block:
         """The elements at `indices`, as a block. Raises RowFailed for the first that fails."""
@@ -324,7 +325,7 @@ class Leaf(MapNode):
         return ()
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return nothing()
+        return made_of_nothing()
 
     @property
     def epochs(self) -> Epochs:
@@ -349,7 +350,7 @@ class OneParentMap(MapNode):
     @optional
     def made_of(self, indices: np.ndarray) -> MadeOf:
         """By default each element is made of the parent's element at the same index."""
-        return one_each(indices)
+        return made_of_one_each(indices)
 
     @property
     @optional
@@ -372,7 +373,7 @@ class Moved(OneParentMap):
         return self.parent.plan(self.positions(indices))
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return one_each(self.positions(indices))
+        return made_of_one_each(self.positions(indices))
 
     @property
     def in_place(self) -> InPlace:
@@ -394,19 +395,19 @@ class SeveralParents(MapNode):
         return True
 
 
-def nothing() -> MadeOf:
+def made_of_nothing() -> MadeOf:
     """What elements are made of where they are made of no parent's elements."""
     none = np.zeros(0, dtype=np.int64)
     return none, none, none
 
 
-def one_each(positions: np.ndarray) -> MadeOf:
+def made_of_one_each(positions: np.ndarray) -> MadeOf:
     """What elements are made of where each is made of one element of the one parent."""
     rows = np.arange(len(positions))
     return rows, np.zeros_like(rows), positions
 
 
-def several_each(edges: np.ndarray, positions: np.ndarray) -> MadeOf:
+def made_of_several(edges: np.ndarray, positions: np.ndarray) -> MadeOf:
     """What elements are made of where element n is made of the one parent's `positions[edges[n]:edges[n + 1]]`."""
     rows = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
     return rows, np.zeros_like(rows), positions
@@ -431,14 +432,14 @@ def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
     return seeds.derive(set_before) if set_before else None
 
 
-def opaque(node: Node) -> Node:
+def skip_transparent(node: Node) -> Node:
     """The node itself; for one that only says how its parent runs, that parent."""
     while node.transparent:
         (node,) = node.parents
     return node
 
 
-def rewired(node: Node, change: Callable[[Node], Node]) -> Any:
+def replace_parents(node: Node, change: Callable[[Node], Node]) -> Any:
     """A copy of a node that draws from `change(parent)` for each parent. A user's own dataset stays as it is."""
     if not dataclasses.is_dataclass(node):
         return node
@@ -451,7 +452,7 @@ def rewired(node: Node, change: Callable[[Node], Node]) -> Any:
     return dataclasses.replace(node, **parents)
 
 
-def told(what: str, index: int | list[int], origins: tuple[Origin, ...]) -> str:
+def describe_failure(what: str, index: int | list[int], origins: tuple[Origin, ...]) -> str:
     """The note on an error: which transformation failed, at which of its elements, made of which records."""
     made_of = "; ".join(map(str, origins))
     numbers = [index] if isinstance(index, int) else index
@@ -459,7 +460,7 @@ def told(what: str, index: int | list[int], origins: tuple[Origin, ...]) -> str:
     return f"bushel: {what} failed at {at}" + (f", made of {made_of}." if made_of else ".")
 
 
-def merged(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+def merge_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     """Origins with one entry per source."""
     by_source: dict[str, tuple[int, ...]] = {}
     for origin in origins:

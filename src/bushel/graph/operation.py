@@ -77,13 +77,13 @@ class Operation:
     def call(self) -> str:
         """The operation as the user wrote it: `map(normalise, vectorized=True)`."""
         options = {"vectorized": True} if self.vectorized else {} if self.seed is None else {"seed": self.seed}
-        return call_of(self.kind.name, self.transform, **options)
+        return format_call(self.kind.name, self.transform, **options)
 
-    def placed(self) -> str:
+    def describe(self) -> str:
         """The operation as it reads in a message: `map(normalise @ train.py:12)`."""
         return f"{self.kind.name}({transforms.place(self.transform)})"
 
-    def spec_after(self, parent: Node) -> Any:
+    def derive_spec(self, parent: Node) -> Any:
         """The element spec after this operation on the elements of `parent`."""
         if self.kind.drops:
             return parent.element_spec()
@@ -179,7 +179,7 @@ def mark_missing(block: Block, kept: list[bool]) -> Block:
     return [row if stays else None for row, stays in zip(block, kept)]
 
 
-def call_of(operation: str, transform: Any, **options: Any) -> str:
+def format_call(operation: str, transform: Any, **options: Any) -> str:
     """How an operation with a user's transformation reads: `map(normalise, vectorized=True)`."""
     shown = [transforms.short_name(transform), *(f"{name}={value}" for name, value in options.items())]
     return f"{operation}({', '.join(shown)})"

@@ -14,10 +14,10 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, inside, located
 from bushel.base.ownership import own
-from bushel.graph.batch import BatchFn, batch_call, batched_spec, is_ours, make_batch, may_keep
+from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, is_ours, make_batch, may_keep
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.node import Node
-from bushel.graph.operation import FLAT_MAP_ALL, call_of
+from bushel.graph.operation import FLAT_MAP_ALL, format_call
 from bushel.graph.streams import (
     Cursor,
     OneParent,
@@ -60,10 +60,10 @@ class BatchStream(OneParent):
         return elements // self.batch_size if self.drop_remainder else -(-elements // self.batch_size)
 
     def element_spec(self) -> Any:
-        return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
+        return derive_batch_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
 
     def call(self) -> str:
-        return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
+        return format_batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
 
 
 class BatchCursor(Through):
@@ -141,7 +141,7 @@ class FlatMapStream(OneParent):
         raise NotImplementedError("The shapes after flat_map are not known without running it.")
 
     def call(self) -> str:
-        return call_of("flat_map", self.transform)
+        return format_call("flat_map", self.transform)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -250,9 +250,6 @@ class MixStream(StreamNode):
 
     def open(self, opener: Opener) -> Cursor:
         return _MixCursor(tuple(opener.part(part) for part in self.parts), self)
-
-    def element_spec(self) -> Any:
-        return self.parts[0].element_spec()
 
     def call(self) -> str:
         if self.keys is None:

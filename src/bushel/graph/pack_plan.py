@@ -19,7 +19,7 @@ from bushel.base import checks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.node import InPlace, MadeOf, OneParentMap, Plan, several_each
+from bushel.graph.node import InPlace, MadeOf, OneParentMap, Plan, made_of_several
 from bushel.graph.packing import as_sequence
 from bushel.index import epochs, packing, shuffle, words
 from bushel.sources.ragged import Sequences
@@ -146,7 +146,7 @@ class PackedRows(OneParentMap):
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         edges, _, elements = self._pieces_of(indices)
-        return several_each(edges, elements)
+        return made_of_several(edges, elements)
 
     def _pieces_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where each row begins among the pieces of all of them, these pieces, and the elements they are of."""

@@ -207,7 +207,7 @@ class _RebatchCursor(Cursor):
         try:
             return trees.map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
         except ValueError as error:
-            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
+            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed.")) from error
 
     def _read(self) -> bool:
         """Goes on to the next batch; after `set_state`, to the rest of the batch that the state points into."""
@@ -247,7 +247,7 @@ class _RebatchCursor(Cursor):
         error = ValueError(
             f"rebatch needs trees of arrays that share a first axis, not an empty one; got {trees.describe(batch)}."
         )
-        raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed."))
+        raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed."))
 
     def mark(self) -> Any:
         return self.parent.mark(), (self.before, self.batch, self.size, self.row, self.behind, self.ended)

@@ -14,7 +14,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.contract import optional
 from bushel.base.errors import RowFailed
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import Computed, Epochs, MadeOf, Moved, Plan, SeveralParents, raise_for_row, told
+from bushel.graph.node import Computed, Epochs, MadeOf, Moved, Plan, SeveralParents, describe_failure, raise_for_row
 from bushel.index import epochs, mix, shuffle, words
 
 
@@ -260,7 +260,7 @@ class SelectByUser(SelectMap):
         try:
             pairs = [self._choose(index, len(parent_lengths)) for index in left]
         except Exception as error:
-            raise_for_row(error, len(numbers), left, lambda row: told(self.call(), numbers[row], ()))
+            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.call(), numbers[row], ()))
         return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
 
     def _choose(self, index: int, count: int) -> tuple[int, int]:

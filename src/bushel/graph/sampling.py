@@ -14,7 +14,7 @@ from bushel.base.records import Record, RecordMetadata
 from bushel.base.rng import keyed
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
 from bushel.base.transforms import short_name, shown
-from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, one_each, raise_for_row, told
+from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each, raise_for_row
 from bushel.index import epochs, shuffle, words
 
 
@@ -194,8 +194,8 @@ class Sampled(OneParentMap):
     def made_of(self, indices: np.ndarray) -> MadeOf:
         numbers = self._numbers(indices)
         if self.own is not None:
-            return one_each(self.own.record_keys(numbers))
-        return one_each(words.array([self.sampler[number].record_key for number in numbers.tolist()]))
+            return made_of_one_each(self.own.record_keys(numbers))
+        return made_of_one_each(words.array([self.sampler[number].record_key for number in numbers.tolist()]))
 
     def _numbers(self, indices: np.ndarray) -> np.ndarray:
         """Global indices of the sampler for elements of this shard."""
@@ -242,7 +242,7 @@ class _ChosenByUser(Plan):
         try:
             chosen = [_call_sampler(self.node.sampler, number) for number in left]
         except Exception as error:
-            raise_for_row(error, len(numbers), left, lambda row: told(self.node.call(), numbers[row], ()))
+            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.node.call(), numbers[row], ()))
         keys = words.array([metadata.record_key for metadata in chosen])  # type: ignore[misc]
         block = self.node.parent.plan(keys).read(0, len(chosen), private)
         if not self.node.as_records:

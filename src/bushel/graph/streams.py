@@ -20,7 +20,7 @@ from bushel.base import checks
 from bushel.base.blocks import Block
 from bushel.base.errors import StateMismatch, TooManySkipped, WorkerDied, inside
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
-from bushel.graph.node import MapNode, Node, Origin, told
+from bushel.graph.node import MapNode, Node, Origin, describe_failure
 
 logger = logging.getLogger("bushel")
 
@@ -319,7 +319,7 @@ class StreamNode(Node):
         """How many elements the stream has if no element is missing; None where that is not known without reading."""
         return None
 
-    def placed(self) -> str:
+    def describe(self) -> str:
         """The operation as it reads in a message."""
         return self.call()
 
@@ -346,9 +346,6 @@ class Elements(StreamNode):
     @property
     def length(self) -> int | None:
         return None if self.parent.sparse and not self.allow_nones else self.parent.length
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"to_iter_dataset({'allow_nones=True' if self.allow_nones else ''})"
@@ -392,7 +389,7 @@ class Through(Cursor):
 
         def where(row: int) -> str:
             known = self.parent.trace(row)
-            return told(node.placed(), *known) if known else f"bushel: {node.placed()} failed."
+            return describe_failure(node.describe(), *known) if known else f"bushel: {node.describe()} failed."
 
         return where
 
@@ -434,9 +431,6 @@ class Ahead(OneParent):
     def length(self) -> int | None:
         return self.parent.length
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         name = "multithread_prefetch" if self.threads else "mp_prefetch"
         return f"{name}({'' if self.options.num_workers is None else f'num_workers={self.options.num_workers}'})"
@@ -456,9 +450,6 @@ class Pulled(OneParent):
     @property
     def length(self) -> int | None:
         return self.parent.length
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"pipe(ThreadPrefetchIterDataset, prefetch_buffer_size={self.size})"
@@ -480,9 +471,6 @@ class SeedStream(OneParent):
     @property
     def seed_for_children(self) -> int | None:
         return self.seed
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"seed({self.seed})"

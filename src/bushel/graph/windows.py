@@ -32,9 +32,6 @@ class WindowShuffleStream(OneParent):
     def length(self) -> int | None:
         return self.parent.length
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return f"window_shuffle({self.window_size}, seed={self.seed})"
 
