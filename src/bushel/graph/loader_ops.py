@@ -15,7 +15,7 @@ from bushel.graph import operation
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.operation import Kind, Operation, format_call
-from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, Through, aside, counted, restore
+from bushel.graph.streams import Cursor, OneParent, Opener, Skips, State, aside, counted, restore
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Operate(OneParent):
         return format_call("operate", self.transform)
 
 
-class _OperationCursor(Through):
+class _OperationCursor(Cursor):
     """Runs a user's own operation, which may keep anything of the records it has read.
 
     So the state is the parent's when the operation began, and how many records it has given since. To restore it, the
@@ -121,7 +121,8 @@ class _OperationCursor(Through):
     """
 
     def __init__(self, parent: Cursor, node: Operate, skips: Skips | None):
-        super().__init__(parent)
+        self.parent = parent
+        self.parents = (parent,)
         self.node = node
         self.skips = skips
         self._begin(0)
@@ -192,12 +193,3 @@ class _OperationCursor(Through):
         given = counted(state, "given")
         restore(self.parent, state, "parent")
         self._begin(given)
-
-    def mark(self) -> Any:
-        return self.get_state()
-
-    def rewind(self, mark: Any) -> None:
-        self.set_state(mark)
-
-    def state_of(self, mark: Any) -> State:
-        return mark

@@ -215,7 +215,10 @@ class _Feature:
         )
 
     def tokens(self, entries: list[Any], which: np.ndarray, first: int, end: int) -> list[np.ndarray]:
-        """Pieces [first, end), of entries of which there may be fewer: `which` says of which each is."""
+        """Pieces [first, end). Several may be of one entry: `which` says of which entry each is.
+
+        Raises RowFailed, with the number of the piece as its row, where an entry is not as long as was planned.
+        """
         if isinstance(entries, Sequences):
             have = entries.lengths
         else:
@@ -227,11 +230,11 @@ class _Feature:
         expected = self.lengths[first:end]
         if not (have == expected).all():
             wrong = int((have != expected).argmax())
-            raise _WrongLength(
-                first + wrong,
+            sentence = (
                 f"{self.name} has {have[wrong]} entries, and rows were planned for {expected[wrong]}. Lengths must be "
-                "those of the very elements that are packed: compute the column on this dataset.",
+                "those of the very elements that are packed: compute the column on this dataset."
             )
+            raise RowFailed(first + wrong, ValueError(sentence))
         if self.whole:
             return entries
         cuts = zip(entries, self.offsets[first:end].tolist(), self.ends[first:end].tolist(), strict=True)
@@ -285,10 +288,10 @@ class _Packed(Plan):
             tokens = [
                 feature.tokens(some, which, first, end) for feature, some in zip(self.features, entries, strict=True)
             ]
-        except _WrongLength as wrong:
-            row = self._row_of(wrong.piece)
+        except RowFailed as failed:  # its row is a piece
+            row = self._row_of(failed.row)
             where = self.node.describe_failure(int(self.indices[row]))
-            raise RowFailed(row - low, located(ValueError(str(wrong)), where)) from None
+            raise RowFailed(row - low, located(failed.error, where)) from None
         if all(map(_one_kind, tokens)):
             return self._columns(tokens, low, high)
         # Sequences of several kinds: a row is like its first one, whatever rows it is made together with.
@@ -323,11 +326,3 @@ def _one_kind(sequences: list[np.ndarray]) -> bool:
     if len(kinds) > 1:
         return False
     return kinds.pop()[1] == 1 or len({sequence.shape[1:] for sequence in sequences}) == 1
-
-
-class _WrongLength(Exception):
-    """Piece `piece` is of a sequence that is not as long as was planned."""
-
-    def __init__(self, piece: int, sentence: str):
-        super().__init__(sentence)
-        self.piece = piece
