@@ -106,22 +106,25 @@ class Operation:
           numbers: the number of each element in its dataset. Operations without a `count_key` do not look at it.
           where: says where row `row` of the block failed, for the note on the error.
         """
-        verdicts: list[bool] = []
         if self.vectorized:
-            try:
-                made = self._run_columns(block)
-                if self.kind.drops:
-                    verdicts = self._as_verdicts(made)
-            except Exception as error:
-                raise RowFailed(0, located(error, where(0))) from error
-        else:
-            left = iter(blocks.rows_of(block))
-            try:
-                made = verdicts = self.kind.call_each(left, self, numbers)
-            except Exception as error:
-                raise_for_row(error, len(block), left, where)
+            return self._run_vectorized(block, where)
+        left = iter(blocks.rows_of(block))
+        try:
+            made = self.kind.call_each(left, self, numbers)
+        except Exception as error:
+            raise_for_row(error, len(block), left, where)
         if not self.kind.drops:
             return made, None
+        return block, None if all(made) else made
+
+    def _run_vectorized(self, block: Block, where: Callable[[int], str]) -> tuple[Block, list[bool] | None]:
+        try:
+            made = self._run_columns(block)
+            if not self.kind.drops:
+                return made, None
+            verdicts = self._as_verdicts(made)
+        except Exception as error:
+            raise RowFailed(0, located(error, where(0))) from error
         return block, None if all(verdicts) else verdicts
 
     def _run_columns(self, block: Block) -> Block:
