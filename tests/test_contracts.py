@@ -21,7 +21,7 @@ SOON = "not cleaned yet"
 REPLACED: dict[str, tuple[int, str]] = {
     "dataset": (6, PUBLIC),
     "device": (2, PUBLIC),
-    "elastic": (5, PUBLIC),
+    "elastic": (10, PUBLIC),
     "engine/autotune": (3, CURSORS),
     "engine/delivery": (11, CURSORS),
     "engine/inline": (5, CURSORS),
@@ -53,6 +53,7 @@ REPLACED: dict[str, tuple[int, str]] = {
     "sources/webdataset": (1, SOON),
     "trajectory/backends": (4, PUBLIC),
     "trajectory/image_operations": (1, SOON),
+    "elastic_streams": (4, SOON),
     "trajectory/loader": (3, PUBLIC),
 }
 
