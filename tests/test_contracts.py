@@ -53,7 +53,7 @@ REPLACED: dict[str, tuple[int, str]] = {
     "sources/webdataset": (1, SOON),
     "trajectory/backends": (4, PUBLIC),
     "trajectory/image_operations": (1, SOON),
-    "elastic_streams": (4, SOON),
+    "elastic_streams": (4, PUBLIC),
     "trajectory/loader": (3, PUBLIC),
 }
 

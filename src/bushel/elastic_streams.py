@@ -18,10 +18,10 @@ from bushel.dataset import IterDataset
 from bushel.engine import Report, open_alone
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.interleave import Interleave
-from bushel.graph.limits import RepeatStream
 from bushel.graph.node import MapNode, Node, replace_parents, skip_transparent
 from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchStream
+from bushel.graph.portions import RepeatStream
 from bushel.graph.reindex import Reindex, Slice
 from bushel.graph.shard_states import check_entry, join_states, pick_entries, split_state
 from bushel.graph.streams import Ahead, Elements, SeedStream, State, StreamNode
