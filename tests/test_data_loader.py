@@ -498,7 +498,7 @@ def test_an_operation_that_gives_no_records_is_told():
     loader = bushel.DataLoader(
         data_source=[1], sampler=bushel.SequentialSampler(1), operations=[lambda records: (r.data for r in records)]
     )
-    with pytest.raises(TypeError, match="must give records, with `metadata` and `data`; it gave 1"):
+    with pytest.raises(TypeError, match="must return records, with `metadata` and `data`; it returned 1"):
         next(iter(loader))
 
 

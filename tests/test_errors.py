@@ -27,6 +27,17 @@ def bad(x, *_):
     return x
 
 
+class NoVerdict:
+    """As an array of several bools: neither true nor false."""
+
+    def __bool__(self):
+        raise Broken("seven")
+
+
+def ambiguous(x):
+    return NoVerdict() if x == 7 else True
+
+
 def bad_at_index(_, x):
     return bad(x)
 
@@ -134,6 +145,11 @@ MAPS = {
     "filter": (
         lambda: ten().filter(bad),
         f"filter(bad @ {at(bad)}) failed at its element 7, made of record 7 of range(10).",
+        7,
+    ),
+    "filter without a verdict": (
+        lambda: ten().filter(ambiguous),
+        f"filter(ambiguous @ {at(ambiguous)}) failed at its element 7, made of record 7 of range(10).",
         7,
     ),
     "flat_map": (

@@ -22,7 +22,7 @@ from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.apply import Map
 from bushel.graph.batch import Batch
-from bushel.graph.columns import Column, NoneMissing, Part, computed_on
+from bushel.graph.columns import Column, NoneMissing, Part, find_records
 from bushel.graph.node import MapNode
 from bushel.graph.streams import Ahead, Elements
 from bushel.iterator import PipelineIterator
@@ -51,7 +51,7 @@ def column(
     folder = None if cache is None else writing.folder(cache, storage_options)
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
     parts = []
-    for record, made in computed_on(node):
+    for record, made in find_records(node):
         values = _computed(Map(made, function, vectorized), folder, options)
         values.setflags(write=False)
         parts.append(Part(record, values))

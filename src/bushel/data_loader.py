@@ -13,7 +13,7 @@ from bushel.base import transforms as tf
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.base.sharding import NoSharding, ShardOptions
 from bushel.engine import Report
-from bushel.graph import legacy, loading, show
+from bushel.graph import legacy, loader_ops, show
 from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import FilterStream, MapStream
 from bushel.graph.leaves import Source
@@ -257,7 +257,7 @@ def _build_pipeline(
     for operation in operations[:last]:
         node = _apply_to_records(node, operation)
     if last:
-        node = MapStream(node, loading.data_of)
+        node = MapStream(node, loader_ops.data_of)
     for operation in operations[last:]:
         node = _apply_to_data(node, operation)
     return node
@@ -265,7 +265,7 @@ def _build_pipeline(
 
 def _find_own_operation(node: Node) -> str | None:
     """The name of the last operation that the user wrote as a function on the iterator of records; None without one."""
-    while not isinstance(node, loading.Operate):
+    while not isinstance(node, loader_ops.Operate):
         if not node.parents:
             return None
         node = node.parents[0]
@@ -295,9 +295,9 @@ def _needs_metadata(operation: Any) -> bool:
 
 
 _LEGACY = {
-    legacy.MapOperation: (loading.MapRecords, "map_function"),
-    legacy.RandomMapOperation: (loading.RandomMapRecords, "random_map_function"),
-    legacy.FilterOperation: (loading.FilterRecords, "condition_function"),
+    legacy.MapOperation: (loader_ops.MapRecords, "map_function"),
+    legacy.RandomMapOperation: (loader_ops.RandomMapRecords, "random_map_function"),
+    legacy.FilterOperation: (loader_ops.FilterRecords, "condition_function"),
 }
 """Grain's older operations that apply a function to each record. Nodes take their place, so that they can resume."""
 
@@ -308,23 +308,23 @@ def _apply_to_records(node: StreamNode, operation: Any) -> StreamNode:
         return kind(node, getattr(operation, name))
     match operation:
         case tf.Map():
-            return loading.MapRecords(node, operation)
+            return loader_ops.MapRecords(node, operation)
         case tf.RandomMap() | tf.TfRandomMap():
-            return loading.RandomMapRecords(node, operation)
+            return loader_ops.RandomMapRecords(node, operation)
         case tf.Filter():
-            return loading.FilterRecords(node, operation)
+            return loader_ops.FilterRecords(node, operation)
         case tf.FlatMap():
-            return FlatMapStream(node, loading.SplitRecords(operation))
+            return FlatMapStream(node, loader_ops.SplitRecords(operation))
         case tf.Batch() | legacy.BatchOperation():
-            return _batch(node, operation, loading.BatchRecords(operation.batch_fn))
+            return _batch(node, operation, loader_ops.BatchRecords(operation.batch_fn))
         case _:
-            return loading.Operate(node, operation)
+            return loader_ops.Operate(node, operation)
 
 
 def _apply_to_data(node: StreamNode, operation: Any) -> StreamNode:
     match operation:
         case tf.Map():
-            return loading.MapData(node, operation)
+            return loader_ops.MapData(node, operation)
         case tf.Filter():
             return FilterStream(node, operation)
         case tf.FlatMap():

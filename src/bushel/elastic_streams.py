@@ -18,10 +18,10 @@ from bushel.dataset import IterDataset
 from bushel.engine import Report, open_alone
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.interleave import Interleave
-from bushel.graph.limits import RepeatStream
-from bushel.graph.node import MapNode, Node, opaque, rewired
+from bushel.graph.node import MapNode, Node, replace_parents, skip_transparent
 from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchStream
+from bushel.graph.portions import RepeatStream
 from bushel.graph.reindex import Reindex, Slice
 from bushel.graph.shard_states import check_entry, join_states, pick_entries, split_state
 from bushel.graph.state_fields import State
@@ -166,7 +166,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         dataset = identity.identity(parts if isinstance(parts, MapNode) else parts[number])
 
         def after(node: Node) -> list[Any]:
-            node = opaque(node)
+            node = skip_transparent(node)
             if isinstance(node, Interleave):
                 return dataset
             (parent,) = node.parents
@@ -243,4 +243,4 @@ def _with_interleave(node: Node, interleave: Interleave) -> Any:
     """A pipeline with another interleave in place of the one that it begins with."""
     if isinstance(node, Interleave):
         return interleave
-    return rewired(node, lambda parent: _with_interleave(parent, interleave))
+    return replace_parents(node, lambda parent: _with_interleave(parent, interleave))

@@ -36,10 +36,10 @@ from bushel.state import identity
 from bushel.state.digest import digest
 
 if TYPE_CHECKING:
-    from bushel.graph import cache, limits, stores, windows
+    from bushel.graph import cache, portions, stores, windows
 else:
     cache = Lazy("bushel.graph.cache")
-    limits = Lazy("bushel.graph.limits")
+    portions = Lazy("bushel.graph.portions")
     stores = Lazy("bushel.graph.stores")
     windows = Lazy("bushel.graph.windows")
 
@@ -228,7 +228,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(5).to_iter_dataset().limit(2))
         [0, 1]
         """
-        return IterPipeline(limits.Limit(self._node, count))
+        return IterPipeline(portions.Limit(self._node, count))
 
     def repeat(self, num_epochs: int | None = None) -> IterDataset[T]:
         """The same elements `num_epochs` times, or endlessly. All epochs are the same: nothing is shuffled again.
@@ -237,7 +237,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> list(MapDataset.range(2).to_iter_dataset().repeat(2))
         [0, 1, 0, 1]
         """
-        return IterPipeline(limits.RepeatStream(self._node, num_epochs))
+        return IterPipeline(portions.RepeatStream(self._node, num_epochs))
 
     def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T]:
         """Batches of another size, cut from the batches of this stream.
@@ -246,7 +246,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         >>> [batch.tolist() for batch in MapDataset.range(6).batch(4).to_iter_dataset().rebatch(3)]
         [[0, 1, 2], [3, 4, 5]]
         """
-        return IterPipeline(limits.Rebatch(self._node, batch_size, bool(drop_remainder)))
+        return IterPipeline(portions.Rebatch(self._node, batch_size, bool(drop_remainder)))
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T]:
         """Shuffles inside windows of `window_size` consecutive elements.

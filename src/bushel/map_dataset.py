@@ -41,7 +41,7 @@ from bushel.state import identity
 
 if TYPE_CHECKING:
     from bushel import columns, record_values
-    from bushel.graph import bucket, explain, mixtures, pack, select
+    from bushel.graph import bucket, explain, mixtures, pack_plan, select
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
 else:
@@ -50,7 +50,7 @@ else:
     bucket = Lazy("bushel.graph.bucket")
     explain = Lazy("bushel.graph.explain")
     mixtures = Lazy("bushel.graph.mixtures")
-    pack = Lazy("bushel.graph.pack")
+    pack_plan = Lazy("bushel.graph.pack_plan")
     select = Lazy("bushel.graph.select")
 
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class _MapDatasetMeta(abc.ABCMeta):
         """
         nodes = _nodes_of(datasets, "mix")
         if exact or temperature is not None or when_exhausted != "stop" or mixtures.is_special(weights):
-            return MapPipeline(mixtures.exact(nodes, weights, temperature, when_exhausted))
+            return MapPipeline(mixtures.mix_exactly(nodes, weights, temperature, when_exhausted))
         for number, part in enumerate(nodes):
             if part.length == 0:
                 raise ValueError(
@@ -518,7 +518,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> packed[0]["tokens"].tolist(), packed[0]["tokens_segment_ids"].tolist(), packed.efficiency
         ([1, 2, 3, 6], [1, 1, 1, 2], {'tokens': 0.75})
         """
-        options = pack.checked(length, strategy, window, seed, max_sequences)
+        options = pack_plan.check_options(length, strategy, window, seed, max_sequences)
         return PackedMapDataset(
             select.under_endless_repeat(self._node, lambda inner: record_values.pack_rows(inner, lengths, options))
         )
@@ -554,7 +554,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> sorted(batch.tolist() for batch in ds.bucket(ds.column(len), [2, 4], 2, seed=0))
         [[[1, 0], [1, 1]], [[1, 1, 1, 1], [1, 1, 1, 0]]]
         """
-        bounds, sizes = bucket.checked_sizes(boundaries, batch_sizes)
+        bounds, sizes = bucket.check_sizes(boundaries, batch_sizes)
         chosen = derive_seed(self, seed, "bucket")
         named = None if features is None else tuple(features)
         options = bucket.BucketOptions(bounds, sizes, chosen, bool(drop_remainder), named, padding, batch_fn)
@@ -627,7 +627,7 @@ class PackedMapDataset(MapPipeline[dict[str, np.ndarray]]):
     def efficiency(self) -> dict[str, float]:
         """For each feature, the share of all cells of the rows that hold a token."""
         rows = self._node
-        while not isinstance(rows, pack.PackedRows):  # repeated without end
+        while not isinstance(rows, pack_plan.PackedRows):  # repeated without end
             (rows,) = rows.parents
         return rows.efficiency
 
@@ -682,7 +682,7 @@ def _choose(
     map_node: MapNode, column_of: Callable[[Any, MapNode], Column], values: Any, rule: select.Rule
 ) -> MapDataset[Any]:
     def build(inner: MapNode) -> MapNode:
-        return select.chosen(inner, column_of(values, inner), rule)
+        return select.choose(inner, column_of(values, inner), rule)
 
     return MapPipeline(select.under_endless_repeat(map_node, build))
 

@@ -10,9 +10,9 @@ import numpy as np
 from bushel.base import trees
 from bushel.graph.concat_split import BOSHandling, ConcatThenSplit
 from bushel.graph.interleave import Interleave
-from bushel.graph.limits import Limit, Rebatch, RepeatStream
 from bushel.graph.ordered import ZipStream
 from bushel.graph.pack_stream import Pack
+from bushel.graph.portions import Limit, Rebatch, RepeatStream
 from bushel.graph.reindex import Reindex, WindowShuffle
 from bushel.graph.streams import StreamNode
 from bushel.graph.windows import WindowShuffleStream

@@ -17,7 +17,7 @@ from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.dataset import IterDataset
 from bushel.engine.opener import default_options
 from bushel.engine.tasks import cores
-from bushel.graph.node import Node, rewired
+from bushel.graph.node import Node, replace_parents
 from bushel.graph.streams import Ahead, Elements, StreamNode
 from bushel.iterator import PipelineIterator
 
@@ -131,7 +131,7 @@ def _find_elements(node: Node) -> list[Elements]:
 
 
 def _remove_workers(node: Any) -> Any:
-    return _remove_workers(node.parent) if isinstance(node, Ahead) else rewired(node, _remove_workers)
+    return _remove_workers(node.parent) if isinstance(node, Ahead) else replace_parents(node, _remove_workers)
 
 
 def _measure_bytes(element: Any) -> int:

@@ -15,7 +15,7 @@ from bushel.graph import bucket
 from bushel.graph.bucket import Bucket, BucketOptions
 from bushel.graph.columns import Column, Part
 from bushel.graph.node import Epochs, MapNode
-from bushel.graph.pack import PackedRows, PackOptions, planned
+from bushel.graph.pack_plan import PackedRows, PackOptions, plan_rows
 from bushel.state.digest import digest
 from bushel.state.identity import identity
 
@@ -93,7 +93,7 @@ def pack_rows(node: MapNode, values: Any, options: PackOptions) -> PackedRows:
                     f"element {above[0]} with {lengths[above[0], number]} ({name}). Truncate them, leave them out with "
                     '`where(lengths <= ...)`, or cut them with strategy="concat_split".'
                 )
-    return PackedRows(node, options, planned(lengths, options), digest([column.digest for column in columns]))
+    return PackedRows(node, options, plan_rows(lengths, options), digest([column.digest for column in columns]))
 
 
 def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket:
@@ -110,7 +110,7 @@ def bucket_batches(node: MapNode, values: Any, options: BucketOptions) -> Bucket
             f"A sequence has length {longest}, above the last boundary {options.boundaries[-1]}. Add a boundary, "
             "truncate it, or leave it out with `where(lengths <= ...)`."
         )
-    return bucket.bucketed(node, column, options)
+    return bucket.put_into_buckets(node, column, options)
 
 
 def _check_lengths(values: Any, node: MapNode, name: str) -> Column:

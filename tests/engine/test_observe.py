@@ -23,7 +23,7 @@ from bushel.engine.positions import PositionDelivery
 from bushel.engine.processes import Processes
 from bushel.engine.program import PlannedRows, Program, run
 from bushel.engine.report import Pool, Report, Stage
-from bushel.engine.tally import Watched, numbered
+from bushel.engine.tally import Watched, number_stages
 from bushel.engine.tasks import Stepped, Threads
 from bushel.experimental import (
     DatasetOptions,
@@ -335,7 +335,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_timed_program_is_run_in_the_same_way(name):
     node = PROGRAMS[name](bushel.MapDataset.range(100))._node
-    plain, watched = Program(node), Program(numbered(node, []))
+    plain, watched = Program(node), Program(number_stages(node, []))
     for what in ("unit", "sparse", "takes_in_place", "droppers"):
         assert getattr(plain, what) == getattr(watched, what), what
     assert watched.node.fan_in == node.fan_in

@@ -64,6 +64,20 @@ def test_it_resumes_and_runs_anywhere():
     assert {record.record for record in pipeline.explain(0).records} == set(pipeline[0]["id"].tolist())
 
 
+def test_a_batch_fn_that_writes_does_not_reach_the_source():
+    data = [np.arange(length) for length in (1, 3, 2, 5)]
+
+    def write(rows):
+        for row in rows:
+            row += 100
+        return [row.tolist() for row in rows]
+
+    ds = MapDataset.source(data)
+    batches = list(ds.bucket(ds.column(len), [3, 6], 2, seed=1, batch_fn=write))
+    assert sorted(len(row) for batch in batches for row in batch) == [1, 2, 3, 5]
+    assert [row.tolist() for row in data] == [[0], [0, 1, 2], [0, 1], [0, 1, 2, 3, 4]]
+
+
 def test_what_is_filled_and_with_what():
     ds = MapDataset.source([{"tokens": np.ones(n, int), "pair": np.array([n, n])} for n in (1, 2)])
     (batch,) = ds.bucket([1, 2], [3], 2, seed=0, features=["tokens"], padding=-1)

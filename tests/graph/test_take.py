@@ -438,7 +438,7 @@ def test_columns_that_a_source_keeps_are_copied():
 
 
 def test_the_privacy_check_can_fail(monkeypatch):
-    monkeypatch.setattr("bushel.graph.leaves.own_columns", lambda block: block)
+    monkeypatch.setattr("bushel.graph.leaves.own_block", lambda block: block)
     arrays = sources_in_memory()["arrays"]
     before = snapshot(arrays)
     list(bushel.MapDataset.source(Careless(arrays)).map(change_in_place))

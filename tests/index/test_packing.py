@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bushel.graph.fill import filled
+from bushel.graph.fill import fill_rows
 from bushel.index.packing import Bins, concat_split, fit, layout, too_long
 
 CAPACITIES = st.lists(st.integers(1, 12), min_size=1, max_size=3)
@@ -148,7 +148,7 @@ def test_rows_hold_every_sequence_with_its_segment_and_positions(problem, count,
         sizes, starts = lengths[:, feature], placed.starts[:, feature]
         laid = layout(placed.rows, starts, sizes, placed.segments, count=total, length=capacity)
         tokens = [100 * number + np.arange(size, dtype=np.int32) for number, size in enumerate(sizes.tolist())]
-        rows = filled(laid, tokens, np.zeros((0,), np.int32), padding)
+        rows = fill_rows(laid, tokens, np.zeros((0,), np.int32), padding)
         expected = np.full((total, capacity), padding or 0, np.int32)
         ids, positions = np.zeros((2, total, capacity), np.int32)
         for row, start, size, segment, mine in zip(placed.rows, starts, sizes, placed.segments, tokens, strict=True):
@@ -164,7 +164,7 @@ def test_rows_hold_every_sequence_with_its_segment_and_positions(problem, count,
 
 def test_rows_have_the_inner_shape_and_the_dtype_of_the_model():
     laid = layout(np.array([0]), np.array([1]), np.array([2]), np.array([1]), count=1, length=4)
-    rows = filled(laid, [np.ones((2, 3), np.int64)], np.zeros((0, 3), np.float32), padding=0.5)
+    rows = fill_rows(laid, [np.ones((2, 3), np.int64)], np.zeros((0, 3), np.float32), padding=0.5)
     assert rows.dtype == np.float32
     assert rows[0].tolist() == [[0.5] * 3, [1.0] * 3, [1.0] * 3, [0.5] * 3]
 

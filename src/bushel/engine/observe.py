@@ -45,7 +45,7 @@ class Observer:
     def watching(self, node: StreamNode) -> StreamNode:
         """The same stream, with stages that are timed from now on."""
         self._timed = True
-        return tally.numbered(node, self._stages)
+        return tally.number_stages(node, self._stages)
 
     def of_part(self, skips: Skips | None) -> Observer:
         """For a stream that a user's dataset draws from: its pools belong here, what it skips goes to `skips`."""

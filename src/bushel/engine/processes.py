@@ -33,7 +33,7 @@ from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Aborted, Executor, Task, Ticket
 from bushel.engine.wire import Packed
 from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
-from bushel.graph.node import merged
+from bushel.graph.node import merge_origins
 
 logger = logging.getLogger("bushel")
 
@@ -192,7 +192,7 @@ class _Core:
         rows, start = None, None
         if isinstance(task.program, StreamProgram):
             serial, state = task.given
-            start = serial, shipping.dumped(state, f"The state of {task.program.node.placed()}")
+            start = serial, shipping.dumped(state, f"The state of {task.program.node.describe()}")
         elif task.given is not None:
             rows = shipping.shared_rows(task.given, portable=self._portable)
         with self._lock:
@@ -528,7 +528,7 @@ class _Core:
         low, high = job.killed_at[-1]
         program = job.task.program
         positions = range(low, min(high, low + 8))
-        records = "; ".join(map(str, merged(origin for at in positions for origin in program.origins(at))))
+        records = "; ".join(map(str, merge_origins(origin for at in positions for origin in program.origins(at))))
         made_of = f" ({records})" if records else ""
         if job.overdue:
             what = f"took longer than timeout_s={self._timeout_s} s, twice."

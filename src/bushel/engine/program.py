@@ -28,7 +28,7 @@ from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import is_ours, make_batch
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import InPlace, MapNode, Node, Origin, Plan, told
+from bushel.graph.node import InPlace, MapNode, Node, Origin, Plan, describe_failure
 from bushel.graph.ordered import BatchStream
 from bushel.graph.skips import SkipNote
 from bushel.graph.state_fields import read_count, read_field
@@ -71,7 +71,7 @@ class Program:
     def which(self, low: int, high: int) -> str:
         """The elements at positions [low, high), in words. Where rows are given, their number is not known here."""
         if self.node is None:
-            return f"an element of {self.steps[0].placed()}"
+            return f"an element of {self.steps[0].describe()}"
         one = high == low + 1
         return f"{f'element {low}' if one else f'one of the elements {low} to {high - 1}'} of the output"
 
@@ -371,8 +371,14 @@ class Runner:
         """What happened to the rows: which stayed, from where they were counted, how they were batched."""
         self.counts: Sequence[int] | None = None
         """How many elements came to each counting step before the block, if it is known; else `count_before` tells."""
-        self.steps = [(step, self._is_copied(number + 1)) for number, step in enumerate(program.steps)]
+        self.steps = [self._describe_step(number, step) for number, step in enumerate(program.steps)]
         self.current: Elementwise | None = None
+
+    def _describe_step(self, number: int, step: Elementwise | BatchStream) -> tuple[Any, bool, bool, bool, bool]:
+        """A step, whether it makes batches, counts or drops elements, and whether its rows must be made private."""
+        if isinstance(step, BatchStream):
+            return step, True, False, False, False
+        return step, False, step.count_key is not None, step.drops, step.shares
 
     def like(self, program: Program, announce: Announce | None = None) -> Runner:
         """A runner for another program on the same rows."""
@@ -405,15 +411,15 @@ class Runner:
             block = self._drop_missing(self._read())
         self.after = after = []
         counts = self.counts
-        for step, is_copied in self.steps:
-            if isinstance(step, BatchStream):
+        for number, (step, is_batch, counts_elements, drops, shares) in enumerate(self.steps):
+            if is_batch:
                 block = self._timed(step, self._batch, block)
                 self.trail.append(step)
                 self.numbered = False
                 continue
             self.current = step
             count, first = len(block), 0
-            if step.count_key:
+            if counts_elements:
                 first = self.count_before(len(after), count) if counts is None else counts[len(after)]
                 after.append(first + count)
                 self.trail.append(first)
@@ -428,9 +434,9 @@ class Runner:
                         raise FailedAt(int(self.marks()[failed.row, 0]) - 1, failed.error) from failed.error
                 if kept is not None:
                     self.trail.append(kept)
-                if step.shares and (not is_copied or isinstance(block, Columns)):
+                if shares and (isinstance(block, Columns) or not self._is_copied(number + 1)):
                     block = own_block(block)
-            if step.drops:
+            if drops:
                 self.stays.append(count if kept is None else kept)
         if program.stacked_next and not self.here and len(block):
             with self._in_place():
@@ -572,9 +578,9 @@ class Runner:
         assert step is not None
         if self.numbered:
             position = int(self.marks()[row, 0]) - 1
-            return told(step.placed(), position, self.program.origins(position))
+            return describe_failure(step.describe(), position, self.program.origins(position))
         known = self.rows.trace(int(self.marks()[row, 0]) - 1 - self.low) if self.program.node is None else None
-        return f"bushel: {step.placed()} failed." if known is None else told(step.placed(), *known)
+        return f"bushel: {step.describe()} failed." if known is None else describe_failure(step.describe(), *known)
 
 
 def _missing(block: Block) -> np.ndarray | None:

@@ -59,7 +59,7 @@ class StreamProgram:
 
     def which(self, low: int, high: int) -> str:
         """The elements of rows [low, high), in words. Rows count from the last state, so their number says nothing."""
-        return f"an element of {self.node.placed()}"
+        return f"an element of {self.node.describe()}"
 
     def origins(self, position: int) -> tuple[Origin, ...]:
         """Not known: the stream would have to be read."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
-from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Node, Plan, one_each, rewired
+from bushel.graph.node import InPlace, MapNode, Node, OneParentMap, Plan, replace_parents
 
 Tally = dict[int, list[float]]
 """By the number of the stage: elements it gave, seconds that it took itself, bytes of what it gave."""
@@ -123,13 +123,13 @@ def number_of(node: Node) -> int | None:
     return vars(node).get(_NUMBER)
 
 
-def numbered(node: Node, stages: list[Node]) -> Any:
+def number_stages(node: Node, stages: list[Node]) -> Any:
     """A copy of a graph in which every stage knows its number, its place in `stages`, which grows here."""
     copies: dict[int, Node] = {}
 
     def copied(node: Node) -> Node:
         if id(node) not in copies:
-            copy = rewired(node, copied)
+            copy = replace_parents(node, copied)
             if copy is not node and not copy.transparent and copy.seed_for_children is None:  # those cost nothing
                 vars(copy)[_NUMBER] = len(stages)
                 stages.append(copy)
@@ -140,22 +140,13 @@ def numbered(node: Node, stages: list[Node]) -> Any:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Watched(MapNode):
-    """A map node that is timed: planning and taking are entered under its number."""
+class Watched(OneParentMap):
+    """A map node that is timed: planning and reading are entered under its number."""
 
-    parent: MapNode
-
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
-
-    @property
-    def transparent(self) -> bool:
-        return True
-
-    @property
-    def length(self) -> int:
-        return self.parent.length
+    transparent = True
+    takes_a_place = False
+    one_to_one = True
+    moves = True
 
     def plan(self, indices: np.ndarray) -> Plan:
         number = number_of(self.parent)
@@ -163,23 +154,9 @@ class Watched(MapNode):
             plan = self.parent.plan(indices)
         return plan if number is None else _WatchedPlan(number, plan)
 
-    def made_of(self, indices: np.ndarray) -> MadeOf:
-        return one_each(indices)
-
-    @property
-    def moves(self) -> bool:
-        return True
-
-    @property
-    def epochs(self) -> Epochs:
-        return self.parent.epochs
-
     @property
     def in_place(self) -> InPlace:
         return self.parent.in_place
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return self.parent.call()
@@ -190,15 +167,9 @@ class _WatchedPlan(Plan):
     number: int
     plan: Plan
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         with timed(self.number) as stage:
-            block = self.plan.take(low, high)
-            stage.made(block)
-        return block
-
-    def look(self, low: int, high: int) -> Block:
-        with timed(self.number) as stage:
-            block = self.plan.look(low, high)
+            block = self.plan.read(low, high, private)
             stage.made(block)
         return block
 

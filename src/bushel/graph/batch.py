@@ -1,7 +1,8 @@
-"""Batches of consecutive elements, epoch by epoch. Rows are written straight into the batch; columns are cut."""
+"""Batches of the elements of a map node. Rows are written straight into the batch; columns are only cut."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -16,13 +17,13 @@ from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
-from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, take_in_order, told
+from bushel.graph.node import Epochs, InPlace, MadeOf, OneParentMap, Plan, made_of_several, take_in_order
 from bushel.index import epochs, words
 
 BatchFn = Callable[[Sequence[Any]], Any]
 
 
-def batched_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> Any:
+def derive_batch_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> Any:
     """The element spec of batches; the batch axis is None where the last batch may be smaller."""
     if batch_fn is None:
         size = batch_size if drop_remainder else None
@@ -36,7 +37,7 @@ def batched_spec(spec: Any, batch_size: int, drop_remainder: bool, batch_fn: Bat
     return inner.output_spec(spec, batch_size, drop_remainder)
 
 
-def batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> str:
+def format_batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) -> str:
     """How batching reads: `batch(128, drop_remainder=True)`."""
     shown = [str(batch_size)]
     if drop_remainder:
@@ -47,16 +48,16 @@ def batch_call(batch_size: int, drop_remainder: bool, batch_fn: BatchFn | None) 
 
 
 def make_batch(block: Block, batch_fn: BatchFn | None) -> Any:
-    """One batch of a block of elements."""
+    """Makes one batch of a block of elements."""
     if batch_fn is not None:
         return batch_fn(blocks.rows_of(block))
     if isinstance(block, Columns) and block.present is None:
-        return trees.map_leaves(_as_stacked, block.tree)
+        return trees.map_leaves(_restack, block.tree)
     return blocks.stack(blocks.rows_of(block))
 
 
-def _as_stacked(leaf: np.ndarray) -> np.ndarray:
-    """A column as its rows stacked would be: text as wide as the widest, numbers in the byte order of the machine."""
+def _restack(leaf: np.ndarray) -> np.ndarray:
+    """A column as if its rows had been stacked: text as wide as the widest row, numbers in the machine's byte order."""
     return leaf if leaf.dtype.isnative and leaf.dtype.kind not in "SU" else np.stack(list(leaf))
 
 
@@ -71,79 +72,91 @@ def is_ours(batch_fn: BatchFn | None) -> bool:
     return inner is None or inner is batch_and_pad
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Batch(MapNode):
-    """Batches that never straddle epochs."""
+class Batches(OneParentMap):
+    """A node whose elements are made of several elements each. A subclass says of which, and how."""
 
-    parent: MapNode
-    batch_size: int
-    drop_remainder: bool = False
-    batch_fn: BatchFn | None = None
+    @abc.abstractmethod
+    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        """(edges, elements, kinds): batch n is made of the parent's `elements[edges[n]:edges[n + 1]]`."""
+
+    @abc.abstractmethod
+    def make(self, block: Block, kind: int) -> Any:
+        """One batch of a block of elements; `kind` is the batch's entry of `kinds`."""
 
     @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
+    @abc.abstractmethod
+    def batch_function(self) -> BatchFn | None:
+        """The user's function that makes a batch; None where the library does."""
 
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
-        whole, rest = divmod(self.parent.length, self.batch_size)
-        return whole if self.drop_remainder or not rest else whole + 1
+    def plan(self, indices: np.ndarray) -> Plan:
+        edges, elements, kinds = self.parts_of(indices)
+        return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements))
+
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        edges, elements, _ = self.parts_of(indices)
+        return made_of_several(edges, elements)
+
+    @property
+    def in_place(self) -> InPlace:
+        return InPlace.AS_ROWS if is_ours(self.batch_function) else InPlace.NEVER
 
     @functools.cached_property
     def shares(self) -> bool:
         """Whether a batch could be an object that the user's function keeps."""
-        return may_keep(self.batch_fn)
+        return may_keep(self.batch_function)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Batch(Batches):
+    """Batches of consecutive elements that never straddle epochs."""
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: BatchFn | None = None
+
+    def find_length(self) -> int:
+        whole, rest = divmod(self.parent.length, self.batch_size)
+        return whole if self.drop_remainder or not rest else whole + 1
 
     @property
     def fan_in(self) -> int:
         return self.batch_size * self.parent.fan_in
 
-    def bounds(self, indices: Any) -> tuple[Any, Any]:
-        """First and last-plus-one element of each batch, in the parent's indices."""
-        parent_length = self.parent.length
-        return epochs.batched(indices, batch_size=self.batch_size, length=self.length, parent_length=parent_length)
+    def parts_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, Sequence[int]]:
+        length, parent_length = self.length, self.parent.length
+        first, end = epochs.batched(indices, batch_size=self.batch_size, length=length, parent_length=parent_length)
+        return *epochs.ranges(first, words.narrowed(end - first)), range(len(indices))
 
-    def plan(self, indices: np.ndarray) -> Plan:
-        edges, elements = self._elements(indices)
-        return _Batched(self, indices, edges.tolist(), self.parent.plan(elements))
+    def make(self, block: Block, kind: int) -> Any:
+        return make_batch(block, self.batch_fn)
 
-    def made_of(self, indices: np.ndarray) -> MadeOf:
-        edges, elements = self._elements(indices)
-        return np.repeat(np.arange(len(indices)), np.diff(edges)), np.zeros(len(elements), dtype=np.int64), elements
+    @property
+    def batch_function(self) -> BatchFn | None:
+        return self.batch_fn
 
     @property
     def epochs(self) -> Epochs:
-        return self.parent.epochs if self.parent.epochs is Epochs.SAME else Epochs.DIFFERENT
-
-    @property
-    def in_place(self) -> InPlace:
-        return InPlace.AS_ROWS if is_ours(self.batch_fn) else InPlace.NEVER
-
-    def _elements(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where each batch begins among the elements of all of them, and these elements."""
-        first, end = self.bounds(indices)
-        sizes = words.narrowed(end - first)
-        edges = np.zeros(len(indices) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=edges[1:])
-        return edges, np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
+        return self.parent.epochs.after_cutting()
 
     def element_spec(self) -> Any:
-        return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
+        return derive_batch_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
 
     def call(self) -> str:
-        return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
+        return format_batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
 
 
 @dataclasses.dataclass(slots=True)
 class _Batched(Plan):
-    node: Batch
+    node: Batches
     indices: np.ndarray
     edges: list[int]
+    kinds: Sequence[int]
     parent: Plan
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         start = self.edges[low]
-        read = self.parent.look if is_ours(self.node.batch_fn) else self.parent.take  # stacking copies all rows
+        ours = is_ours(self.node.batch_function)
+        read = self.parent.look if ours else self.parent.take  # the library stacks rows, which copies them
         try:
             if self.node.parent.in_place is InPlace.AS_COLUMNS:
                 block = take_in_order(read, start, self.edges[high])
@@ -156,18 +169,17 @@ class _Batched(Plan):
         for row in range(low, high):
             part = blocks.part_of(block, self.edges[row] - start, self.edges[row + 1] - start)
             try:
-                batches.append(make_batch(part, self.node.batch_fn))
+                batches.append(self.node.make(part, self.kinds[row]))
             except Exception as error:
-                index = int(self.indices[row])
-                where = told(self.node.call(), index, self.node.origins(index))
+                where = self.node.describe_failure(int(self.indices[row]))
                 raise RowFailed(row - low, located(error, where)) from error
             del part
-        del block
+        del block  # `own` counts who holds what a batch is made of
         return own(batches) if self.node.shares else batches
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: int, pad_value: Any = 0) -> Any:
-    """A batch of exactly `batch_size`, filled up with `pad_value`: a `batch_fn` that keeps every shape static.
+    """A batch of exactly `batch_size` rows, padded with `pad_value`: a `batch_fn` that keeps every shape static.
 
     >>> batch_and_pad([1, 2], batch_size=3)
     array([1, 2, 0])

@@ -35,9 +35,6 @@ class Cache(OneParent, Ordered):
     def length(self) -> int | None:
         return self.parent.length
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return "cache()"
 

@@ -1,4 +1,4 @@
-"""Columns: one small value per record, found again wherever the record went. Computing them is left to others.
+"""Columns: one small value per record, which follows the record through the pipeline. bushel/columns.py computes them.
 
 A column belongs to the elements of nodes that are the same in every epoch. Through shuffles, slices, mixtures and maps
 it is followed by index arithmetic, in whatever epoch.
@@ -22,12 +22,12 @@ from bushel.base.contents import without_padding
 from bushel.base.errors import RowFailed, located
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
-from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, one_each, told
+from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, describe_failure
 from bushel.graph.reindex import Reindex, Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory
 
-_STRIDE = 1 << 20  # so many positions of an epoch are followed at once
+_STRIDE = 1 << 20  # this many positions of an epoch are followed at once
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +48,8 @@ def _part(node: MapNode, values: Any) -> Part:
 class Column(NDArrayOperatorsMixin):
     """One value for each record of a dataset, as `ds.column(...)` returns it.
 
-    It calculates like an array, and keeps to its records: `lengths > 10` is a mask for `where`. Of a column of
-    records with several fields, `column["field"]` is one. `np.asarray(column)` are the values.
+    Arithmetic works as with an array, and the result belongs to the same records: `lengths > 10` is a mask for `where`.
+    If values have several fields, `column["field"]` is the column of one. `np.asarray(column)` returns the values.
 
     >>> import bushel
     >>> words = bushel.MapDataset.source(["fig", "banana", "kiwi"])
@@ -94,7 +94,7 @@ class Column(NDArrayOperatorsMixin):
         return np.array(self.values, dtype=dtype, copy=copy)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method != "__call__":  # the maximum, a sum: of all values
+        if method != "__call__":  # such as np.maximum.reduce, of all values
             return getattr(ufunc, method)(*(v.values if isinstance(v, Column) else v for v in inputs), **options)
         if options:
             return NotImplemented
@@ -125,7 +125,7 @@ class Column(NDArrayOperatorsMixin):
     def _each(self, function: Callable[[int], np.ndarray]) -> Column:
         return Column(tuple(Part(part.node, np.asarray(function(n))) for n, part in enumerate(self._parts)))
 
-    # How values are found.
+    # How the values of a node's elements are found.
 
     def reaches(self, node: MapNode) -> bool:
         """Whether every element of `node` is made of one record with a value here."""
@@ -162,39 +162,16 @@ class Column(NDArrayOperatorsMixin):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class NoneMissing(MapNode):
+class NoneMissing(OneParentMap):
     """The parent's elements. A missing one is an error, since a column could hold no value in its place."""
 
-    parent: MapNode
-
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
-
-    @property
-    def transparent(self) -> bool:
-        return True
-
-    @property
-    def length(self) -> int:
-        return self.parent.length
+    transparent = True
+    takes_a_place = False
+    one_to_one = True
+    moves = True
 
     def plan(self, indices: np.ndarray) -> Plan:
         return _NoneMissing(self, indices, self.parent.plan(indices))
-
-    def made_of(self, indices: np.ndarray) -> MadeOf:
-        return one_each(indices)
-
-    @property
-    def moves(self) -> bool:
-        return True
-
-    @property
-    def epochs(self) -> Epochs:
-        return self.parent.epochs
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return self.parent.call()
@@ -206,8 +183,8 @@ class _NoneMissing(Plan):
     indices: np.ndarray
     parent: Plan
 
-    def take(self, low: int, high: int) -> Block:
-        block = self.parent.take(low, high)
+    def read(self, low: int, high: int, private: bool) -> Block:
+        block = self.parent.read(low, high, private)
         missing = np.flatnonzero(~blocks.presence(block))
         if not len(missing):
             return block
@@ -217,18 +194,18 @@ class _NoneMissing(Plan):
             "Compute the column on a dataset where no element is missing, such as the one before the function that "
             "returned None."
         )
-        raise RowFailed(row, located(error, told("column", index, self.node.origins(index))))
+        raise RowFailed(row, located(error, describe_failure("column", index, self.node.origins(index))))
 
 
-def computed_on(node: MapNode) -> list[tuple[MapNode, MapNode]]:
-    """Where a column of `node` is computed: the nodes whose records have values, and what the values are taken of.
+def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:
+    """Where a column of `node` is computed: pairs of (the node whose records have values, the node the values are of).
 
-    These are the nearest finite ancestors that are the same in every epoch. Maps below them are done there, since what
-    a map makes of a record is the same wherever the record stands.
+    The former are the nearest finite ancestors that are the same in every epoch. The latter are these with the maps
+    after them, since a map makes the same of a record wherever the record stands.
     """
     if isinstance(node, Reindex) and isinstance(node.map, (Seed, Repeat)):
-        return computed_on(node.parent)
-    if node.length < INFINITE and _steady(node):
+        return find_records(node.parent)
+    if node.length < INFINITE and _is_steady(node):
         if node.sparse:
             raise ValueError(
                 f"A column has one value per element, and after {node.call()} elements may be missing. "
@@ -236,29 +213,29 @@ def computed_on(node: MapNode) -> list[tuple[MapNode, MapNode]]:
             )
         return [(node, node)]
     if isinstance(node, Map):
-        maps = computed_on(node.parent)
-        return [(record, dataclasses.replace(node, parent=made)) for record, made in maps]
+        pairs = find_records(node.parent)
+        return [(record, dataclasses.replace(node, parent=mapped)) for record, mapped in pairs]
     if not node.moves:
         raise ValueError(_why_not(node))
-    found: dict[int, tuple[MapNode, MapNode]] = {}
-    for record, made in (pair for parent in node.parents for pair in computed_on(parent)):
-        known = found.setdefault(id(record), (record, made))[1]
-        if _maps(known, record) != _maps(made, record):
+    by_record: dict[int, tuple[MapNode, MapNode]] = {}
+    for record, mapped in (pair for parent in node.parents for pair in find_records(parent)):
+        known = by_record.setdefault(id(record), (record, mapped))[1]
+        if _maps_between(record, known) != _maps_between(record, mapped):
             raise ValueError(
                 f"Elements of {record.call()} come to {node.call()} in several ways, through different maps, so there "
                 "is no one value for each. Compute a column on each part, and use it before the parts are put together."
             )
-    return list(found.values())
+    return list(by_record.values())
 
 
-def _maps(made: MapNode, record: MapNode) -> list[Any]:
-    """The maps between a record and what a value is taken of."""
-    found = []
-    while made is not record:
-        assert isinstance(made, Map)
-        found.append(made.transform)
-        made = made.parent
-    return found
+def _maps_between(record: MapNode, mapped: MapNode) -> list[Any]:
+    """The functions of the maps that lead from a record to what its value is computed of."""
+    functions = []
+    while mapped is not record:
+        assert isinstance(mapped, Map)
+        functions.append(mapped.transform)
+        mapped = mapped.parent
+    return functions
 
 
 def _why_not(node: MapNode) -> str:
@@ -278,8 +255,8 @@ def _why_not(node: MapNode) -> str:
     )
 
 
-def _steady(node: MapNode) -> bool:
-    """Whether the elements of `node` are the same in every epoch, chance and indices included."""
+def _is_steady(node: MapNode) -> bool:
+    """Whether the elements of `node` are the same in every epoch, also where they depend on chance or on indices."""
     if isinstance(node, Reindex) and isinstance(node.map, Repeat) and not node.map.reseed_each_epoch:
         return True
-    return node.pure and node.epochs is Epochs.SAME and all(map(_steady, node.parents))
+    return node.pure and node.epochs is Epochs.SAME and all(map(_is_steady, node.parents))

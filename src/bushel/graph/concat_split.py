@@ -17,7 +17,7 @@ from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
-from bushel.graph.fill import filled
+from bushel.graph.fill import fill_rows
 from bushel.graph.pack_stream import as_sequence, checked_lengths
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, check_type, read_count, read_field
@@ -187,7 +187,7 @@ class _ConcatCursor(GroupCursor):
             bounds = {name: (0, len(feature)) for name, feature in features.items()}
             return _Piece(before, features, self.meta | numbers, bounds)
         except Exception as error:
-            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
+            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed.")) from error
 
     def _is_full(self, piece: _Piece) -> bool:
         left = [self.lengths[name] - size for name, size in piece.sizes().items()]
@@ -220,7 +220,7 @@ class _ConcatCursor(GroupCursor):
                 f"Meta feature {name!r} has {size} entries, its rows {self.lengths[name]}, and meta features are never "
                 "cut. Make its rows longer."
             )
-            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed."))
+            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed."))
         if not self.warned:
             self.warned = True
             logger.warning(
@@ -248,7 +248,7 @@ class _ConcatCursor(GroupCursor):
             starts = begins - begins[firsts][numbers]
             laid = layout(numbers, starts, sizes, segments, count=len(rows), length=length)
             tokens = [piece.features[name][slice(*piece.bounds[name])] for piece in pieces]
-            data[name] = filled(laid, tokens, pieces[0].features[name])
+            data[name] = fill_rows(laid, tokens, pieces[0].features[name])
             if name in self.node.bos_features:
                 held = sizes > 0
                 data[name][numbers[held], starts[held]] = self.node.bos_token_id

@@ -14,7 +14,7 @@ from bushel.base.errors import RowFailed, located
 from bushel.base.ownership import own
 from bushel.graph.closing import CLOSED, InUse
 from bushel.graph.cursors import Cursor, Mark
-from bushel.graph.node import MapNode, Node, Origin, Plan, told
+from bushel.graph.node import Epochs, MadeOf, MapNode, Node, Origin, Plan, describe_failure, made_of_nothing
 from bushel.graph.state_fields import State
 from bushel.graph.streams import Opener, Ordered, StreamNode
 
@@ -29,19 +29,23 @@ class CustomMap(MapNode):
     def parents(self) -> tuple[MapNode, ...]:
         return tuple(parent._node for parent in self.dataset.parents)
 
-    @property
-    def length(self) -> int:
+    pure = False  # it may do anything with an index
+
+    def find_length(self) -> int:
         return len(self.dataset)
 
     def plan(self, indices: np.ndarray) -> Plan:
         return _CustomReads(self, indices.tolist())
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return (Origin(type(self.dataset).__name__, (index,)),)
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return made_of_nothing()  # which elements of its parents it reads, only the user knows
+
+    def origin(self, index: int) -> Origin:
+        return Origin(type(self.dataset).__name__, (index,))
 
     @property
-    def pure(self) -> bool:
-        return False  # it may do anything with an index
+    def epochs(self) -> Epochs:
+        return Epochs.DIFFERENT
 
     def element_spec(self) -> Any:
         return self.dataset._element_spec
@@ -66,13 +70,13 @@ class _CustomReads(Plan):
     custom: CustomMap
     indices: list[int]
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         dataset, rows = self.custom.dataset, []
         for index in self.indices[low:high]:
             try:
                 rows += own([dataset[index]])
             except Exception as error:
-                raise RowFailed(len(rows), located(error, told(self.custom.call(), index, ()))) from error
+                raise RowFailed(len(rows), located(error, describe_failure(self.custom.call(), index, ()))) from error
         return rows
 
 

@@ -1,4 +1,4 @@
-"""Which source records an element is made of, of which component and epoch. Arithmetic alone: nothing is read."""
+"""Which source records an element is made of, with their component and epoch. By arithmetic: nothing is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from bushel.base import tables
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import MapNode, Node, Origin
+from bushel.graph.node import MapNode, Node
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Elements, SeedStream, StreamNode
 from bushel.index import words
@@ -58,7 +58,7 @@ def explain(node: MapNode, indices: np.ndarray) -> list[Explanation]:
     found: list[list[tuple[tuple[int, ...], SourceRecord]]] = [[] for _ in indices]
     _walk(node, np.arange(len(indices)), indices, [()] * len(indices), (), found)
     return [
-        # Parts were collected source by source: each goes back to its place among the parts of its element.
+        # Parts were collected source by source. Sorting puts them back in the order in which the element has them.
         Explanation(index, tuple(record for _, record in sorted(records, key=lambda entry: entry[0])))
         for index, records in zip(indices.tolist(), found, strict=True)
     ]
@@ -72,13 +72,21 @@ def _walk(
     component: tuple[int, ...],
     found: list[list[tuple[tuple[int, ...], SourceRecord]]],
 ) -> None:
-    """Follows elements of `node`: which output each belongs to, which element it is, its place among the others."""
+    """Follows elements of `node` up to the source records.
+
+    Args:
+      node: the node.
+      rows: for each element, the output that it is a part of.
+      indices: its index in `node`.
+      places: its place among the parts of that output.
+      component: the path of the node through mixtures, concatenations and zips.
+      found: for each output, the records that were found so far, with their places.
+    """
     made, which, positions = node.made_of(indices)
     if not len(made):
         for row, index, place in zip(rows.tolist(), indices.tolist(), places, strict=True):
-            epoch, record = divmod(index, node.length)
-            (origin,) = node.origins(index) or (Origin(node.call(), (record,)),)
-            found[row].append((place, SourceRecord(origin.source, origin.indices[0], epoch, component)))
+            origin = node.origin(index)
+            found[row].append((place, SourceRecord(origin.source, origin.indices[0], index // node.length, component)))
         return
     if not node.one_to_one:
         places = [(*places[row], number) for number, row in enumerate(made.tolist())]
@@ -90,7 +98,7 @@ def _walk(
 
 
 def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) -> list[Explanation]:
-    """Explains the next steps of a stream, where they follow from its position."""
+    """Explains the next steps of a stream. Raises where they do not follow from its position alone."""
     batches: list[BatchStream] = []
     node: Node = stream
     while not isinstance(node, Elements):
@@ -98,14 +106,12 @@ def explain_next(stream: StreamNode, next_index: Callable[[], int], steps: int) 
             batches.append(node)
         elif not (node.transparent or isinstance(node, SeedStream) or _keeps_all(node)):
             raise ValueError(
-                f"What comes after {node.call()} depends on what was read before, so its next steps cannot be told "
+                f"What comes after {node.call()} depends on what was read before, so its next steps are not known "
                 "without reading. Use `where` for a filter, and `pack` or `batch` on the MapDataset."
             )
         (node,) = node.parents
     if node.parent.sparse and not node.allow_nones:
-        raise ValueError(
-            "Elements may be missing, so the next steps cannot be told without reading. Filter by `where`."
-        )
+        raise ValueError("Elements may be missing, so the next steps are not known without reading. Filter by `where`.")
     unit = math.prod(batch.batch_size for batch in batches)
     found = []
     first = next_index()
@@ -123,7 +129,7 @@ def _keeps_all(node: Node) -> bool:
 
 
 def _rows(count: int, batches: list[BatchStream]) -> int:
-    """How many rows so many elements make, the last batch possibly being smaller or left out."""
+    """How many rows `count` elements make. The last batch may be smaller, or be dropped."""
     for batch in reversed(batches):
         count = count // batch.batch_size if batch.drop_remainder else -(-count // batch.batch_size)
     return count

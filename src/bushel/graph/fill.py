@@ -1,4 +1,4 @@
-"""Rows filled with the pieces of sequences. Where each piece goes is known already: see index/packing.py."""
+"""Fills rows with the pieces of sequences. index/packing.py says where each piece goes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from bushel.base import memory
 from bushel.index.packing import Layout
 
 
-def filled(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padding: Any = None) -> np.ndarray:
-    """The rows of one feature: all pieces copied to where they lie in one go, `padding` (or zeros) in the gaps.
+def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padding: Any = None) -> np.ndarray:
+    """The rows of one feature: all pieces are copied to their places at once, with `padding` (or zeros) in the gaps.
 
     >>> from bushel.index.packing import layout
     >>> laid = layout(np.array([1, 0]), np.array([0, 1]), np.array([2, 2]), np.array([1, 1]), count=2, length=4)
     >>> pieces = [np.array([7, 8]), np.array([5, 6])]
-    >>> filled(laid, pieces, pieces[0]).tolist()
+    >>> fill_rows(laid, pieces, pieces[0]).tolist()
     [[0, 5, 6, 0], [7, 8, 0, 0]]
 
     Args:
-      laid: where the pieces lie.
+      laid: where the pieces go.
       pieces: arrays with as many entries along the first axis as `laid` says, in the order it was made from.
       like: an array whose dtype and axes after the first are those of the rows; other dtypes are cast to it.
-      padding: what is in the gaps.
+      padding: what fills the gaps; zeros if None.
     """
     inner = like.shape[1:]
     gaps = laid.runs[::2].tolist()

@@ -1,10 +1,9 @@
-"""Leaves of the graph: sources and ranges. Indices wrap around, so that every epoch reads the same records."""
+"""The leaves of a graph: sources and ranges. Indices wrap around, so that every epoch reads the same records."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ import numpy as np
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
-from bushel.base.ownership import copied, own, own_columns
+from bushel.base.ownership import copied, own, own_block
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import shown
-from bushel.graph.node import Epochs, InPlace, MapNode, Origin, Plan
+from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
 from bushel.index import words
 from bushel.sources.fixed import FixedRecords
 from bushel.sources.memory import received, sent
@@ -23,7 +22,7 @@ from bushel.sources.protocol import gives_new_records, many_reads
 from bushel.sources.ragged import RaggedDataSource
 
 
-def source_name(source: Any) -> str:
+def name_source(source: Any) -> str:
     """How a source reads in a pipeline: its own repr if it has one, a sequence by type and length."""
     kind = type(source)
     if isinstance(source, np.ndarray):
@@ -35,7 +34,7 @@ def source_name(source: Any) -> str:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source(MapNode):
+class Source(Leaf):
     """Records of anything with a length and `source[i]`, read many at a time where the source can."""
 
     source: Any
@@ -46,12 +45,7 @@ class Source(MapNode):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, source=received(state["source"]))
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return ()
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return len(self.source)
 
     @functools.cached_property
@@ -66,12 +60,8 @@ class Source(MapNode):
             return _ManyReads(self, positions, many)
         return _SingleReads(self, positions.tolist())
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return (Origin(source_name(self.source), (index % self.length,)),)
-
-    @property
-    def epochs(self) -> Epochs:
-        return Epochs.SAME
+    def origin(self, index: int) -> Origin:
+        return Origin(name_source(self.source), (index % self.length,))
 
     @property
     def in_place(self) -> InPlace:
@@ -81,17 +71,17 @@ class Source(MapNode):
         spec = getattr(self.source, "element_spec", None)
         if spec is None:
             raise NotImplementedError(
-                f"The shapes of {source_name(self.source)} are not known without reading it. "
+                f"The shapes of {name_source(self.source)} are not known without reading it. "
                 "Give the source an `element_spec()` method that returns a tree of ShapeDtypeStruct."
             )
         return spec()
 
     def call(self) -> str:
-        return f"source({source_name(self.source)})"
+        return f"source({name_source(self.source)})"
 
-    def failed(self, row: int, positions: list[int], error: Exception) -> RowFailed:
-        origin = Origin(source_name(self.source), tuple(positions))
-        return RowFailed(row, located(error, f"bushel: reading {origin} failed."))
+    def describe_read_failure(self, positions: list[int]) -> str:
+        """The note on an error of the source."""
+        return f"bushel: reading {Origin(name_source(self.source), tuple(positions))} failed."
 
 
 @dataclasses.dataclass(slots=True)
@@ -99,34 +89,25 @@ class _SingleReads(Plan):
     node: Source
     positions: list[int]
 
-    def take(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=not self.node.gives_new)
-
-    def look(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=False)
-
-    def _read(self, low: int, high: int, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         source, positions = self.node.source, self.positions[low:high]
         left = iter(positions)
         try:
-            if not private:
+            if not private or self.node.gives_new:
                 return [source[position] for position in left]
             if type(source) is list:  # it holds its records, so there is no need to count who does
                 return [copied(source[position]) for position in left]
-            # One by one: a source may use one buffer for all records.
+            # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for position in left]
-        except RowFailed:
-            raise
         except Exception as error:
-            row = len(positions) - operator.length_hint(left) - 1
-            raise self.node.failed(row, [positions[row]], error) from error
+            raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
 
 
 @dataclasses.dataclass(slots=True)
 class _ManyReads(Plan):
     node: Source
     positions: np.ndarray
-    read: Any
+    read_many: Any
 
     def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
         source = self.node.source
@@ -134,56 +115,46 @@ class _ManyReads(Plan):
             return Plan.entries(self, low, high, names)
         return list(source.entries(self.positions[low:high], names))
 
-    def take(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=not self.node.gives_new)
-
-    def look(self, low: int, high: int) -> Block:
-        return self._read(low, high, private=False)
-
-    def _read(self, low: int, high: int, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         positions = self.positions[low:high]
         try:
-            block = self.read(positions)
+            block = self.read_many(positions)
             if not isinstance(block, Columns):
                 block = list(block)
         except RowFailed:
             raise
         except Exception as error:
-            raise self._failed(positions.tolist(), error) from error
+            self._raise_for_one(positions.tolist())
+            raise RowFailed(0, located(error, self.node.describe_read_failure(positions.tolist()))) from error
         if len(block) != len(positions):
             wrong = ValueError(
-                f"{source_name(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
+                f"{name_source(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "
                 "`__getitems__` must return one record per index."
             )
             raise RowFailed(0, wrong)
-        if isinstance(block, Columns):
-            return block if self.node.gives_new else own_columns(block)
-        return own(block) if private else block
+        if self.node.gives_new:
+            return block
+        return own_block(block) if private or isinstance(block, Columns) else block
 
-    def _failed(self, positions: list[int], error: Exception) -> RowFailed:
-        """The failure of the record that cannot be read alone either; of them all where each can."""
-        for row, position in enumerate(positions) if len(positions) > 1 else ():
-            try:
-                self.read(np.array([position]))
-            except Exception as alone:
-                return self.node.failed(row, [position], alone)
-        return self.node.failed(0, positions, error)
+    def _raise_for_one(self, positions: list[int]) -> None:
+        """Raises for the first record that cannot be read alone either, after a failure of several."""
+        left = iter(positions if len(positions) > 1 else [])
+        try:
+            for position in left:
+                self.read_many(np.array([position]))
+        except Exception as error:
+            raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Range(MapNode):
+class Range(Leaf):
     """The integers of a `range`."""
 
     start: int
     stop: int
     step: int
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return ()
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return len(range(self.start, self.stop, self.step))
 
     def plan(self, indices: np.ndarray) -> Plan:
@@ -191,13 +162,6 @@ class Range(MapNode):
         if self.start or self.step != 1:
             values = self.start + values * self.step
         return _Integers(values.tolist())
-
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        return (Origin(self.call(), (index % self.length,)),)
-
-    @property
-    def epochs(self) -> Epochs:
-        return Epochs.SAME
 
     def element_spec(self) -> Any:
         return ShapeDtypeStruct(shape=(), dtype=np.int64)
@@ -212,5 +176,5 @@ class Range(MapNode):
 class _Integers(Plan):
     values: list[int]
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         return self.values[low:high]

@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import checks, trees
 from bushel.base.records import Record
-from bushel.graph.loading import BatchRecords
+from bushel.graph.loader_ops import BatchRecords
 
 Records = Iterator[Record[Any]]
 

@@ -1,4 +1,4 @@
-"""Mixtures with exact shares: weights that follow a schedule, that follow lengths, that may be zero."""
+"""Mixtures with exact shares. Weights may change by a schedule, follow the lengths of the parts, or be zero."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class ExactMix(SelectMap):
         return self._quotas.mixed(indices)
 
     def call(self) -> str:
-        stages = [(start, _shown(weights)) for start, weights in self.stages]
+        stages = [(start, _show(weights)) for start, weights in self.stages]
         weights = stages[0][1] if len(stages) == 1 else stages
         return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
 
 
 @dataclasses.dataclass(frozen=True)
 class MixToTheLast(SelectMap):
-    """Parts in exact shares; when one has run out the others go on without it, in shares that are exact again."""
+    """Parts in exact shares. When one has run out, the others go on without it, again in exact shares."""
 
     weights: tuple[int, ...]
 
@@ -58,7 +58,7 @@ class MixToTheLast(SelectMap):
         return all(self.weights)
 
     def call(self) -> str:
-        return f"mix(weights={_shown(self.weights)}, when_exhausted=continue)"
+        return f"mix(weights={_show(self.weights)}, when_exhausted=continue)"
 
 
 @functools.lru_cache(maxsize=16)
@@ -66,13 +66,13 @@ def _to_the_last(weights: tuple[int, ...], lengths: tuple[int, ...]) -> ToTheLas
     return ToTheLast(weights, lengths)
 
 
-def _shown(weights: tuple[int, ...]) -> list[float]:
-    """Weights for people: whole numbers if they are short, else shares."""
+def _show(weights: tuple[int, ...]) -> list[float]:
+    """Weights as they are shown: whole numbers if they are short, else shares."""
     return list(weights) if max(weights) < 10**6 else [float(f"{weight / sum(weights):.4g}") for weight in weights]
 
 
 def is_special(weights: Any) -> bool:
-    """Whether weights are more than a number for each part."""
+    """Whether weights are a schedule or a word instead of one number for each part."""
     return isinstance(weights, str) or (weights is not None and any(_is_stage(entry) for entry in weights))
 
 
@@ -80,10 +80,10 @@ def _is_stage(entry: Any) -> bool:
     return isinstance(entry, (tuple, list)) and len(entry) == 2
 
 
-def exact(
+def mix_exactly(
     parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None, when_exhausted: str
 ) -> MapNode:
-    """An exact mixture, its arguments checked."""
+    """Checks the arguments of an exact mixture and builds it."""
     if when_exhausted not in ("stop", "restart", "continue"):
         raise ValueError(f'when_exhausted must be "stop", "restart" or "continue", got {when_exhausted!r}.')
     stages = _stages(parts, weights, temperature)

@@ -1,7 +1,7 @@
-"""The contract of map nodes: plan indices first, then take blocks of what was planned.
+"""The contract of map nodes: plan indices first, then read blocks of what was planned.
 
-`plan(indices)` does all index arithmetic at once and reads nothing. `take(low, high)` of the plan reads and runs
-user functions for just these rows. So arithmetic can run ahead while the user's code never does.
+`plan(indices)` does all index arithmetic at once and reads nothing. `read(low, high)` of the plan reads and runs the
+user's functions for just these rows. So arithmetic can run ahead of the consumer while the user's code never does.
 """
 
 from __future__ import annotations
@@ -9,86 +9,108 @@ from __future__ import annotations
 import abc
 import dataclasses
 import enum
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
 from bushel.base.blocks import Block, Columns, rows_of
+from bushel.base.contract import optional
 from bushel.base.errors import RowFailed, located
 from bushel.index import seeds, words
 
 
 class Plan(abc.ABC):
-    """Some elements of a node, planned and not yet read."""
+    """Some elements of a node: their indices are worked out, and they are not read yet."""
 
     @abc.abstractmethod
-    def take(self, low: int, high: int) -> Block:
-        """Reads rows [low, high) of the plan. May be called from several threads.
+    def read(self, low: int, high: int, private: bool) -> Block:
+        """Reads rows [low, high) of the plan. Several threads may call it at once.
 
-        The rows are the caller's own: a user's function may write into them. Raises RowFailed, with the row counted
-        from `low`, where a record cannot be read or a user's function fails.
+        Raises RowFailed, with the row counted from `low`, where a record cannot be read or a user's function fails.
+
+        Args:
+          low: the first row.
+          high: the row after the last.
+          private: whether rows of a list must belong to the caller, so that a user's function may write into them.
+            Otherwise the caller only reads the rows and then drops them, and a row may belong to a source. Columns
+            belong to the caller in both cases.
         """
+
+    def take(self, low: int, high: int) -> Block:
+        """Reads rows [low, high) for a caller that may write into them."""
+        return self.read(low, high, True)
 
     def look(self, low: int, high: int) -> Block:
-        """Like `take`, for a caller that only reads the rows and then drops them, such as one that stacks a batch.
+        """Reads rows [low, high) for a caller that only reads them, such as one that stacks a batch."""
+        return self.read(low, high, False)
 
-        Rows of a list may belong to somebody else, such as a source. Columns are the caller's own, as with `take`.
-        """
-        return self.take(low, high)
-
+    @optional
     def entries(self, low: int, high: int, names: tuple[str | None, ...]) -> list[list[Any]]:
-        """For each name the entries of that name of rows [low, high); for None the rows themselves.
+        """For each name, the entries of that name in rows [low, high); for None, the rows themselves.
 
-        For one who only looks and keeps nothing: arrays may belong to the source.
+        The caller only reads them and keeps nothing: arrays may belong to the source.
         """
         rows = rows_of(self.take(low, high))
         return [rows if name is None else [row[name] for row in rows] for name in names]
 
 
-def take_in_order(take: Callable[[int, int], Block], low: int, high: int) -> Block:
-    """`take(low, high)` of a plan. If rows fail, the error is that of the first of them.
+def take_in_order(read: Callable[[int, int], Block], low: int, high: int) -> Block:
+    """`read(low, high)` of a plan. If rows fail, the error is that of the first row that fails.
 
-    Operations work on whole blocks, one operation after the other. So the first that fails in a block need not have
-    failed at the first row that fails: the rows before it are taken again one by one, which tells.
+    Operations run on whole blocks, one operation after the other. An early operation that fails at row 7 hides a later
+    one that would fail at row 3. So the rows before the failed one are read again, one by one.
     """
     try:
-        return take(low, high)
+        return read(low, high)
     except RowFailed as failed:
         for row in range(low, low + failed.row):
             try:
-                take(row, row + 1)
+                read(row, row + 1)
             except RowFailed as earlier:
                 raise RowFailed(row - low, earlier.error) from earlier.error
         raise
 
 
+def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Callable[[int], str]) -> NoReturn:
+    """Raises the RowFailed for an error in a loop over `count` rows, of which the iterator `left` has the rest.
+
+    How far the iterator got tells the row that failed, so that a loop pays nothing for it while all goes well.
+    """
+    if isinstance(error, RowFailed):
+        raise error
+    row = count - operator.length_hint(left) - 1
+    raise RowFailed(row, located(error, where(row))) from error
+
+
 @dataclasses.dataclass(slots=True)
-class Reckoned(Plan):
-    """Elements that are numbers and follow from their indices by arithmetic: known when they are planned."""
+class Computed(Plan):
+    """Elements that are numbers and follow from their indices by arithmetic, so that the plan holds them already."""
 
     values: np.ndarray | dict[str, np.ndarray]
-    """Numbers; or several of each element, for a function that only looks at them."""
+    """Numbers; or several arrays by name, for a function that only reads them."""
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         if isinstance(self.values, np.ndarray):
             return Columns(self.values[low:high].copy(), high - low)
         return Columns({name: column[low:high] for name, column in self.values.items()}, high - low)
 
 
 class InTwoSteps(abc.ABC):
-    """A vectorized function that reckons first and reads then. Reckoning is done when elements are planned, for many
-    of them at once, where what it is given is known by then.
+    """A vectorized function that first computes what to read and then reads it.
+
+    Where its input is known when elements are planned, the first step runs then, for many elements at once.
     """
 
     @abc.abstractmethod
     def ahead(self, values: Any) -> dict[str, np.ndarray]:
-        """What `after` needs to know of each element: arrays by name, made by arithmetic alone."""
+        """The first step: arrays by name, one entry per element, computed without reading."""
 
     @abc.abstractmethod
     def after(self, known: Any) -> Any:
-        """The elements themselves. What is known stays as it is: it is shared by all rows that were planned."""
+        """The second step: the elements. It must not write into `known`, which all rows of a plan share."""
 
     def __call__(self, values: Any) -> Any:
         return self.after(self.ahead(values))
@@ -102,7 +124,7 @@ class Origin:
     indices: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{'record' if len(self.indices) == 1 else 'records'} {_listed(self.indices)} of {self.source}"
+        return f"{'record' if len(self.indices) == 1 else 'records'} {_list(self.indices)} of {self.source}"
 
 
 class Epochs(enum.IntEnum):
@@ -112,12 +134,16 @@ class Epochs(enum.IntEnum):
     SHUFFLED = 1  # the same records, each epoch in an order of its own
     SAME = 2  # the same records in the same order
 
+    def after_cutting(self) -> Epochs:
+        """How epochs compare after each was cut by position: cut pieces of shuffled epochs have different records."""
+        return self if self is Epochs.SAME else Epochs.DIFFERENT
+
 
 class InPlace(enum.Enum):
-    """Whether elements may lie where results do from their beginning, in memory that is written again later.
+    """Whether a node may write its elements straight into the memory of results, which is used again later.
 
-    They may if they are made with `memory.output` of what was taken `memory.apart`: then no function of the user's
-    sees them, and no cache keeps them.
+    It may if it allocates them with `memory.output` and reads its own input inside `memory.apart`: then no function of
+    the user's sees that memory, and no cache keeps it.
     """
 
     NEVER = enum.auto()
@@ -126,11 +152,17 @@ class InPlace(enum.Enum):
 
 
 MadeOf = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Of what some elements are made: (which of them, which parent, position in that parent), one line per part."""
+"""What some elements are made of: (which element, which parent, position in that parent), one entry per part."""
 
 
 class Node(abc.ABC):
     """What map nodes and stream nodes share: parents, a place in the pipeline, a name."""
+
+    transparent: ClassVar[bool] = False
+    """Whether this node only says how its parent runs. It is then no part of the pipeline's identity."""
+
+    takes_a_place: ClassVar[bool] = True
+    """Whether this node counts where an operation's seed is derived from its place in the pipeline."""
 
     @property
     @abc.abstractmethod
@@ -141,52 +173,54 @@ class Node(abc.ABC):
     def call(self) -> str:
         """The node as the user wrote it, e.g. `batch(128, drop_remainder=True)`."""
 
-    @abc.abstractmethod
+    @optional
+    def describe(self) -> str:
+        """The node as it reads in an error message; by default as the user wrote it."""
+        return self.call()
+
+    @optional
     def element_spec(self) -> Any:
-        """A tree of ShapeDtypeStruct, known without reading; an error says why where it is not known."""
+        """A tree of ShapeDtypeStruct, known without reading; by default that of the first parent.
+
+        Raises an error that says why where shapes are not known.
+        """
+        return self.parents[0].element_spec()
 
     @property
+    @optional
     def seed_for_children(self) -> int | None:
-        """The seed set by this very node, for operations after it."""
+        """The seed that this node sets for the operations after it; by default none."""
         return None
 
     @property
+    @optional
     def seeded_by(self) -> tuple[Node, ...]:
-        """The nodes whose seeds reach the operations after this one."""
+        """The nodes whose seeds reach the operations after this one; by default the parents."""
         return self.parents
 
     @property
-    def transparent(self) -> bool:
-        """Whether this node says only how its parent runs: it is no part of what the pipeline is."""
-        return False
-
-    @property
-    def takes_a_place(self) -> bool:
-        """Whether it counts where seeds follow from places."""
-        return not self.transparent
-
-    @property
+    @optional
     def joins(self) -> bool:
-        """Whether this node draws from several others, or could: it then reads as `mix([...])`."""
+        """Whether this node reads as a call with a list of datasets, such as `mix([...])`; by default not."""
         return False
 
     @property
+    @optional
     def own_class(self) -> type | None:
-        """The user's class that this node stands for, where its code is part of what the node is."""
+        """The user's class that this node stands for, where its code is part of the identity; by default none."""
         return None
 
+    @optional
     def parameters(self) -> dict[str, Any]:
-        """What tells this node from another of its kind, parents and options of running apart."""
+        """What distinguishes this node from another of its kind; by default its fields.
+
+        Parents, and fields marked `identity=False` (options of running), are left out.
+        """
         if not dataclasses.is_dataclass(self):
             return {}
         fields = [field for field in dataclasses.fields(self) if field.metadata.get("identity", True)]
         own = {field.name: getattr(self, field.name) for field in fields}
         return {name: value for name, value in own.items() if not _is_structure(value)}
-
-    @property
-    def sparse(self) -> bool:
-        """Whether elements may be missing because an operation here or above drops some."""
-        return any(parent.sparse for parent in self.parents)
 
 
 def _is_structure(value: Any) -> bool:
@@ -194,146 +228,245 @@ def _is_structure(value: Any) -> bool:
 
 
 class MapNode(Node):
-    """A node whose elements are a function of their index. Epoch n is the indices [n * length, (n + 1) * length)."""
+    """A node whose elements are a function of their index. Epoch n is the indices [n * length, (n + 1) * length).
+
+    A map node says how long an epoch is, how elements are planned, what they are made of and how epochs compare.
+    """
+
+    drops: ClassVar[bool] = False
+    """Whether elements of this node may be missing although those of its parents are not."""
+
+    one_to_one: ClassVar[bool] = False
+    """Whether each element is made of exactly one element of one parent."""
+
+    moves: ClassVar[bool] = False
+    """Whether its elements are those of its parents, at other indices. They are then `one_to_one` too."""
+
+    pure: ClassVar[bool] = True
+    """Whether an element follows from what it is made of alone, and not from its index or from chance."""
 
     @property
     @abc.abstractmethod
     def parents(self) -> tuple[MapNode, ...]: ...
 
-    @property
     @abc.abstractmethod
-    def length(self) -> int:
-        """Elements of one epoch; INFINITE for an endless node."""
+    def find_length(self) -> int:
+        """How many elements one epoch has; INFINITE for an endless node. It is asked once: see `length`."""
 
     @abc.abstractmethod
     def plan(self, indices: np.ndarray) -> Plan:
         """Plans the elements at `indices` (int64, any order, any epoch)."""
 
+    @abc.abstractmethod
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        """Of which elements of the parents the ones at `indices` are made, by arithmetic alone; a leaf of none."""
-        nothing = np.zeros(0, dtype=np.int64)
-        return nothing, nothing, nothing
-
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        """Which source records make up the element at `index`, by arithmetic alone."""
-        _, which, positions = self.made_of(words.array([index]))
-        parts = zip(which.tolist(), positions.tolist(), strict=True)
-        found = tuple(origin for part, position in parts for origin in self.parents[part].origins(position))
-        return merged(found) if len(self.parents) == 1 and len(which) > 1 else found
+        """Which elements of the parents the ones at `indices` are made of, by arithmetic alone; none for a leaf."""
 
     @property
-    def one_to_one(self) -> bool:
-        """Whether each element is made of exactly one element of one parent."""
-        return self.moves
-
-    @property
-    def moves(self) -> bool:
-        """Whether its elements are those of its parents, elsewhere."""
-        return False
-
-    @property
+    @abc.abstractmethod
     def epochs(self) -> Epochs:
         """How epochs compare, by the records they are made of."""
-        return Epochs.DIFFERENT
+
+    @optional
+    def origin(self, index: int) -> Origin:
+        """The source record at `index`, for a node that is made of no others; by default named after the node."""
+        return Origin(self.call(), (index % self.length,))
 
     @property
+    @optional
     def in_place(self) -> InPlace:
-        """Whether its elements may be made where results lie."""
+        """Whether this node may write its elements into the memory of results; by default never."""
         return InPlace.NEVER
 
     @property
-    def pure(self) -> bool:
-        """Whether an element is a function of what it is made of: not of its index, not of chance."""
-        return True
+    @optional
+    def fan_in(self) -> int:
+        """How many source records one element is made of, roughly: a plan of many covers fewer elements.
+
+        By default as many as an element of its parents.
+        """
+        return max((parent.fan_in for parent in self.parents), default=1)
+
+    @functools.cached_property
+    def length(self) -> int:
+        """Elements of one epoch; INFINITE for an endless node."""
+        return self.find_length()
 
     @property
-    def fan_in(self) -> int:
-        """How many source records one element is made of, roughly: decides how far a plan reaches ahead."""
-        return max((parent.fan_in for parent in self.parents), default=1)
+    def sparse(self) -> bool:
+        """Whether elements may be missing because this node or one above it drops some."""
+        return self.drops or any(parent.sparse for parent in self.parents)
+
+    def origins(self, index: int) -> tuple[Origin, ...]:
+        """Which source records make up the element at `index`, by arithmetic alone."""
+        rows, which, positions = self.made_of(words.array([index]))
+        if not len(rows):
+            return (self.origin(index),)
+        parts = zip(which.tolist(), positions.tolist(), strict=True)
+        origins = tuple(origin for part, position in parts for origin in self.parents[part].origins(position))
+        return merge_origins(origins) if len(self.parents) == 1 and len(which) > 1 else origins
+
+    def describe_failure(self, *indices: int) -> str:
+        """The note on an error: this operation failed at its element `indices[0]`, or at one of several."""
+        if len(indices) == 1:
+            return describe_failure(self.describe(), indices[0], self.origins(indices[0]))
+        origins = merge_origins(origin for index in indices for origin in self.origins(index))
+        return describe_failure(self.describe(), list(indices), origins)
 
     def take(self, indices: np.ndarray) -> Block:
         """The elements at `indices`, as a block. Raises RowFailed for the first that fails."""
         return take_in_order(self.plan(indices).take, 0, len(indices))
 
 
-def one_each(indices: np.ndarray) -> MadeOf:
-    """What elements are made of where each is made of the one parent's element at the same index."""
-    rows = np.arange(len(indices))
-    return rows, np.zeros_like(rows), indices
+class Leaf(MapNode):
+    """A map node that draws from no other."""
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return ()
+
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return made_of_nothing()
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.SAME
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneParentMap(MapNode):
+    """A map node that draws from one other. By default it has one element for each of the parent's."""
+
+    parent: MapNode
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return (self.parent,)
+
+    @optional
+    def find_length(self) -> int:
+        """By default that of the parent."""
+        return self.parent.length
+
+    @optional
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        """By default each element is made of the parent's element at the same index."""
+        return made_of_one_each(indices)
+
+    @property
+    @optional
+    def epochs(self) -> Epochs:
+        """By default as those of the parent."""
+        return self.parent.epochs
+
+
+class Moved(OneParentMap):
+    """The parent's elements at other indices: a subclass says which."""
+
+    one_to_one = True
+    moves = True
+
+    @abc.abstractmethod
+    def positions(self, indices: np.ndarray) -> np.ndarray:
+        """Where in the parent the elements at `indices` are."""
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return self.parent.plan(self.positions(indices))
+
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        return made_of_one_each(self.positions(indices))
+
+    @property
+    def in_place(self) -> InPlace:
+        return self.parent.in_place
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SeveralParents(MapNode):
+    """A map node that draws from several others."""
+
+    parts: tuple[MapNode, ...]
+
+    @property
+    def parents(self) -> tuple[MapNode, ...]:
+        return self.parts
+
+    @property
+    def joins(self) -> bool:
+        return True
+
+
+def made_of_nothing() -> MadeOf:
+    """What elements are made of where they are made of no parent's elements."""
+    none = np.zeros(0, dtype=np.int64)
+    return none, none, none
+
+
+def made_of_one_each(positions: np.ndarray) -> MadeOf:
+    """What elements are made of where each is made of one element of the one parent."""
+    rows = np.arange(len(positions))
+    return rows, np.zeros_like(rows), positions
+
+
+def made_of_several(edges: np.ndarray, positions: np.ndarray) -> MadeOf:
+    """What elements are made of where element n is made of the one parent's `positions[edges[n]:edges[n + 1]]`."""
+    rows = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    return rows, np.zeros_like(rows), positions
 
 
 def default_seed(nodes: tuple[Node, ...], depth: int = 1) -> int | None:
-    """The seed that an operation below `nodes` gets from the seeds set above it; None where there is none.
+    """The seed that an operation after `nodes` derives from the seeds set before it; None where none is set.
 
-    Breadth first, so that the seed depends on the shape of the pipeline alone; a path ends at its first seed.
+    The search goes breadth first, so that the seed depends on the shape of the pipeline alone. Each path ends at the
+    first seed it meets.
     """
-    found: list[tuple[int, int]] = []
+    set_before: list[tuple[int, int]] = []
     queue: list[tuple[Node, int]] = [(node, depth) for node in nodes]
     for node, depth in queue:  # the queue grows while it is read
         while not node.takes_a_place:
             (node,) = node.parents
         seed = node.seed_for_children
         if seed is not None:
-            found.append((seed, depth))
+            set_before.append((seed, depth))
         else:
             queue.extend((parent, depth + 1) for parent in node.seeded_by)
-    return seeds.derive(found) if found else None
+    return seeds.derive(set_before) if set_before else None
 
 
-def opaque(node: Node) -> Node:
-    """The node itself, or the one whose running it describes."""
+def skip_transparent(node: Node) -> Node:
+    """The node itself; for one that only says how its parent runs, that parent."""
     while node.transparent:
         (node,) = node.parents
     return node
 
 
-def rewired(node: Node, change: Callable[[Node], Node]) -> Any:
-    """A copy of a node that draws from `change` of its parents; what a user's own dataset draws from stays."""
+def replace_parents(node: Node, change: Callable[[Node], Node]) -> Any:
+    """A copy of a node that draws from `change(parent)` for each parent. A user's own dataset stays as it is."""
     if not dataclasses.is_dataclass(node):
         return node
     fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node) if field.init}
-    parents = {name: _changed(value, change) for name, value in fields.items() if _is_structure(value)}
+    parents = {
+        name: tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+        for name, value in fields.items()
+        if _is_structure(value)
+    }
     return dataclasses.replace(node, **parents)
 
 
-def _changed(value: Any, change: Callable[[Node], Node]) -> Any:
-    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
-
-
-def each(
-    function: Callable[[Any], Any], rows: list[Any], where: Callable[[int], str], *, also_none: bool = False
-) -> list[Any]:
-    """`function` of every row that is there; a failure becomes a RowFailed that says `where(row)`."""
-    count = len(rows)
-    left: Iterator[Any] = iter(rows)
-    del rows  # once they are used up, nobody holds them here: `ownership.own` may have to count who does
-    try:
-        if also_none:
-            return [function(row) for row in left]
-        return [None if row is None else function(row) for row in left]
-    except RowFailed:
-        raise
-    except Exception as error:
-        # How far the iterator got tells the row, at no cost per row.
-        row = count - operator.length_hint(left) - 1
-        raise RowFailed(row, located(error, where(row))) from error
-
-
-def told(what: str, index: int | list[int], origins: tuple[Origin, ...]) -> str:
-    """The note on an error: which transformation, at which of its elements, made of which records."""
+def describe_failure(what: str, index: int | list[int], origins: tuple[Origin, ...]) -> str:
+    """The note on an error: which transformation failed, at which of its elements, made of which records."""
     made_of = "; ".join(map(str, origins))
     numbers = [index] if isinstance(index, int) else index
-    at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_listed(numbers)}"
+    at = f"its element {numbers[0]}" if len(numbers) == 1 else f"one of its elements {_list(numbers)}"
     return f"bushel: {what} failed at {at}" + (f", made of {made_of}." if made_of else ".")
 
 
-def merged(origins: Iterable[Origin]) -> tuple[Origin, ...]:
+def merge_origins(origins: Iterable[Origin]) -> tuple[Origin, ...]:
     """Origins with one entry per source."""
-    found: dict[str, tuple[int, ...]] = {}
+    by_source: dict[str, tuple[int, ...]] = {}
     for origin in origins:
-        found[origin.source] = found.get(origin.source, ()) + origin.indices
-    return tuple(Origin(source, indices) for source, indices in found.items())
+        by_source[origin.source] = by_source.get(origin.source, ()) + origin.indices
+    return tuple(Origin(source, indices) for source, indices in by_source.items())
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def _list(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

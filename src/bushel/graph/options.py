@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from bushel.base.options import DatasetOptions
 from bushel.graph.streams import OneParent, StreamNode
@@ -15,20 +14,11 @@ class WithOptions(OneParent):
 
     options: DatasetOptions
 
-    @property
-    def transparent(self) -> bool:
-        return True
-
-    @property
-    def takes_a_place(self) -> bool:
-        return True  # in Grain it does: a seed after it would differ otherwise
+    transparent = True  # and it takes a place, in Grain it does: a seed after it would differ otherwise
 
     @property
     def length(self) -> int | None:
         return self.parent.length
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"pipe(WithOptionsIterDataset, {self.options})"

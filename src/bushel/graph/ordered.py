@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, transforms
+from bushel.base import blocks
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
 from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, inside, located
 from bushel.base.ownership import own
-from bushel.graph.apply import call_of
-from bushel.graph.batch import BatchFn, batch_call, batched_spec, make_batch, may_keep
+from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, make_batch, may_keep
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import Node, each
+from bushel.graph.node import Node
+from bushel.graph.operation import FLAT_MAP_ALL, format_call
 from bushel.graph.skips import Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered, StreamNode
@@ -46,10 +45,10 @@ class BatchStream(OneParent):
         return elements // self.batch_size if self.drop_remainder else -(-elements // self.batch_size)
 
     def element_spec(self) -> Any:
-        return batched_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
+        return derive_batch_spec(self.parent.element_spec(), self.batch_size, self.drop_remainder, self.batch_fn)
 
     def call(self) -> str:
-        return batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
+        return format_batch_call(self.batch_size, self.drop_remainder, self.batch_fn)
 
 
 class BatchCursor(Cursor):
@@ -117,25 +116,14 @@ class FlatMapStream(OneParent, Ordered):
         raise NotImplementedError("The shapes after flat_map are not known without running it.")
 
     def call(self) -> str:
-        return call_of("flat_map", self.transform)
+        return format_call("flat_map", self.transform)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Parts(Elementwise):
-    """What each element becomes, as a list: this is the user's work, and can be done ahead."""
+    """What each element becomes, as a list. This is the user's function, and can be computed ahead."""
 
-    operation = "flat_map"
-
-    @property
-    def shares(self) -> bool:  # type: ignore[override]
-        return True  # the parts of one element may share memory
-
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        return each(lambda row: list(self.function(row)), blocks.rows_of(block), where, also_none=True), None
-
-    @functools.cached_property
-    def function(self) -> Callable[[Any], Any]:
-        return transforms.method(self.transform, transforms.FlatMap, "flat_map")
+    kind = FLAT_MAP_ALL
 
 
 class _FlatMapCursor(GroupCursor):
@@ -186,9 +174,6 @@ class MixStream(StreamNode, Ordered):
 
     def open(self, opener: Opener) -> Cursor:
         return _MixCursor(tuple(opener.part(part) for part in self.parts), self)
-
-    def element_spec(self) -> Any:
-        return self.parts[0].element_spec()
 
     def call(self) -> str:
         if self.keys is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
-from bushel.graph.fill import filled
+from bushel.graph.fill import fill_rows
 from bushel.graph.pack_stream import as_sequence, leaves_up_to
 from bushel.index.packing import Bins, layout
 
@@ -66,7 +66,7 @@ class PackAndBatchOperation:
             sizes = np.array(list(map(len, some)), dtype=np.int64)
             starts = placed.starts[:, number]
             laid = layout(placed.rows, starts, sizes, placed.segments, count=self.batch_size, length=length)
-            data.append(filled(laid, some, some[0]))
+            data.append(fill_rows(laid, some, some[0]))
             ids.append(laid.segment_ids())
             positions.append(laid.positions())
         metadata = last.metadata.remove_record_key()  # a batch has the index of its last record

@@ -14,7 +14,7 @@ from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.graph.cursors import Cursor, GroupCursor, Mark
-from bushel.graph.fill import filled
+from bushel.graph.fill import fill_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
@@ -227,7 +227,7 @@ class _PackCursor(GroupCursor):
                     "Truncate it before packing, or make rows longer."
                 )
         except Exception as error:
-            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
+            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed.")) from error
         return taken, others, sizes
 
     def _filled(
@@ -246,12 +246,12 @@ class _PackCursor(GroupCursor):
         ]
         try:
             values = [
-                filled(laid, some, some[0], padding)
+                fill_rows(laid, some, some[0], padding)
                 for laid, some, padding in zip(layouts, sequences, features.paddings, strict=True)
             ]
         except ValueError as error:
             shapes = [sorted({sequence.shape[1:] for sequence in some}) for some in sequences]
-            where = f"bushel: {node.placed()} failed: inner shapes of sequences are {features.built(shapes)}."
+            where = f"bushel: {node.describe()} failed: inner shapes of sequences are {features.built(shapes)}."
             raise RowFailed(0, located(error, where)) from error
         data = features.built(values)
         for name, number in features.numbered.items():

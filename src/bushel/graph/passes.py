@@ -15,9 +15,9 @@ from bushel.graph.node import Node
 from bushel.graph.streams import Elements, StreamNode
 
 if TYPE_CHECKING:
-    from bushel.graph import limits
+    from bushel.graph import portions
 else:
-    limits = Lazy("bushel.graph.limits")
+    portions = Lazy("bushel.graph.portions")
 
 _finished: weakref.WeakSet[Node] = weakref.WeakSet()
 """Datasets that an iterator has read to the end."""
@@ -58,7 +58,7 @@ def _shuffles_once(node: Node) -> bool:
     nodes = [node]
     for step in nodes:  # the list grows while it is read
         operation = step.map if isinstance(step, reindex.Reindex) else step
-        if isinstance(operation, (reindex.Repeat, limits.RepeatStream)):
+        if isinstance(operation, (reindex.Repeat, portions.RepeatStream)):
             return False
         shuffled = shuffled or isinstance(operation, reindex.Shuffle)
         nodes.extend(step.parents)

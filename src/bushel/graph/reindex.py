@@ -1,38 +1,42 @@
-"""Index-only operations: shuffle, slice, repeat, seed on one parent; concatenate, mix, select on several; zip."""
+"""Index-only operations: shuffle, slice, repeat, seed on one parent; concatenate, mix and select on several; zip."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, located
+from bushel.base.contract import optional
+from bushel.base.errors import RowFailed
 from bushel.base.transforms import DatasetSelectionMap, short_name
-from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, Reckoned, one_each, told
+from bushel.graph.node import Computed, Epochs, MadeOf, Moved, Plan, SeveralParents, describe_failure, raise_for_row
 from bushel.index import epochs, mix, shuffle, words
 
 
 class IndexMap(abc.ABC):
     """A function from int64 arrays to int64 arrays: position in the child -> position in the parent."""
 
-    @abc.abstractmethod
-    def length(self, parent_length: int) -> int: ...
+    @optional
+    def length(self, parent_length: int) -> int:
+        """How many elements the child has; by default as many as the parent."""
+        return parent_length
 
     @abc.abstractmethod
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray: ...
 
+    @optional
     def epochs(self, parent: Epochs) -> Epochs:
-        """How epochs compare after it, for a parent whose epochs compare as `parent` says."""
+        """How the child's epochs compare if the parent's compare as `parent` says; by default nothing is known."""
         return Epochs.DIFFERENT
 
     @abc.abstractmethod
-    def call(self) -> str: ...
+    def call(self) -> str:
+        """The map as the user wrote it."""
 
 
 def _parameters(map: Any) -> dict[str, Any]:
@@ -45,9 +49,6 @@ class Shuffle(IndexMap):
     """Every epoch in an order of its own."""
 
     seed: int
-
-    def length(self, parent_length: int) -> int:
-        return parent_length
 
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return shuffle.shuffle(indices, length=parent_length, seed=self.seed)
@@ -69,9 +70,6 @@ class WindowShuffle(IndexMap):
     def __post_init__(self) -> None:
         checks.positive(self.window_size, "window_size")
         checks.seed(self.seed, below=shuffle.SEED_LIMIT)
-
-    def length(self, parent_length: int) -> int:
-        return parent_length
 
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return shuffle.window_shuffle(indices, length=parent_length, window=self.window_size, seed=self.seed)
@@ -100,7 +98,7 @@ class Slice(IndexMap):
         )
 
     def epochs(self, parent: Epochs) -> Epochs:
-        return parent if parent is Epochs.SAME else Epochs.DIFFERENT
+        return parent.after_cutting()
 
     def call(self) -> str:
         step = "" if self.step == 1 else f", {self.step}"
@@ -120,7 +118,7 @@ class Listed(IndexMap):
         return epochs.listed(indices, self.positions, parent_length=parent_length)
 
     def epochs(self, parent: Epochs) -> Epochs:
-        return parent if parent is Epochs.SAME else Epochs.DIFFERENT
+        return parent.after_cutting()
 
     def call(self) -> str:
         return f"slice([{len(self.positions)} positions])"
@@ -152,12 +150,9 @@ class Repeat(IndexMap):
 
 @dataclasses.dataclass(frozen=True)
 class Seed(IndexMap):
-    """Changes nothing but the seeds of what follows."""
+    """Changes nothing but the seeds of the operations after it."""
 
     seed: int
-
-    def length(self, parent_length: int) -> int:
-        return parent_length
 
     def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
         return indices
@@ -170,40 +165,20 @@ class Seed(IndexMap):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Reindex(MapNode):
-    """The elements of one parent, elsewhere."""
+class Reindex(Moved):
+    """The elements of one parent at the positions that an index map gives."""
 
-    parent: MapNode
     map: IndexMap
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return self.map.length(self.parent.length)
 
-    def plan(self, indices: np.ndarray) -> Plan:
-        return self.parent.plan(self.map(indices, self.parent.length))
-
-    def made_of(self, indices: np.ndarray) -> MadeOf:
-        return one_each(self.map(indices, self.parent.length))
-
-    @property
-    def moves(self) -> bool:
-        return True
+    def positions(self, indices: np.ndarray) -> np.ndarray:
+        return self.map(indices, self.parent.length)
 
     @property
     def epochs(self) -> Epochs:
         return self.map.epochs(self.parent.epochs)
-
-    @property
-    def in_place(self) -> InPlace:
-        return self.parent.in_place
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     @property
     def seed_for_children(self) -> int | None:
@@ -226,12 +201,14 @@ class SelectMap(abc.ABC):
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]: ...
 
     @property
+    @optional
     def whole_epochs(self) -> bool:
-        """Whether one epoch has one epoch of each parent, all of it."""
+        """Whether one epoch has exactly one epoch of each parent; by default not."""
         return False
 
     @abc.abstractmethod
-    def call(self) -> str: ...
+    def call(self) -> str:
+        """The map as the user wrote it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +247,7 @@ class Mix(SelectMap):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SelectByUser(SelectMap):
-    """A user's DatasetSelectionMap: asked index by index."""
+    """A user's DatasetSelectionMap, which is asked index by index."""
 
     selection_map: DatasetSelectionMap
 
@@ -278,38 +255,34 @@ class SelectByUser(SelectMap):
         return len(self.selection_map)
 
     def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        pairs = []
-        for row, index in enumerate(indices.tolist()):
-            try:
-                which, position = self.selection_map[index]
-                if not 0 <= which < len(parent_lengths):
-                    raise IndexError(f"it chose dataset {which} of {len(parent_lengths)}")
-            except Exception as error:
-                raise RowFailed(row, located(error, told(self.call(), index, ()))) from error
-            pairs.append((which, position))
+        numbers = indices.tolist()
+        left = iter(numbers)
+        try:
+            pairs = [self._choose(index, len(parent_lengths)) for index in left]
+        except Exception as error:
+            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.call(), numbers[row], ()))
         return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
+
+    def _choose(self, index: int, count: int) -> tuple[int, int]:
+        which, position = self.selection_map[index]
+        if not 0 <= which < count:
+            raise IndexError(f"it chose dataset {which} of {count}")
+        return which, position
 
     def call(self) -> str:
         return f"select_from_datasets({short_name(self.selection_map)})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Select(MapNode):
+class Select(SeveralParents):
     """Elements of several parents in one index space."""
 
-    parts: tuple[MapNode, ...]
     map: SelectMap
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return self.parts
+    one_to_one = True
+    moves = True
 
-    @property
-    def joins(self) -> bool:
-        return True
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return self.map.length(self._lengths)
 
     @functools.cached_property
@@ -317,9 +290,9 @@ class Select(MapNode):
         return tuple(part.length for part in self.parts)
 
     def plan(self, indices: np.ndarray) -> Plan:
-        return _SelectedLater(self, indices) if isinstance(self.map, SelectByUser) else self.routed(indices)
+        return _SelectedLater(self, indices) if isinstance(self.map, SelectByUser) else self.route(indices)
 
-    def routed(self, indices: np.ndarray) -> Plan:
+    def route(self, indices: np.ndarray) -> Plan:
         """Plans of the parents, and which of them serves which element."""
         which, positions = self.map(indices, self._lengths)
         counts = np.bincount(which)
@@ -330,28 +303,21 @@ class Select(MapNode):
         ends = np.cumsum(counts).tolist()
         rows = {number: order[ends[number] - counts[number] : ends[number]] for number in used}
         plans = {number: self.parts[number].plan(positions[rows[number]]) for number in used}
-        values_of = [plan.values for plan in plans.values() if isinstance(plan, Reckoned)]
-        reckoned = [values for values in values_of if isinstance(values, np.ndarray)]
-        if len(reckoned) < len(plans):
+        computed = [plan.values for plan in plans.values() if isinstance(plan, Computed)]
+        numbers = [values for values in computed if isinstance(values, np.ndarray)]
+        if len(numbers) < len(plans):
             return _Selected(which, rows, plans)
-        values = np.empty(len(indices), dtype=np.int64)
-        for some, number in zip(reckoned, used):
-            values[rows[number]] = some
-        return Reckoned(values)
+        merged = np.empty(len(indices), dtype=np.int64)
+        for part, values in zip(used, numbers):
+            merged[rows[part]] = values
+        return Computed(merged)
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         return np.arange(len(indices)), *self.map(indices, self._lengths)
 
     @property
-    def moves(self) -> bool:
-        return True
-
-    @property
     def epochs(self) -> Epochs:
         return min(part.epochs for part in self.parts) if self.map.whole_epochs else Epochs.DIFFERENT
-
-    def element_spec(self) -> Any:
-        return self.parts[0].element_spec()
 
     def parameters(self) -> dict[str, Any]:
         return _parameters(self.map)
@@ -362,41 +328,32 @@ class Select(MapNode):
 
 @dataclasses.dataclass(slots=True)
 class _SelectedLater(Plan):
-    """Elements routed by a user's function, which runs for what is asked and not ahead."""
+    """Elements that a user's function selects. It runs when rows are read and not ahead of that."""
 
     node: Select
     indices: np.ndarray
 
-    def take(self, low: int, high: int) -> Block:
-        return self.node.routed(self.indices[low:high]).take(0, high - low)
-
-    def look(self, low: int, high: int) -> Block:
-        return self.node.routed(self.indices[low:high]).look(0, high - low)
+    def read(self, low: int, high: int, private: bool) -> Block:
+        return self.node.route(self.indices[low:high]).read(0, high - low, private)
 
 
 @dataclasses.dataclass(slots=True)
 class _Selected(Plan):
     which: np.ndarray
     rows: dict[int, np.ndarray]
-    """For each parent that serves some, the rows that it serves, in order."""
+    """For each parent that serves some rows, these rows, in order."""
     plans: dict[int, Plan]
     singles: tuple[list[int], list[int]] | None = None
-    """For each row its parent and its place in the plan of that, once rows are taken one by one."""
+    """For each row its parent and its place in that parent's plan, once rows are read one by one."""
 
-    def take(self, low: int, high: int) -> Block:
-        return self._read(lambda plan: plan.take, low, high)
-
-    def look(self, low: int, high: int) -> Block:
-        return self._read(lambda plan: plan.look, low, high)
-
-    def _read(self, how: Callable[[Plan], Callable[[int, int], Block]], low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         if high - low == 1:
             if self.singles is None:
-                self.singles = self._singles()
+                self.singles = self._find_singles()
             which, places = self.singles
             place = places[low]
-            return how(self.plans[which[low]])(place, place + 1)
-        found: list[tuple[np.ndarray, Block]] = []
+            return self.plans[which[low]].read(place, place + 1, private)
+        parts: list[tuple[np.ndarray, Block]] = []
         edges = np.array((low, high))
         for number, rows in self.rows.items():
             first, last = rows.searchsorted(edges).tolist()
@@ -404,28 +361,28 @@ class _Selected(Plan):
                 continue
             here = rows[first:last] - low
             try:
-                found.append((here, how(self.plans[number])(first, last)))
+                parts.append((here, self.plans[number].read(first, last, private)))
             except RowFailed as failed:
                 raise RowFailed(int(here[failed.row]), failed.error) from failed.error
-        if len(found) == 1:
-            return found[0][1]
-        columns = [block for _, block in found if isinstance(block, Columns)]
-        if len(columns) == len(found) and blocks.alike(columns) and all(c.present is None for c in columns):
-            return _scattered(columns, [here for here, _ in found], high - low)
+        if len(parts) == 1:
+            return parts[0][1]
+        columns = [block for _, block in parts if isinstance(block, Columns)]
+        if len(columns) == len(parts) and blocks.alike(columns) and all(c.present is None for c in columns):
+            return _scatter(columns, [here for here, _ in parts], high - low)
         merged: list[Any] = [None] * (high - low)
-        for here, block in found:
+        for here, block in parts:
             for place, row in zip(here.tolist(), blocks.rows_of(block), strict=True):
                 merged[place] = row
         return merged
 
-    def _singles(self) -> tuple[list[int], list[int]]:
+    def _find_singles(self) -> tuple[list[int], list[int]]:
         places = np.empty(len(self.which), dtype=np.int64)
         for rows in self.rows.values():
             places[rows] = np.arange(len(rows))
         return self.which.tolist(), places.tolist()
 
 
-def _scattered(columns: list[Columns], places: list[np.ndarray], length: int) -> Columns:
+def _scatter(columns: list[Columns], places: list[np.ndarray], length: int) -> Columns:
     def scatter(*leaves: np.ndarray) -> np.ndarray:
         out = np.empty((length, *leaves[0].shape[1:]), leaves[0].dtype)
         for leaf, place in zip(leaves, places, strict=True):
@@ -436,21 +393,10 @@ def _scattered(columns: list[Columns], places: list[np.ndarray], length: int) ->
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Zip(MapNode):
+class Zip(SeveralParents):
     """Tuples of the elements of several parents at the same index."""
 
-    parts: tuple[MapNode, ...]
-
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return self.parts
-
-    @property
-    def joins(self) -> bool:
-        return True
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return self.parts[0].length
 
     def plan(self, indices: np.ndarray) -> Plan:
@@ -463,7 +409,7 @@ class Zip(MapNode):
 
     @property
     def epochs(self) -> Epochs:
-        return Epochs.SAME if all(part.epochs is Epochs.SAME for part in self.parts) else Epochs.DIFFERENT
+        return min(part.epochs for part in self.parts).after_cutting()
 
     def element_spec(self) -> Any:
         return tuple(part.element_spec() for part in self.parts)
@@ -476,15 +422,9 @@ class Zip(MapNode):
 class _Zipped(Plan):
     plans: list[Plan]
 
-    def take(self, low: int, high: int) -> Block:
-        return self._zip([plan.take(low, high) for plan in self.plans], high - low)
-
-    def look(self, low: int, high: int) -> Block:
-        return self._zip([plan.look(low, high) for plan in self.plans], high - low)
-
-    @staticmethod
-    def _zip(found: list[Block], count: int) -> Block:
-        columns = [block for block in found if isinstance(block, Columns) and block.present is None]
-        if len(columns) == len(found):
-            return Columns(tuple(block.tree for block in columns), count)
-        return list(zip(*map(blocks.rows_of, found), strict=True))
+    def read(self, low: int, high: int, private: bool) -> Block:
+        parts = [plan.read(low, high, private) for plan in self.plans]
+        columns = [block for block in parts if isinstance(block, Columns) and block.present is None]
+        if len(columns) == len(parts):
+            return Columns(tuple(block.tree for block in columns), high - low)
+        return list(zip(*map(blocks.rows_of, parts), strict=True))

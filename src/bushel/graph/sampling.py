@@ -1,4 +1,4 @@
-"""Samplers, and the node that reads what they choose. The samplers' arithmetic is Grain's, on whole arrays."""
+"""Samplers, and the node that reads the records they choose. The arithmetic is Grain's, on whole arrays."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import numpy as np
 
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, located
 from bushel.base.records import Record, RecordMetadata
 from bushel.base.rng import keyed
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
 from bushel.base.transforms import short_name, shown
-from bushel.graph.node import MapNode, Origin, Plan, told
+from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each, raise_for_row
 from bushel.index import epochs, shuffle, words
 
 
 class Sampler(Protocol):
-    """What a sampler is: global index -> which record to read, and its generator.
+    """A sampler says which record to read for a global index, and has a random generator for it.
 
-    It may have a `__len__`; without one its length is found by asking, until it raises IndexError.
+    It may have a `__len__`. Without one, its length is found by search: past its end it must raise IndexError.
     """
 
     def __getitem__(self, index: int, /) -> RecordMetadata:
@@ -38,8 +37,8 @@ class SequentialSampler:
     """
 
     def __init__(self, num_records: int, shard_options: ShardOptions = NoSharding(), seed: int | None = None):  # noqa: B008
-        self.num_records = _record_count(num_records)
-        self._shard_options = _checked_shard(shard_options)
+        self.num_records = _check_count(num_records)
+        self._shard_options = _check_shard(shard_options)
         self._seed = None if seed is None else checks.seed(seed, what="seed")
         over = self.num_records % shard_options.shard_count if shard_options.drop_remainder else 0
         self._max_index = self.num_records - over
@@ -49,7 +48,7 @@ class SequentialSampler:
 
     def __getitem__(self, index: int) -> RecordMetadata:
         _check_index(index, self._max_index)
-        return RecordMetadata(index=index, record_key=index, rng=_generator(self._seed, index))
+        return RecordMetadata(index=index, record_key=index, rng=_make_generator(self._seed, index))
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Places in the source for many global indices."""
@@ -84,8 +83,8 @@ class IndexSampler:
         num_epochs: int | None = None,
         seed: int | None = None,
     ):
-        self.num_records = _record_count(num_records)
-        self._shard_options = _checked_shard(shard_options)
+        self.num_records = _check_count(num_records)
+        self._shard_options = _check_shard(shard_options)
         self._shuffle = bool(shuffle)
         self._num_epochs = None if num_epochs is None else checks.positive(num_epochs, "num_epochs")
         if shuffle and seed is None:
@@ -108,7 +107,7 @@ class IndexSampler:
     def __getitem__(self, index: int) -> RecordMetadata:
         _check_index(index, self._max_index)
         key = int(self.record_keys(words.array([index]))[0])
-        return RecordMetadata(index=index, record_key=key, rng=_generator(self._seed, index))
+        return RecordMetadata(index=index, record_key=key, rng=_make_generator(self._seed, index))
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Places in the source for many global indices."""
@@ -136,14 +135,14 @@ class IndexSampler:
         )
 
 
-def _record_count(num_records: Any) -> int:
+def _check_count(num_records: Any) -> int:
     count = checks.integer(num_records, "num_records")
     if count <= 0:
         raise ValueError(f"A sampler needs at least one record, got num_records={count}.")
     return count
 
 
-def _checked_shard(options: Any) -> ShardOptions:
+def _check_shard(options: Any) -> ShardOptions:
     if not isinstance(options, ShardOptions):
         raise TypeError(f"shard_options must be ShardOptions, got {options!r}.")
     return options
@@ -154,61 +153,60 @@ def _check_index(index: int, end: int | None) -> None:
         raise IndexError(f"Index {index} is out of range for a sampler of {end} records.")
 
 
-def _generator(seed: int | None, index: int) -> np.random.Generator | None:
+def _make_generator(seed: int | None, index: int) -> np.random.Generator | None:
     return None if seed is None else keyed(seed + index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Sampled(MapNode):
+class Sampled(OneParentMap):
     """The records of a source that a sampler chooses for one shard; as `Record`, with metadata, where asked for."""
 
-    parent: MapNode
     sampler: Any
     shard: ShardOptions
     as_records: bool = False
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         shard, own = self.shard, self.own
         if isinstance(own, IndexSampler):
             inner = own._shard_options
             if (inner.shard_index, inner.shard_count) == (shard.shard_index, shard.shard_count):
                 return own.shard_length()
-        total = _length_of(self.sampler)
+        total = _find_length(self.sampler)
         over = 0 if shard.drop_remainder or total >= checks.INFINITE else shard.shard_count - 1 - shard.shard_index
         return (total + over) // shard.shard_count
 
     @functools.cached_property
     def own(self) -> IndexSampler | SequentialSampler | None:
-        """The sampler, if it is one of ours, so that its keys are arithmetic; None for one that must be asked."""
+        """The sampler if it is Bushel's, whose record keys are arithmetic; None for a user's, which is called."""
         for kind in (IndexSampler, SequentialSampler):
             if isinstance(self.sampler, kind) and type(self.sampler).__getitem__ is kind.__getitem__:
                 return self.sampler
         return None
 
     def plan(self, indices: np.ndarray) -> Plan:
-        numbers = epochs.shard(indices, index=self.shard.shard_index, count=self.shard.shard_count)
+        numbers = self._numbers(indices)
         if self.own is None:
-            return _Asked(self, numbers.tolist())
+            return _ChosenByUser(self, numbers.tolist())
         keys = self.own.record_keys(numbers)
         plan = self.parent.plan(keys)
         return _WithMetadata(numbers.tolist(), keys.tolist(), self.own._seed, plan) if self.as_records else plan
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
-        number = epochs.shard(index, index=self.shard.shard_index, count=self.shard.shard_count)
-        if self.own is None:
-            return self.parent.origins(self.sampler[number].record_key)
-        return self.parent.origins(int(self.own.record_keys(words.array([number]))[0]))
+    def made_of(self, indices: np.ndarray) -> MadeOf:
+        numbers = self._numbers(indices)
+        if self.own is not None:
+            return made_of_one_each(self.own.record_keys(numbers))
+        return made_of_one_each(words.array([self.sampler[number].record_key for number in numbers.tolist()]))
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
+    def _numbers(self, indices: np.ndarray) -> np.ndarray:
+        """Global indices of the sampler for elements of this shard."""
+        return epochs.shard(indices, index=self.shard.shard_index, count=self.shard.shard_count)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.DIFFERENT
 
     def parameters(self) -> dict[str, Any]:
-        # As a transformation its code counts too, and its values.
+        # Under the name `transform` the identity includes the sampler's code and values too.
         return {"sampler": shown(self.sampler), "shard": self.shard, "transform": self.sampler}
 
     def call(self) -> str:
@@ -223,38 +221,42 @@ class _WithMetadata(Plan):
     seed: int | None
     parent: Plan
 
-    def take(self, low: int, high: int) -> Block:
-        rows = blocks.rows_of(self.parent.take(low, high))
+    def read(self, low: int, high: int, private: bool) -> Block:
+        rows = blocks.rows_of(self.parent.read(low, high, private))
         return [
-            Record(RecordMetadata(number, key, _generator(self.seed, number)), row)
+            Record(RecordMetadata(number, key, _make_generator(self.seed, number)), row)
             for number, key, row in zip(self.numbers[low:high], self.keys[low:high], rows)
         ]
 
 
 @dataclasses.dataclass(slots=True)
-class _Asked(Plan):
-    """Records that a user's sampler chooses: it is asked for what is read, and not ahead."""
+class _ChosenByUser(Plan):
+    """Records that a user's sampler chooses. It is called when rows are read and not ahead of that."""
 
     node: Sampled
     numbers: list[int]
 
-    def take(self, low: int, high: int) -> Block:
-        chosen: list[RecordMetadata] = []
-        for number in self.numbers[low:high]:
-            try:
-                metadata = self.node.sampler[number]
-                checks.integer(metadata.record_key, f"record_key of {metadata}")
-            except Exception as error:
-                raise RowFailed(len(chosen), located(error, told(self.node.call(), number, ()))) from error
-            chosen.append(metadata)
+    def read(self, low: int, high: int, private: bool) -> Block:
+        numbers = self.numbers[low:high]
+        left = iter(numbers)
+        try:
+            chosen = [_call_sampler(self.node.sampler, number) for number in left]
+        except Exception as error:
+            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.node.call(), numbers[row], ()))
         keys = words.array([metadata.record_key for metadata in chosen])  # type: ignore[misc]
-        block = self.node.parent.plan(keys).take(0, len(chosen))
+        block = self.node.parent.plan(keys).read(0, len(chosen), private)
         if not self.node.as_records:
             return block
         return [Record(metadata, row) for metadata, row in zip(chosen, blocks.rows_of(block))]
 
 
-def _length_of(sampler: Any) -> int:
+def _call_sampler(sampler: Any, number: int) -> RecordMetadata:
+    metadata = sampler[number]
+    checks.integer(metadata.record_key, f"record_key of {metadata}")
+    return metadata
+
+
+def _find_length(sampler: Any) -> int:
     if hasattr(sampler, "__len__"):
         return len(sampler)
     low, high = 0, checks.INFINITE

@@ -1,23 +1,23 @@
 """Elements chosen by a column: dense filters, weighted draws, orders by value. Index arithmetic, with exact lengths.
 
-A table for an epoch is made of the values in the order of that epoch. Where epochs are the same it is made once; after
-a shuffle each epoch has its own, made when it is first asked for and never part of a state.
+The table of an epoch is made of the values in the order of that epoch. Where all epochs are the same, one table serves
+all. After a shuffle each epoch has a table of its own, which is made when it is first needed and is in no state.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from bushel.base.checks import INFINITE
+from bushel.base.contract import optional
 from bushel.graph.columns import Column
-from bushel.graph.node import Epochs, MadeOf, MapNode, Plan, one_each
+from bushel.graph.node import Epochs, MapNode, Moved
 from bushel.graph.reindex import Reindex, Repeat
 from bushel.index import order, words
 
@@ -25,7 +25,7 @@ _KEPT_EPOCHS = 4
 
 
 class EpochTables:
-    """A table per epoch, the last few of them kept. Where one table serves all epochs it travels with the pipeline."""
+    """A table per epoch, of which the last few are kept. A table for all epochs is pickled with the pipeline."""
 
     def __init__(self, make: Callable[[int], Any], *, one_for_all: bool):
         self._make, self._one_for_all = make, one_for_all
@@ -34,28 +34,28 @@ class EpochTables:
 
     def __call__(self, epoch: int) -> Any:
         epoch = 0 if self._one_for_all else epoch
-        found = self._tables.get(epoch)
-        if found is None:
-            with self._lock:
-                found = self._tables.get(epoch)
-                if found is None:
-                    found = self._make(epoch)
-                    while len(self._tables) >= _KEPT_EPOCHS:
-                        del self._tables[next(iter(self._tables))]
-                    self._tables[epoch] = found
-        return found
+        table = self._tables.get(epoch)
+        if table is not None:
+            return table
+        with self._lock:
+            if epoch not in self._tables:  # another thread may have made it meanwhile
+                table = self._make(epoch)
+                while len(self._tables) >= _KEPT_EPOCHS:
+                    del self._tables[next(iter(self._tables))]
+                self._tables[epoch] = table
+            return self._tables[epoch]
 
     def __reduce__(self) -> Any:
         return _epoch_tables, (self._make, self._one_for_all, self._tables if self._one_for_all else {})
 
 
 def _epoch_tables(make: Callable[[int], Any], one_for_all: bool, tables: dict[int, Any]) -> EpochTables:
-    made = EpochTables(make, one_for_all=one_for_all)
-    made._tables.update(tables)
-    return made
+    restored = EpochTables(make, one_for_all=one_for_all)
+    restored._tables.update(tables)
+    return restored
 
 
-def by_epoch(epoch: np.ndarray, offset: np.ndarray, pick: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+def pick_by_epoch(epoch: np.ndarray, offset: np.ndarray, pick: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
     """`pick(epoch, offsets)` of all offsets, each with its own epoch."""
     if not len(epoch):
         return offset
@@ -72,46 +72,41 @@ def by_epoch(epoch: np.ndarray, offset: np.ndarray, pick: Callable[[int, np.ndar
 class Rule(abc.ABC):
     """How the positions of an epoch follow from the values of its elements."""
 
+    steady_length: ClassVar[bool] = True
+    """Whether an epoch after the rule is as long as the one before it, whatever the values are."""
+
     @abc.abstractmethod
     def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
-        """What is worth remembering of one epoch."""
+        """What is worth keeping of one epoch; one entry per element after the rule."""
 
-    @abc.abstractmethod
+    @optional
     def pick(self, table: np.ndarray, offsets: np.ndarray, epoch: int) -> np.ndarray:
-        """Places in the epoch after the rule -> places in the epoch before it."""
+        """Places in the epoch after the rule -> places in the epoch before it; by default the table lists them."""
+        return table[offsets]
 
     @property
+    @optional
     def reseeds(self) -> bool:
-        """Whether the table differs from epoch to epoch although the values do not."""
+        """Whether the table differs from epoch to epoch although the values do not; by default not."""
         return False
-
-    @property
-    def steady_length(self) -> bool:
-        """Whether an epoch is as long as its table whatever the values are."""
-        return True
 
     @abc.abstractmethod
     def epochs(self, parent: Epochs) -> Epochs:
-        """How epochs compare after it, for a parent whose epochs compare as `parent` says."""
+        """How epochs compare after the rule if the parent's compare as `parent` says."""
 
     @abc.abstractmethod
     def call(self, column: Column, length: int) -> str:
-        """How it reads, over `length` elements."""
+        """The operation as it reads, over `length` elements."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Where(Rule):
     """The elements with a true value, in order."""
 
+    steady_length = False
+
     def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
         return np.flatnonzero(values)
-
-    def pick(self, table: np.ndarray, offsets: np.ndarray, epoch: int) -> np.ndarray:
-        return table[offsets]
-
-    @property
-    def steady_length(self) -> bool:
-        return False
 
     def epochs(self, parent: Epochs) -> Epochs:
         return parent
@@ -145,19 +140,14 @@ class WeightedShuffle(Rule):
 
     seed: int
 
-    def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
-        return order.weighted_order(values, seed=self.seed, epoch=epoch)
-
-    def pick(self, table: np.ndarray, offsets: np.ndarray, epoch: int) -> np.ndarray:
-        return table[offsets]
+    steady_length = False
 
     @property
     def reseeds(self) -> bool:
         return True
 
-    @property
-    def steady_length(self) -> bool:
-        return False
+    def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
+        return order.weighted_order(values, seed=self.seed, epoch=epoch)
 
     def epochs(self, parent: Epochs) -> Epochs:
         return min(parent, Epochs.SHUFFLED)
@@ -173,15 +163,12 @@ class OrderBy(Rule):
     noise: float
     seed: int
 
-    def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
-        return order.sorted_order(values, noise=self.noise, seed=self.seed, epoch=epoch)
-
-    def pick(self, table: np.ndarray, offsets: np.ndarray, epoch: int) -> np.ndarray:
-        return table[offsets]
-
     @property
     def reseeds(self) -> bool:
         return self.noise > 0
+
+    def table(self, values: np.ndarray, epoch: int) -> np.ndarray:
+        return order.sorted_order(values, noise=self.noise, seed=self.seed, epoch=epoch)
 
     def epochs(self, parent: Epochs) -> Epochs:
         return min(parent, Epochs.SHUFFLED) if self.noise else parent
@@ -192,44 +179,24 @@ class OrderBy(Rule):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Chosen(MapNode):
+class Chosen(Moved):
     """The elements of one parent as a rule on a column chooses them, epoch by epoch."""
 
-    parent: MapNode
     column: Column
     rule: Rule
     tables: EpochTables
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
-
-    @functools.cached_property
-    def length(self) -> int:  # type: ignore[override]
+    def find_length(self) -> int:
         return len(self.tables(0))
 
-    def _positions(self, indices: np.ndarray) -> np.ndarray:
+    def positions(self, indices: np.ndarray) -> np.ndarray:
         epoch, offset = words.split(indices, self.length, to=self.parent.length)
-        return by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number)) + (
-            epoch * self.parent.length
-        )
-
-    def plan(self, indices: np.ndarray) -> Plan:
-        return self.parent.plan(self._positions(indices))
-
-    def made_of(self, indices: np.ndarray) -> MadeOf:
-        return one_each(self._positions(indices))
-
-    @property
-    def moves(self) -> bool:
-        return True
+        places = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
+        return places + epoch * self.parent.length
 
     @property
     def epochs(self) -> Epochs:
         return self.rule.epochs(self.parent.epochs)
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def parameters(self) -> dict[str, Any]:
         return {"operation": type(self.rule).__name__, **vars(self.rule), "column": self.column.digest}
@@ -240,7 +207,7 @@ class Chosen(MapNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _TableOf:
-    """The table of an epoch. It keeps to the nodes that the column knows: those of the pipeline may be copies."""
+    """Makes the table of an epoch, from the nodes that the column was computed on: the pipeline's may be copies."""
 
     parent: MapNode
     column: Column
@@ -251,7 +218,7 @@ class _TableOf:
 
 
 def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> MapNode:
-    """`build` of a node; of one epoch of it, repeated, where it is one epoch repeated without end."""
+    """`build(node)`. Where the node is an endless repeat, `build` gets one epoch of it, and the result is repeated."""
     if node.length < INFINITE:
         return build(node)
     if not isinstance(node, Reindex) or not isinstance(node.map, Repeat):
@@ -262,8 +229,8 @@ def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> 
     return Reindex(build(epoch), Repeat(None, True))
 
 
-def chosen(node: MapNode, column: Column, rule: Rule) -> MapNode:
-    """A rule on a column over a node whose epochs it cannot make differ in length."""
+def choose(node: MapNode, column: Column, rule: Rule) -> MapNode:
+    """The elements of a node that a rule on a column chooses. Raises if epochs would differ in length."""
     if not rule.steady_length and node.epochs is Epochs.DIFFERENT:
         raise ValueError(
             f"Epochs of {node.call()} are made of different records, so after `{rule.call(column, node.length)}` "

@@ -1,4 +1,4 @@
-"""A graph as people read it: as the code that builds it, and as a table for notebooks."""
+"""A graph as text: the code that builds it, and a table of its steps for notebooks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _WIDTH = 100
 
 def text(node: Node) -> str:
     """The pipeline as it was written, one call per line unless it fits one line."""
-    calls, parts = _chain(node)
+    calls, parts = _split_at_join(node)
     head = f"{'MapDataset' if isinstance(node, MapNode) or _starts_as_map(node) else 'IterDataset'}.{calls[0]}"
     if parts:
-        inner = ",\n".join(_indented(text(part), 8) for part in parts)
+        inner = ",\n".join(_indent(text(part), 8) for part in parts)
         head = f"{head.partition('(')[0]}([\n{inner},\n    ]{_arguments(calls[0])})"
     one_line = ".".join([head, *calls[1:]])
     if len(one_line) <= _WIDTH and "\n" not in one_line:
@@ -68,11 +68,11 @@ def _shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:
             return ""
     try:
         return trees.describe(read_one(step))
-    except Exception as error:  # the table shows the steps before it, and where reading failed
+    except Exception as error:  # the table still shows the steps before it, and says which step failed
         return f"fails: {in_words(error).splitlines()[0]}"
 
 
-def _chain(node: Node) -> tuple[list[str], tuple[Node, ...]]:
+def _split_at_join(node: Node) -> tuple[list[str], tuple[Node, ...]]:
     steps = [node]
     while steps[-1].parents and not steps[-1].joins:
         steps.append(steps[-1].parents[0])
@@ -94,5 +94,5 @@ def _arguments(call: str) -> str:
     return f", {inside}" if inside else ""
 
 
-def _indented(block: str, by: int) -> str:
+def _indent(block: str, by: int) -> str:
     return "\n".join(" " * by + line for line in block.splitlines())

@@ -1,7 +1,7 @@
 """Where a cache keeps the elements of a stream: in memory or in files. Only a stream read to its end is kept.
 
-With each element the stream's state after it is kept, so that whoever reads from here can say where it is. The elements
-that failed and were skipped are kept as they were reported, so that they count again when the others are read again.
+With each element the store keeps the stream's state after it, so that a cursor that reads the cache has a state. The
+store also keeps the elements that failed and were skipped, so that they count again when the cache is read.
 """
 
 from __future__ import annotations
@@ -39,15 +39,11 @@ VERSION = 2
 class Kept(Protocol):
     """All elements of a stream."""
 
-    @property
-    def end(self) -> State:
-        """The stream's state once it has ended."""
-        ...
+    end: State
+    """The stream's state once it has ended."""
 
-    @property
-    def skipped(self) -> Skipped:
-        """The elements that failed and were left out when the stream was read."""
-        ...
+    skipped: Skipped
+    """The elements that failed and were skipped when the stream was read."""
 
     def __len__(self) -> int: ...
 
@@ -61,7 +57,7 @@ class Kept(Protocol):
 
 
 class Recording(abc.ABC):
-    """Elements of a stream that is being read, from its start on."""
+    """The elements of a stream while it is read, from its start on."""
 
     @abc.abstractmethod
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
@@ -69,7 +65,7 @@ class Recording(abc.ABC):
 
     @abc.abstractmethod
     def back_to(self, count: int) -> None:
-        """Forgets all but the first `count` elements."""
+        """Drops all but the first `count` elements."""
 
     @abc.abstractmethod
     def finish(self, end: State, skipped: list[SkipNote]) -> None:
@@ -77,7 +73,7 @@ class Recording(abc.ABC):
 
     @abc.abstractmethod
     def abandon(self) -> None:
-        """Forgets all of it."""
+        """Drops the recording."""
 
 
 class Store(abc.ABC):
@@ -85,15 +81,15 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def find(self, key: str) -> Kept | None:
-        """What is kept of a pipeline; None where it was not read to its end yet."""
+        """The elements of a pipeline; None where it has not been read to its end yet."""
 
     @abc.abstractmethod
     def forget(self, key: str, kept: Kept) -> None:
-        """Removes what `find` has found under this key: it is damaged."""
+        """Removes what `find` returned for this key, because it is damaged."""
 
     @abc.abstractmethod
     def record(self, key: str, start: State) -> Recording:
-        """Begins to keep a stream whose state is `start`."""
+        """Starts to keep a stream whose state is `start`."""
 
 
 class Memory(Store):
@@ -112,10 +108,10 @@ class Memory(Store):
         return _MemoryRecording(self, key, start)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"kept": {}}  # another process reads for itself
+        return {"kept": {}}  # another process fills a cache of its own
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _InMemory:
     elements: list[Any]
     states: list[State]
@@ -140,7 +136,7 @@ class _MemoryRecording(Recording):
         self._skipped: Skipped = {}
 
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
-        _enter(self._skipped, len(self._elements), skipped)
+        _record_skips(self._skipped, len(self._elements), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
 
@@ -149,20 +145,20 @@ class _MemoryRecording(Recording):
         self._skipped = _before(self._skipped, count)
 
     def finish(self, end: State, skipped: list[SkipNote]) -> None:
-        _enter(self._skipped, len(self._elements), skipped)
+        _record_skips(self._skipped, len(self._elements), skipped)
         self._store.kept.setdefault(self._key, _InMemory(self._elements, self._states, end, self._skipped))
 
     def abandon(self) -> None:
         self._elements, self._states, self._skipped = [], self._states[:1], {}
 
 
-def _enter(table: Skipped, place: int, skipped: list[SkipNote]) -> None:
+def _record_skips(table: Skipped, place: int, skipped: list[SkipNote]) -> None:
     if skipped:
         table[place] = list(skipped)
 
 
 def _before(table: Skipped, count: int) -> Skipped:
-    """Those that were skipped on the way to the first `count` elements."""
+    """The entries for elements that were skipped before element number `count`."""
     return {place: skipped for place, skipped in table.items() if place < count}
 
 
@@ -222,15 +218,7 @@ class _InFiles:
         self.index = index  # the content of its file, by which it is told from one that was made later
         self._edges = np.cumsum([0] + [count for count, _ in chunks])
         self._open: tuple[int, list[Any], list[State]] = (-1, [], [])
-        self._end, self._skipped = end, skipped
-
-    @property
-    def end(self) -> State:
-        return self._end
-
-    @property
-    def skipped(self) -> Skipped:
-        return self._skipped
+        self.end, self.skipped = end, skipped
 
     def __len__(self) -> int:
         return int(self._edges[-1])
@@ -264,7 +252,7 @@ class _FileRecording(Recording):
         self._skipped: Skipped = {}
 
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
-        _enter(self._skipped, self._count(), skipped)
+        _record_skips(self._skipped, self._count(), skipped)
         self._elements.append(copied(element))
         self._states.append(state)
         self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
@@ -294,7 +282,7 @@ class _FileRecording(Recording):
         self._skipped = _before(self._skipped, count)
 
     def finish(self, end: State, skipped: list[SkipNote]) -> None:
-        _enter(self._skipped, self._count(), skipped)
+        _record_skips(self._skipped, self._count(), skipped)
         if self._elements:
             self._flush()
         kept = {"chunks": self._chunks, "start": self._start, "end": end, "skipped": self._skipped}
@@ -315,9 +303,9 @@ def _read(folder: Folder, under: str, chunk: int, checksum: int) -> tuple[list[A
     except OSError as error:
         raise DamagedFile(f"{path} cannot be read ({error}).") from error
     if zlib.crc32(data) != checksum:
-        raise DamagedFile(f"{path} is damaged: its {len(data)} bytes do not fit their checksum.")
+        raise DamagedFile(f"{path} is damaged: its {len(data)} bytes do not match their checksum.")
     try:
         elements, states = pickle.loads(data)
         return elements, json.loads(states)
-    except Exception as error:  # for example a class that is not where it was
+    except Exception as error:  # for example a class that was moved to another module
         raise DamagedFile(f"{path} cannot be unpickled ({type(error).__name__}: {error}).") from error

@@ -57,7 +57,7 @@ class StreamNode(Node):
         """How many elements the stream has if no element is missing; None where that is not known without reading."""
         return None
 
-    def placed(self) -> str:
+    def describe(self) -> str:
         """The operation as it reads in a message."""
         return self.call()
 
@@ -93,9 +93,6 @@ class Elements(StreamNode):
     def length(self) -> int | None:
         return None if self.parent.sparse and not self.allow_nones else self.parent.length
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return f"to_iter_dataset({'allow_nones=True' if self.allow_nones else ''})"
 
@@ -125,16 +122,12 @@ class Ahead(OneParent):
         if self.init is not None and not callable(self.init):
             raise TypeError(f"worker_init_fn must be a function of (worker index, worker count), got {self.init!r}.")
 
-    @property
-    def transparent(self) -> bool:
-        return True
+    transparent = True
+    takes_a_place = False
 
     @property
     def length(self) -> int | None:
         return self.parent.length
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         name = "multithread_prefetch" if self.threads else "mp_prefetch"
@@ -147,20 +140,11 @@ class Pulled(OneParent):
 
     size: int
 
-    @property
-    def transparent(self) -> bool:
-        return True
-
-    @property
-    def takes_a_place(self) -> bool:
-        return True  # as in Grain
+    transparent = True
 
     @property
     def length(self) -> int | None:
         return self.parent.length
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"pipe(ThreadPrefetchIterDataset, prefetch_buffer_size={self.size})"
@@ -179,9 +163,6 @@ class SeedStream(OneParent):
     @property
     def seed_for_children(self) -> int | None:
         return self.seed
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"seed({self.seed})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -34,9 +33,6 @@ class WindowShuffleStream(OneParent, Ordered):
     @property
     def length(self) -> int | None:
         return self.parent.length
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"window_shuffle({self.window_size}, seed={self.seed})"

@@ -47,3 +47,15 @@ def batched(i: Any, *, batch_size: int, length: int, parent_length: int) -> tupl
     size = np.minimum(left, batch_size) if isinstance(left, np.ndarray) else min(left, batch_size)
     offset = epoch * parent_length
     return first + offset, first + offset + size
+
+
+def ranges(first: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Ranges of positions one after the other, and where each of them begins in that list.
+
+    >>> edges, positions = ranges(np.array([10, 3]), np.array([2, 3]))
+    >>> edges.tolist(), positions.tolist()
+    ([0, 2, 5], [10, 11, 3, 4, 5])
+    """
+    edges = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=edges[1:])
+    return edges, np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])

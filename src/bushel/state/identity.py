@@ -14,7 +14,7 @@ import numpy as np
 
 from bushel.base.transforms import shown
 from bushel.graph.leaves import Source
-from bushel.graph.node import Node, opaque
+from bushel.graph.node import Node, skip_transparent
 from bushel.graph.ordered import MixStream
 from bushel.sources.protocol import file_fingerprint
 from bushel.state.digest import class_digest, code_digest, digest, whole_digest
@@ -29,7 +29,7 @@ OWN_PART = "_own_identity"
 
 def identity(node: Node) -> list[Any]:
     """What a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]]."""
-    node = opaque(node)
+    node = skip_transparent(node)
     parents = [identity(parent) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
         # The weights and the parts of a mixture by key may change between runs: parts are compared by name.
@@ -68,7 +68,7 @@ def functions_digest(node: Node) -> str:
 
 
 def _functions(node: Node) -> list[Any]:
-    node = opaque(node)
+    node = skip_transparent(node)
     own = [value for name, value in node.parameters().items() if _is_function(name, value)]
     if node.own_class is not None:
         own.append(node.own_class)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.node import Epochs, MapNode, Origin, Plan, Reckoned
+from bushel.graph.node import Computed, Leaf, Origin, Plan
 from bushel.index import words
 from bushel.map_dataset import MapDataset, MapPipeline
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Tickets(MapNode):
+class _Tickets(Leaf):
     """The numbers [first, first + count) of `total` that one epoch has; those of epoch e with e * total added."""
 
     count: int
@@ -24,25 +24,16 @@ class _Tickets(MapNode):
     told: Callable[[int, int], Origin] | None = dataclasses.field(metadata={"identity": False})
     """What a sample is made of, by its number and its epoch."""
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return ()
-
-    @property
-    def length(self) -> int:
+    def find_length(self) -> int:
         return self.count
 
     def plan(self, indices: np.ndarray) -> Plan:
         epochs, numbers = words.split(indices, self.count, to=self.total)
-        return Reckoned(words.narrowed(epochs * self.total + (numbers + self.first)))
+        return Computed(words.narrowed(epochs * self.total + (numbers + self.first)))
 
-    def origins(self, index: int) -> tuple[Origin, ...]:
+    def origin(self, index: int) -> Origin:
         epoch, number = divmod(index, self.count)
-        return (Origin(self.call(), (number,)) if self.told is None else self.told(number, epoch),)
-
-    @property
-    def epochs(self) -> Epochs:
-        return Epochs.SAME
+        return Origin(self.call(), (number,)) if self.told is None else self.told(number, epoch)
 
     def element_spec(self) -> Any:
         return ShapeDtypeStruct(shape=(), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Packed rows by random access: which pieces make up row n is planned once, from lengths alone.
 
 Where pieces go is decided by index/packing.py. The packers of streams, which see a few sequences at a time, are in
-graph/packing.py and graph/concat_split.py; unlike theirs, the pieces of a row here lie end to end, with one gap after
+graph/packing.py and graph/concat_split.py. Here, unlike there, the pieces of a row lie end to end, with one gap after
 them.
 """
 
@@ -19,14 +19,14 @@ from bushel.base import checks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, located
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.graph.node import Epochs, InPlace, MadeOf, MapNode, Plan, told
+from bushel.graph.node import InPlace, MadeOf, OneParentMap, Plan, made_of_several
 from bushel.graph.pack_stream import as_sequence
-from bushel.index import packing, shuffle, words
+from bushel.index import epochs, packing, shuffle, words
 from bushel.sources.ragged import Sequences
 
 STRATEGIES = (*packing.STRATEGIES, "concat_split")
 BARE = "tokens"
-"""What the one feature is called where elements are sequences themselves."""
+"""The name of the one feature where elements are sequences themselves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,8 +45,8 @@ class PackOptions:
         return {BARE: self.length} if isinstance(self.length, int) else dict(self.length)
 
 
-def checked(length: Any, strategy: str, window: Any, seed: Any, max_sequences: Any) -> PackOptions:
-    """Options of packing, each wrong one told."""
+def check_options(length: Any, strategy: str, window: Any, seed: Any, max_sequences: Any) -> PackOptions:
+    """Options of packing. Raises an error for any that cannot be."""
     if isinstance(length, Mapping):
         if not length:
             raise ValueError("`pack` needs the length of a row for at least one feature, got none.")
@@ -80,8 +80,8 @@ class Pieces:
     """How long the elements are that the pieces are of, for each feature."""
 
 
-def planned(lengths: np.ndarray, options: PackOptions) -> Pieces:
-    """Where sequences with these lengths, of shape (sequences, features), go."""
+def plan_rows(lengths: np.ndarray, options: PackOptions) -> Pieces:
+    """Decides where sequences go. `lengths` has the shape (sequences, features)."""
     capacities = list(options.capacities.values())
     order = np.arange(len(lengths))
     if options.seed is not None and len(lengths):
@@ -105,35 +105,25 @@ def planned(lengths: np.ndarray, options: PackOptions) -> Pieces:
 
 
 def _narrow(array: np.ndarray) -> np.ndarray:
-    """As int32 where all of it fits: plans are kept, and sent to workers."""
+    """As int32 where all numbers fit: plans are kept in memory and sent to workers."""
     return array.astype(np.int32) if not array.size or array.max() < 1 << 31 else array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class PackedRows(MapNode):
+class PackedRows(OneParentMap):
     """Rows of fixed length made of the sequences of one epoch of the parent."""
 
-    parent: MapNode
     options: PackOptions
     pieces: Pieces
     digest: str
-    """Of the lengths: with the options it says all about the plan."""
+    """Of the lengths. The plan follows from the lengths and the options."""
 
-    @property
-    def parents(self) -> tuple[MapNode, ...]:
-        return (self.parent,)
-
-    @property
-    def length(self) -> int:
+    def find_length(self) -> int:
         return len(self.pieces.edges) - 1
 
     @functools.cached_property
     def fan_in(self) -> int:  # type: ignore[override]
         return max(1, len(self.pieces.elements) // max(1, self.length)) * self.parent.fan_in
-
-    @property
-    def epochs(self) -> Epochs:
-        return self.parent.epochs
 
     @property
     def in_place(self) -> InPlace:
@@ -155,28 +145,26 @@ class PackedRows(MapNode):
         return _Packed(self, indices, edges, features, np.cumsum(fresh) - 1, self.parent.plan(elements[fresh]))
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        edges, pieces, elements = self._pieces_of(indices)
-        return np.repeat(np.arange(len(indices)), np.diff(edges)), np.zeros_like(pieces), elements
+        edges, _, elements = self._pieces_of(indices)
+        return made_of_several(edges, elements)
 
     def _pieces_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where each row begins among the pieces of all of them, these pieces, and the elements they are of."""
         epoch, row = words.split(indices, self.length, to=self.parent.length)
         first = self.pieces.edges[row]
         sizes = self.pieces.edges[row + 1] - first
-        edges = np.zeros(len(indices) + 1, dtype=np.int64)
-        np.cumsum(sizes, out=edges[1:])
-        pieces = np.repeat(first - edges[:-1], sizes) + np.arange(edges[-1])
+        edges, pieces = epochs.ranges(first, sizes)
         return edges, pieces, self.pieces.elements[pieces] + np.repeat(epoch * self.parent.length, sizes)
 
     def element_spec(self) -> Any:
         spec = self.parent.element_spec()
-        made: dict[str, Any] = {}
+        rows: dict[str, Any] = {}
         for name, length in self.options.capacities.items():
             leaf = spec if isinstance(self.options.length, int) else spec[name]
-            made[name] = ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype)
+            rows[name] = ShapeDtypeStruct((length, *leaf.shape[1:]), leaf.dtype)
         for name, length in self.options.capacities.items():
-            made[f"{name}_segment_ids"] = made[f"{name}_positions"] = ShapeDtypeStruct((length,), np.int32)
-        return made
+            rows[f"{name}_segment_ids"] = rows[f"{name}_positions"] = ShapeDtypeStruct((length,), np.int32)
+        return rows
 
     def parameters(self) -> dict[str, Any]:
         return {**vars(self.options), "lengths": self.digest}
@@ -227,7 +215,10 @@ class _Feature:
         )
 
     def tokens(self, entries: list[Any], which: np.ndarray, first: int, end: int) -> list[np.ndarray]:
-        """Pieces [first, end), of entries of which there may be fewer: `which` says of which each is."""
+        """Pieces [first, end). Several may be of one entry: `which` says of which entry each is.
+
+        Raises RowFailed, with the number of the piece as its row, where an entry is not as long as was planned.
+        """
         if isinstance(entries, Sequences):
             have = entries.lengths
         else:
@@ -239,11 +230,11 @@ class _Feature:
         expected = self.lengths[first:end]
         if not (have == expected).all():
             wrong = int((have != expected).argmax())
-            raise _WrongLength(
-                first + wrong,
+            sentence = (
                 f"{self.name} has {have[wrong]} entries, and rows were planned for {expected[wrong]}. Lengths must be "
-                "those of the very elements that are packed: compute the column on this dataset.",
+                "those of the very elements that are packed: compute the column on this dataset."
             )
+            raise RowFailed(first + wrong, ValueError(sentence))
         if self.whole:
             return entries
         cuts = zip(entries, self.offsets[first:end].tolist(), self.ends[first:end].tolist(), strict=True)
@@ -266,7 +257,7 @@ class _Feature:
         filled = memory.output((*shape, *like.shape[1:]), like.dtype)
         np.concatenate(parts, out=filled.reshape(-1, *like.shape[1:]), casting="unsafe")
         positions = np.repeat(self.begins[here], runs).reshape(shape)
-        positions += _counted(self.length)
+        positions += _count_up(self.length)
         for row, gap in enumerate(gaps):
             positions[row, self.length - gap :] = 0
         return filled, np.repeat(self.numbers[here], runs).reshape(shape), positions
@@ -282,7 +273,7 @@ class _Packed(Plan):
     """For each piece, which element of the parent's plan it is of."""
     parent: Plan
 
-    def take(self, low: int, high: int) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         first, end = int(self.edges[low]), int(self.edges[high])
         read = int(self.reads[first])
         bare = isinstance(self.node.options.length, int)
@@ -297,19 +288,18 @@ class _Packed(Plan):
             tokens = [
                 feature.tokens(some, which, first, end) for feature, some in zip(self.features, entries, strict=True)
             ]
-        except _WrongLength as wrong:
-            row = self._row_of(wrong.piece)
-            index = int(self.indices[row])
-            where = told(self.node.call(), index, self.node.origins(index))
-            raise RowFailed(row - low, located(ValueError(str(wrong)), where)) from None
+        except RowFailed as failed:  # its row is a piece
+            row = self._row_of(failed.row)
+            where = self.node.describe_failure(int(self.indices[row]))
+            raise RowFailed(row - low, located(failed.error, where)) from None
         if all(map(_one_kind, tokens)):
             return self._columns(tokens, low, high)
         # Sequences of several kinds: a row is like its first one, whatever rows it is made together with.
-        made = []
+        rows = []
         for row in range(low, high):
             begin, stop = int(self.edges[row]) - first, int(self.edges[row + 1]) - first
-            made.extend(self._columns([some[begin:stop] for some in tokens], row, row + 1).rows())
-        return made
+            rows.extend(self._columns([some[begin:stop] for some in tokens], row, row + 1).rows())
+        return rows
 
     def _row_of(self, piece: int) -> int:
         return int(np.searchsorted(self.edges, piece, side="right")) - 1
@@ -324,7 +314,7 @@ class _Packed(Plan):
 
 
 @functools.lru_cache(maxsize=4)
-def _counted(count: int) -> np.ndarray:
+def _count_up(count: int) -> np.ndarray:
     return np.arange(count, dtype=np.int32)
 
 
@@ -336,11 +326,3 @@ def _one_kind(sequences: list[np.ndarray]) -> bool:
     if len(kinds) > 1:
         return False
     return kinds.pop()[1] == 1 or len({sequence.shape[1:] for sequence in sequences}) == 1
-
-
-class _WrongLength(Exception):
-    """Piece `piece` is of a sequence that is not as long as was planned."""
-
-    def __init__(self, piece: int, sentence: str):
-        super().__init__(sentence)
-        self.piece = piece

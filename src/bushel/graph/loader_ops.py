@@ -1,4 +1,4 @@
-"""Operations of a DataLoader as stream nodes: on plain data, or on records where one of them needs the metadata."""
+"""The operations of a DataLoader as stream nodes: on plain data, or on records if an operation needs metadata."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, StateMismatch, located
 from bushel.base.ownership import own
 from bushel.base.records import Record, RecordMetadata
-from bushel.graph.apply import call_of
+from bushel.graph import operation
 from bushel.graph.batch import BatchFn
 from bushel.graph.cursors import Cursor, Mark, Over
 from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import each
+from bushel.graph.operation import Kind, Operation, format_call
 from bushel.graph.skips import Skips, collect_skips
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
@@ -27,52 +25,46 @@ from bushel.graph.streams import OneParent, Opener, Ordered
 class MapData(Elementwise):
     """A Map transformation of plain data. None is data like any other here, as in Grain's DataLoader."""
 
-    operation = "map"
+    kind = operation.MAP_ALL
 
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        function = transforms.method(self.transform, transforms.Map, "map")
-        return each(function, blocks.rows_of(block), where, also_none=True), None
+
+def _map_records(records: Iterator[Any], op: Operation, numbers: Sequence[int]) -> list[Any]:
+    return [Record(record.metadata, op.function(record.data)) for record in records]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MapRecords(Elementwise):
     """A Map transformation of the data of records."""
 
-    operation = "map"
+    kind = Kind("map", operation.find_map, _map_records)
 
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        function = transforms.method(self.transform, transforms.Map, "map")
-        return each(lambda record: Record(record.metadata, function(record.data)), blocks.rows_of(block), where), None
+
+def _random_map_records(records: Iterator[Any], op: Operation, numbers: Sequence[int]) -> list[Any]:
+    return [Record(record.metadata, op.function(record.data, record.metadata.rng)) for record in records]
+
+
+def _find_random_map(transform: Any) -> Callable[..., Any]:
+    if isinstance(transform, transforms.TfRandomMap):
+        return transform.np_random_map
+    return transforms.method(transform, transforms.RandomMap, "random_map")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RandomMapRecords(Elementwise):
     """A RandomMap transformation of the data of records, each with the generator of its record."""
 
-    operation = "random_map"
+    kind = Kind("random_map", _find_random_map, _random_map_records)
 
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        old = isinstance(self.transform, transforms.TfRandomMap)
-        kind, name = (transforms.TfRandomMap, "np_random_map") if old else (transforms.RandomMap, "random_map")
-        function = transforms.method(self.transform, kind, name)
 
-        def mapped(record: Record[Any]) -> Record[Any]:
-            return Record(record.metadata, function(record.data, record.metadata.rng))
-
-        return each(mapped, blocks.rows_of(block), where), None
+def _filter_records(records: Iterator[Any], op: Operation, numbers: Sequence[int]) -> list[Any]:
+    return [bool(op.function(record.data)) for record in records]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FilterRecords(Elementwise):
     """A Filter transformation of the data of records."""
 
-    operation = "filter"
-    drops = True
-
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        function, records = transforms.method(self.transform, transforms.Filter, "filter"), blocks.rows_of(block)
-        kept = np.array(each(lambda record: bool(function(record.data)), records, where), dtype=bool)
-        return [record for record, stays in zip(records, kept.tolist()) if stays], kept
+    kind = Kind("filter", operation.find_filter, _filter_records, drops=True)
 
 
 class SplitRecords(transforms.FlatMap):
@@ -93,7 +85,7 @@ class SplitRecords(transforms.FlatMap):
 
 @dataclasses.dataclass(frozen=True)
 class BatchRecords:
-    """Makes a batch of the data of records; its metadata are those of the last one."""
+    """Makes a batch of the data of records. Its metadata are those of the last record."""
 
     batch_fn: BatchFn | None
 
@@ -110,7 +102,7 @@ def data_of(record: Record[Any]) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Operate(OneParent, Ordered):
-    """An operation of the user's own, from an iterator of records to another."""
+    """A user's own operation: a function from an iterator of records to another iterator of records."""
 
     transform: Any
 
@@ -121,17 +113,19 @@ class Operate(OneParent, Ordered):
         raise NotImplementedError("The shapes after an operation on records are not known without running it.")
 
     def call(self) -> str:
-        return call_of("operate", self.transform)
+        return format_call("operate", self.transform)
 
 
 class _OperationCursor(Over):
-    """Runs an operation that keeps what it likes of the records it has read.
+    """Runs a user's own operation, which may keep anything of the records it has read.
 
-    So its state is where it began, and how many records it has given since: going there runs it again from there.
+    So the state is the parent's when the operation began, and how many records it has given since. To restore it, the
+    cursor runs the operation again from there.
     """
 
     def __init__(self, parent: Cursor, node: Operate, skips: Skips | None):
-        super().__init__(parent)
+        self.parent = parent
+        self.parents = (parent,)
         self.node = node
         self.skips = skips
         self._begin(0)
@@ -164,8 +158,8 @@ class _OperationCursor(Over):
         return made
 
     def _run_again(self) -> None:
-        """Begins the operation, and goes past what it has given before."""
-        self.output = iter(self._checked(self.node.transform(self._input())))
+        """Starts the operation, and drops the records that it had given before the state."""
+        self.output = iter(self._check_records(self.node.transform(self._input())))
         with collect_skips(self.skips):
             for done in range(self.replay):
                 if next(self.output, None) is None:
@@ -180,11 +174,11 @@ class _OperationCursor(Over):
         if self.output is None and self.replay:
             self._run_again()
 
-    def _checked(self, output: Any) -> Iterator[Any]:
+    def _check_records(self, output: Any) -> Iterator[Any]:
         for record in output:
             if not hasattr(record, "data") or not hasattr(record, "metadata"):
                 raise TypeError(
-                    f"{self.node.call()} must give records, with `metadata` and `data`; it gave {record!r}."
+                    f"{self.node.call()} must return records, with `metadata` and `data`; it returned {record!r}."
                 )
             yield record
 

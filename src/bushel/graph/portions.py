@@ -35,9 +35,6 @@ class Limit(OneParent, Ordered):
         whole = self.parent.length
         return None if whole is None else min(whole, self.count)
 
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
-
     def call(self) -> str:
         return f"limit({self.count})"
 
@@ -101,9 +98,6 @@ class RepeatStream(OneParent, Ordered):
         if not once:
             return once
         return INFINITE if self.num_epochs is None else min(INFINITE, once * self.num_epochs)
-
-    def element_spec(self) -> Any:
-        return self.parent.element_spec()
 
     def call(self) -> str:
         return f"repeat({'' if self.num_epochs is None else self.num_epochs})"
@@ -200,7 +194,7 @@ class _RebatchCursor(GroupCursor):
         try:
             return trees.map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
         except ValueError as error:
-            raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed.")) from error
+            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed.")) from error
 
     def position_before_group(self) -> tuple[Mark, None]:
         return self.parent.mark(), None
@@ -216,7 +210,7 @@ class _RebatchCursor(GroupCursor):
         error = ValueError(
             f"rebatch needs trees of arrays that share a first axis, not an empty one; got {trees.describe(batch)}."
         )
-        raise RowFailed(0, located(error, f"bushel: {self.node.placed()} failed."))
+        raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed."))
 
     def describe_mismatch(self, rows: int) -> StateMismatch:
         return StateMismatch(

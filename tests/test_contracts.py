@@ -1,0 +1,174 @@
+"""Abstract or final: a class is an interface or a leaf, and no method with a body is replaced in a subclass.
+
+A method marked `@optional` (base/contract.py) has a documented default and may be replaced, once. Whatever else is
+replaced is counted in REPLACED below, by file and with a reason. The numbers must only fall.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+LIBRARY = Path(__file__).parent.parent / "src" / "bushel"
+
+# Files, how many methods with a body they replace, and why that is allowed. Numbers must only fall.
+PUBLIC = "users subclass DatasetIterator and MapDataset, whose methods have Grain's defaults"
+CURSORS = "cursors, stream nodes and executors have defaults that are not marked yet"
+SOON = "not cleaned yet"
+REPLACED: dict[str, tuple[int, str]] = {
+    "dataset": (6, PUBLIC),
+    "device": (2, PUBLIC),
+    "elastic": (10, PUBLIC),
+    "engine/autotune": (3, CURSORS),
+    "engine/delivery": (11, CURSORS),
+    "engine/inline": (5, CURSORS),
+    "engine/observe": (4, CURSORS),
+    "engine/opener": (8, CURSORS),
+    "engine/processes": (1, CURSORS),
+    "engine/pulling": (4, CURSORS),
+    "engine/shipping": (1, CURSORS),
+    "engine/stages": (18, CURSORS),
+    "graph/cache": (8, CURSORS),
+    "graph/concat_split": (5, CURSORS),
+    "graph/custom": (7, CURSORS),
+    "graph/elementwise": (12, CURSORS),
+    "graph/interleave": (8, CURSORS),
+    "graph/loader_ops": (2, CURSORS),
+    "graph/options": (1, CURSORS),
+    "graph/ordered": (23, CURSORS),
+    "graph/packing": (5, CURSORS),
+    "graph/portions": (14, CURSORS),
+    "graph/records": (3, CURSORS),
+    "graph/streams": (10, CURSORS),
+    "graph/windows": (6, CURSORS),
+    "iterator": (7, PUBLIC),
+    "jit/datasets/images": (1, SOON),
+    "sources/parquet": (1, SOON),
+    "sources/stored_arrays": (9, SOON),
+    "sources/tfds": (1, SOON),
+    "sources/tfrecord_stream": (1, SOON),
+    "sources/webdataset": (1, SOON),
+    "trajectory/backends": (4, PUBLIC),
+    "trajectory/image_operations": (1, SOON),
+    "elastic_streams": (4, PUBLIC),
+    "trajectory/loader": (3, PUBLIC),
+}
+
+
+@dataclasses.dataclass
+class Class:
+    """A class as its file says it: names of its bases, and its methods."""
+
+    place: str
+    name: str
+    bases: list[str]
+    methods: dict[str, ast.FunctionDef]
+
+
+def classes(root: Path) -> Iterator[Class]:
+    for file in sorted(root.rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                methods = {
+                    item.name: item
+                    for item in node.body
+                    if isinstance(item, ast.FunctionDef) and "setter" not in marks(item)
+                }
+                bases = [name for base in node.bases if (name := last_name(base)) is not None]
+                yield Class(file.relative_to(root).with_suffix("").as_posix(), node.name, bases, methods)
+
+
+def last_name(node: ast.expr) -> str | None:
+    """`Node` for `Node`, `node.Node` and `Node[T]`."""
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else None
+
+
+def marks(method: ast.FunctionDef) -> set[str | None]:
+    return {last_name(decorator) for decorator in method.decorator_list}
+
+
+def has_body(method: ast.FunctionDef) -> bool:
+    """Whether a method does anything: not where it is abstract, an overload, or a docstring and `...` alone."""
+    if marks(method) & {"abstractmethod", "overload"}:
+        return False
+    return not all(isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant) for line in method.body)
+
+
+def overridden(root: Path) -> list[str]:
+    """`place: Class.method replaces Base.method` for each method with a body that a subclass replaces."""
+    by_name: dict[str, list[Class]] = {}
+    for one in classes(root):
+        by_name.setdefault(one.name, []).append(one)
+    found = []
+    for one in (one for some in by_name.values() for one in some):
+        for name, method in one.methods.items():
+            if name.startswith("__") or not has_body(method):
+                continue  # constructors, and what the language asks for
+            for above in ancestors(one, by_name):
+                replaced = above.methods.get(name)
+                if replaced is not None and has_body(replaced):
+                    if "optional" not in marks(replaced):
+                        found.append(f"{one.place}: {one.name}.{name} replaces {above.name}.{name}")
+                    break
+    return sorted(found)
+
+
+def ancestors(one: Class, by_name: dict[str, list[Class]]) -> Iterator[Class]:
+    """The classes above one, the nearest first. Of several classes of one name, that of the same file is meant."""
+    for name in one.bases:
+        candidates = [other for other in by_name.get(name, []) if other is not one]
+        near = [other for other in candidates if other.place == one.place] or candidates
+        if len(near) == 1:
+            yield near[0]
+            yield from ancestors(near[0], by_name)
+
+
+def test_no_method_with_a_body_is_replaced():
+    found = overridden(LIBRARY)
+    by_file = collections.Counter(line.split(":")[0] for line in found)
+    for file, count in by_file.items():
+        allowed, _ = REPLACED.get(file, (0, ""))
+        mine = "\n".join(line for line in found if line.startswith(f"{file}:"))
+        assert count <= allowed, f"Make the method abstract, or mark its default as @optional:\n{mine}"
+    fewer = {file: by_file[file] for file, (allowed, _) in REPLACED.items() if by_file[file] < allowed}
+    assert not fewer, f"Fewer methods are replaced than the table REPLACED allows. Lower its numbers: {fewer}"
+
+
+def library(folder: Path, text: str) -> Path:
+    (folder / "module.py").write_text(text)
+    return folder
+
+
+BASE = "class Base(abc.ABC):\n    def size(self):\n        return 1\n"
+
+
+def test_the_guard_can_fail(tmp_path):
+    text = BASE + "class Leaf(Base):\n    def size(self):\n        return 2\n"
+    assert overridden(library(tmp_path, text)) == ["module: Leaf.size replaces Base.size"]
+
+
+def test_the_guard_sees_through_a_class_between(tmp_path):
+    text = BASE + "class Middle(Base): ...\nclass Leaf(Middle):\n    def size(self):\n        return 2\n"
+    assert overridden(library(tmp_path, text)) == ["module: Leaf.size replaces Base.size"]
+
+
+def test_abstract_and_optional_methods_may_be_implemented(tmp_path):
+    for mark in ("abc.abstractmethod", "optional", "contract.optional"):
+        marked = BASE.replace("    def", f"    @{mark}\n    def")
+        text = marked + "class Leaf(Base):\n    def size(self):\n        return 2\n"
+        assert overridden(library(tmp_path, text)) == []
+
+
+def test_an_implemented_optional_method_is_final(tmp_path):
+    marked = BASE.replace("    def", "    @optional\n    def")
+    text = marked + "class Leaf(Base):\n    def size(self):\n        return 2\n"
+    text += "class Below(Leaf):\n    def size(self):\n        return 3\n"
+    assert overridden(library(tmp_path, text)) == ["module: Below.size replaces Leaf.size"]
