@@ -44,7 +44,7 @@ from bushel.experimental import (
     WithOptionsIterDataset,
 )
 from bushel.sources import stores
-from bushel.state.identity import fingerprint, identity
+from bushel.state.identity import fingerprint, identify
 from bushel.trajectory import DatasetConfig, make_dataset_from_rlds
 
 MARKER = "Zq7mArKeRx9"
@@ -283,7 +283,7 @@ def look(source, seen):
     if hasattr(source, "__getitem__") and not isinstance(source, bushel.IterDataset):
         seen.append(repr(fingerprint(source)))
         ds = MapDataset.source(source).shuffle(seed=1).map(lambda element: element)
-        seen += [repr(ds), str(ds), str(ds.explain(0)), repr(ds.explain(0)), json.dumps(identity(ds._node))]
+        seen += [repr(ds), str(ds), str(ds.explain(0)), repr(ds.explain(0)), json.dumps(identify(ds._node))]
         seen.append(repr(ds[0]))
         stream = ds.to_iter_dataset()
     else:

@@ -29,7 +29,7 @@ from bushel.iterator import PipelineIterator
 from bushel.sources import writing
 from bushel.sources.writing import Folder
 from bushel.state.digest import digest
-from bushel.state.identity import PYTHON, freeze, functions_digest, identity
+from bushel.state.identity import PYTHON, freeze, functions_digest, identify
 
 _FORMAT = 3  # before, a column could hold values of other records, where elements of the data set were missing
 _INLINE_S = 0.3  # what takes no longer is not worth a pool of workers
@@ -62,7 +62,7 @@ def _computed(node: Map, folder: Folder | None, options: MultiprocessingOptions 
     progress = Progress(f"column {transforms.short_name(node.transform)}", node.length)
     if folder is None:
         return _joined(list(_pieces(node, 0, options, progress)), node)
-    name = digest(_FORMAT, PYTHON, identity(node), functions_digest(node))
+    name = digest(_FORMAT, PYTHON, identify(node), functions_digest(node))
     whole = f"{name}.npy"
     values = _kept(folder, whole, node.length, warn=False)
     if values is None:

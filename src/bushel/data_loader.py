@@ -144,7 +144,7 @@ class DataLoaderIterator(Iterator[T]):
         """The position as JSON, with the identity of the loader under the key "bushel"."""
         position = self._iterator.get_state()
         sealed = position.pop(envelope.KEY)
-        state = loader_state.in_grains_form(position, self._data_loader._facts)
+        state = loader_state.to_grain_form(position, self._data_loader._facts)
         return json.dumps({**state, envelope.KEY: sealed}).encode()
 
     def set_state(self, state: bytes, *, check: bool = True) -> None:
@@ -154,7 +154,7 @@ class DataLoaderIterator(Iterator[T]):
           state: what `get_state` returned.
           check: False also restores the state of another loader, if it has the same entries.
         """
-        self._restore(loader_state.parsed(state), check=check)
+        self._restore(loader_state.parse_state(state), check=check)
 
     def _restore(self, state: dict[str, Any], *, check: bool) -> None:
         facts = self._data_loader._facts

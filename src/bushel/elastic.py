@@ -250,7 +250,7 @@ class _ElasticMapDatasetIterator(DatasetIterator[Any]):
         self._read_options = read_options
         self._workers = multiprocessing_options
         self._options = options
-        self._identity = identity.identity(self._node)
+        self._identity = identity.identify(self._node)
         self._start = 0
         self._iterator = self._opened(0)
 

@@ -70,7 +70,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         # elements, from the last one to the first, the entry that holds the count.
         counts = [node.count_key for node in above if isinstance(node, Elementwise) and node.count_key is not None]
         self._counts = ["skipped", *counts] if self._options.on_error == "skip" else counts
-        self._identity = identity.identity(self._pipeline)
+        self._identity = identity.identify(self._pipeline)
         self._start_states: dict[int, State] = {}
         self._iterator: PipelineIterator[Any] = PipelineIterator(stream, read_options)
 
@@ -163,7 +163,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         The other datasets and the cycle length are no part of it.
         """
         parts = self._all_datasets.parts
-        dataset = identity.identity(parts if isinstance(parts, MapNode) else parts[number])
+        dataset = identity.identify(parts if isinstance(parts, MapNode) else parts[number])
 
         def after(node: Node) -> list[Any]:
             node = skip_transparent(node)

@@ -460,4 +460,4 @@ def _nodes_of(datasets: Sequence[Any], what: str) -> tuple[StreamNode, ...]:
 
 
 def _make_cache_key(node: StreamNode, functions: str) -> str:
-    return digest(identity.identity(node), identity.PYTHON, functions)
+    return digest(identity.identify(node), identity.PYTHON, functions)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import blocks, checks, tables
-from bushel.base.errors import RowFailed, StateMismatch, without_our_frames
+from bushel.base.errors import RowFailed, StateMismatch, remove_our_frames
 from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
 from bushel.engine import Executor, Observer, Report, ThreadedCursor, open_stream
@@ -192,7 +192,7 @@ class _CursorIterator(DatasetIterator[T]):
                 if isinstance(error, Exception):
                     self._assert_not_closed()  # another thread may have closed it meanwhile
                     self._come_back()
-                    error = without_our_frames(error)
+                    error = remove_our_frames(error)
                 raise error
             finally:
                 del error  # its traceback holds this frame, and this frame holds the error
@@ -271,7 +271,7 @@ class PipelineIterator(_CursorIterator[T]):
     @functools.cached_property
     def identity(self) -> list[Any]:
         """What the pipeline is: see `bushel.state.identity`. It is computed once, when it is first needed."""
-        return identity.identity(self._node)
+        return identity.identify(self._node)
 
     def _begin(self) -> Passes:
         _ = self.identity  # before any function runs: a function may change what it closes over

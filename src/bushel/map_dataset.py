@@ -14,7 +14,7 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base import transforms as tf
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, add_note, without_our_frames
+from bushel.base.errors import RowFailed, add_note, remove_our_frames
 from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
 from bushel.base.options import MultiprocessingOptions, ReadOptions
@@ -666,7 +666,7 @@ def _take(map_node: MapNode, indices: np.ndarray) -> Block:
     except RowFailed as failed:
         error = failed.error
         add_note(error, f"bushel: this was element {int(indices[failed.row])} of the dataset.")
-    raise without_our_frames(error)
+    raise remove_our_frames(error)
 
 
 def _nodes_of(datasets: Sequence[MapDataset[Any]], what: str) -> tuple[MapNode, ...]:

@@ -17,7 +17,7 @@ from bushel.graph.columns import Column, Part
 from bushel.graph.node import Epochs, MapNode
 from bushel.graph.pack_plan import PackedRows, PackOptions, plan_rows
 from bushel.state.digest import digest
-from bushel.state.identity import identity
+from bushel.state.identity import identify
 
 
 def bind_column(values: Any, node: MapNode, what: str) -> Column:
@@ -30,9 +30,9 @@ def bind_column(values: Any, node: MapNode, what: str) -> Column:
     if values.reaches(node):
         return values
     # The user may have built the pipeline a second time: then the column belongs to nodes of the same identity.
-    known = [(identity(part.node), part.values) for part in values.parts]
+    known = [(identify(part.node), part.values) for part in values.parts]
     parts = [
-        Part(above, part_values) for above in _ancestors(node) for same, part_values in known if identity(above) == same
+        Part(above, part_values) for above in _ancestors(node) for same, part_values in known if identify(above) == same
     ]
     column = Column(tuple(parts))
     if parts and column.reaches(node):

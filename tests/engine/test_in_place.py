@@ -257,7 +257,7 @@ def test_objects_are_not_made_in_place(bag):
 
 
 def test_no_other_node_says_that_it_makes_results():
-    """One that does goes into `MAKERS` above, and takes from its parents what it needs `memory.apart`."""
+    """One that does goes into `MAKERS` above, and takes from its parents what it needs `memory.call_apart`."""
     found, left = set(), [MapNode]
     for kind in left:
         left.extend(kind.__subclasses__())

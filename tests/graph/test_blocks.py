@@ -283,8 +283,8 @@ def test_where_drops_what_is_not_kept(block, data):
 def test_dense_has_what_is_there(block):
     there = [row for row in model_of(block) if row is not None]
     assert same(blocks.rows_of(block.dense()), there)
-    assert same(blocks.rows_of(blocks.dense(block)), there)
-    assert same(blocks.dense(block.rows()), there)
+    assert same(blocks.rows_of(blocks.drop_missing(block)), there)
+    assert same(blocks.drop_missing(block.rows()), there)
 
 
 @settings(deadline=None)
@@ -329,7 +329,7 @@ def test_rows_of_several_kinds_or_none_have_no_columns(rows):
 @given(st.lists(any_columns | any_columns.map(Columns.rows), min_size=1, max_size=4))
 def test_joined_blocks_are_one_after_the_other(parts):
     expected = [row for part in parts for row in (model_of(part) if isinstance(part, Columns) else part)]
-    found = blocks.joined(parts)
+    found = blocks.join(parts)
     assert len(found) == len(expected)
     assert same(blocks.rows_of(found), expected)
 
@@ -338,10 +338,10 @@ def test_columns_of_one_kind_stay_columns_when_joined():
     one = Columns({"x": np.arange(2), "y": np.zeros((2, 3))}, 2)
     two = Columns({"y": np.ones((1, 3)), "x": np.arange(1)}, 1)
     other = Columns({"x": np.arange(2.0), "y": np.zeros((2, 3))}, 2)
-    assert isinstance(blocks.joined([one, two]), Columns)
-    assert isinstance(blocks.joined([one, other]), list)
-    assert blocks.alike([one, two]) and not blocks.alike([one, other])
-    assert not blocks.alike([one, Columns((np.arange(2),), 2)])
+    assert isinstance(blocks.join([one, two]), Columns)
+    assert isinstance(blocks.join([one, other]), list)
+    assert blocks.are_alike([one, two]) and not blocks.are_alike([one, other])
+    assert not blocks.are_alike([one, Columns((np.arange(2),), 2)])
 
 
 def test_the_model_sees_differences():

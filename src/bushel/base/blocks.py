@@ -82,7 +82,7 @@ def part_of(block: Block, low: int, high: int) -> Block:
     return block.part(low, high) if isinstance(block, Columns) else block[low:high]
 
 
-def dense(block: Block) -> Block:
+def drop_missing(block: Block) -> Block:
     """A block without its missing elements."""
     if isinstance(block, Columns):
         return block.dense()
@@ -146,18 +146,18 @@ def _is_number(kind: type) -> bool:
     return kind in _NUMBERS or issubclass(kind, (np.number, np.bool_))
 
 
-def joined(blocks: list[Block]) -> Block:
+def join(blocks: list[Block]) -> Block:
     """Blocks one after the other, as one block: columns if all of them are, and of one kind."""
     if len(blocks) == 1:
         return blocks[0]
     columns = [block for block in blocks if isinstance(block, Columns)]
-    if len(columns) == len(blocks) and alike(columns) and all(block.present is None for block in columns):
+    if len(columns) == len(blocks) and are_alike(columns) and all(block.present is None for block in columns):
         tree = trees.map_leaves(lambda *leaves: np.concatenate(leaves), *(block.tree for block in columns))
         return Columns(tree, sum(block.length for block in columns))
     return [row for block in blocks for row in rows_of(block)]
 
 
-def alike(blocks: Sequence[Columns]) -> bool:
+def are_alike(blocks: Sequence[Columns]) -> bool:
     """Whether columns have one structure, and leaf by leaf one dtype and one shape per element."""
     first = blocks[0].tree
     try:

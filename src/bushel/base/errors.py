@@ -94,7 +94,7 @@ class TooManySkipped(RuntimeError):
     """More elements failed than `skip_limit` allows."""
 
 
-def in_words(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """An error as text: its type, its message and its notes."""
     try:
         said = str(error)
@@ -127,7 +127,7 @@ def add_note(error: BaseException, note: str) -> None:
             notes.append(note)
 
 
-def located(error: Exception, where: str) -> Exception:
+def locate_error(error: Exception, where: str) -> Exception:
     """The error to raise for `error`, with a note that says `where` it happened."""
     if isinstance(error, StopIteration):
         stopped = StoppedByUser(
@@ -150,7 +150,7 @@ def is_ours(filename: str) -> bool:
     return filename.startswith(_OURS)
 
 
-def without_our_frames(error: Exception) -> Exception:
+def remove_our_frames(error: Exception) -> Exception:
     """The error with a traceback that begins with the user's own code.
 
     An unexpected error inside Bushel keeps its whole traceback. So do all errors after

@@ -39,7 +39,7 @@ def allocating(where: Allocator | None) -> Iterator[None]:
         _allocator, _thread = before
 
 
-def apart(function: Callable[..., Any], *arguments: Any) -> Any:
+def call_apart(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function with `allocating` switched off: it may run a user's function, or keep its arrays."""
     if _allocator is None or _thread != threading.get_ident():
         return function(*arguments)

@@ -53,12 +53,12 @@ def own(rows: list[Any]) -> list[Any]:
     array([0., 0.])
     """
     if not _COUNTS:
-        return list(map(copied, rows))
+        return list(map(copy_value, rows))
     counts = list(map(getrefcount, rows))
     for place, row in enumerate(rows):
         if type(row) not in IMMUTABLE:
             if counts[place] > _FRESH:
-                rows[place] = copied(row)
+                rows[place] = copy_value(row)
             elif type(row) is dict:
                 _own_entries(row)
             else:
@@ -77,14 +77,14 @@ def own_block(block: Block) -> Block:
     return own_columns(block) if isinstance(block, Columns) else own(block)
 
 
-def copied_block(block: Block) -> Block:
+def copy_block(block: Block) -> Block:
     """A copy of a block that shares no object with it that a function could write into."""
     if isinstance(block, Columns):
-        return dataclasses.replace(block, tree=copied(block.tree))
-    return list(map(copied, block))
+        return dataclasses.replace(block, tree=copy_value(block.tree))
+    return list(map(copy_value, block))
 
 
-def copied(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """A copy that shares no object with `value` that a function could write into.
 
     Containers, arrays, dataclasses and objects that say how they are copied (`__deepcopy__`) are copied. An object of
@@ -94,13 +94,13 @@ def copied(value: Any) -> Any:
     if kind is dict:
         if _all_immutable(map(type, value.values())):
             return value.copy()
-        return {key: part if type(part) in IMMUTABLE else copied(part) for key, part in value.items()}
+        return {key: part if type(part) in IMMUTABLE else copy_value(part) for key, part in value.items()}
     if kind is np.ndarray:
         return copy.deepcopy(value) if value.dtype.hasobject else value.copy("K")
     if kind in IMMUTABLE:
         return value
     if kind is list or kind is tuple:
-        return kind(value) if _all_immutable(map(type, value)) else kind([copied(part) for part in value])
+        return kind(value) if _all_immutable(map(type, value)) else kind([copy_value(part) for part in value])
     return _copier(kind)(value)
 
 
@@ -111,28 +111,28 @@ def _own_entries(entries: dict[Any, Any]) -> None:
         kind = type(value)
         if kind not in IMMUTABLE:
             if kind is np.ndarray and type(value.base) is np.ndarray and getrefcount(value.base) > _FRESH_BASE:
-                entries[key] = copied(value)
+                entries[key] = copy_value(value)
             else:
                 rest = True
     if rest:
         value = None  # this variable would count as another reference to the last value
         for key, count in zip(list(entries), list(map(getrefcount, entries.values()))):
             if type(entries[key]) not in IMMUTABLE:
-                entries[key] = copied(entries[key]) if count > _FRESH else _own_inside(entries[key])
+                entries[key] = copy_value(entries[key]) if count > _FRESH else _own_inside(entries[key])
 
 
 def _own_inside(value: Any) -> Any:
     """`value`, whose parts are copied where something else refers to them. Only the caller holds `value` itself."""
     kind = type(value)
     if isinstance(value, np.ndarray):
-        return value if _owns_memory(value) else copied(value)
+        return value if _owns_memory(value) else copy_value(value)
     if isinstance(value, dict):
         _own_entries(value)
     elif isinstance(value, list):
         own(value)
     elif isinstance(value, tuple):
         parts = [
-            part if type(part) in IMMUTABLE else copied(part) if count > _FRESH else _own_inside(part)
+            part if type(part) in IMMUTABLE else copy_value(part) if count > _FRESH else _own_inside(part)
             for part, count in zip(value, list(map(getrefcount, value)))
         ]
         if any(map(operator.is_not, parts, value)):
@@ -142,7 +142,7 @@ def _own_inside(value: Any) -> Any:
     elif hasattr(value, "__dict__") and dataclasses.is_dataclass(kind):
         _own_entries(vars(value))
     elif isinstance(value, np.void) or dataclasses.is_dataclass(kind) or hasattr(kind, "__deepcopy__"):
-        return copied(value)  # an entry of an array, fields in slots, a tensor: each may be a view of memory in use
+        return copy_value(value)  # an entry of an array, fields in slots, a tensor: each may be a view of memory in use
     return value
 
 
@@ -167,9 +167,9 @@ def _copier(kind: type) -> Callable[[Any], Any]:
     if issubclass(kind, np.void):  # an entry of a structured array: it looks into the array
         return lambda value: value.copy()
     if kind is Record:
-        return lambda record: Record(record.metadata, copied(record.data))
+        return lambda record: Record(record.metadata, copy_value(record.data))
     if issubclass(kind, tuple) and hasattr(kind, "_make"):
-        return lambda value: kind._make(map(copied, value))  # type: ignore[attr-defined]
+        return lambda value: kind._make(map(copy_value, value))  # type: ignore[attr-defined]
     package = kind.__module__.partition(".")[0]
     if package in ("jax", "jaxlib"):
         return lambda value: value  # their arrays cannot be changed

@@ -92,29 +92,29 @@ _LONG = 6
 _DEPTH = 6
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def show(path: str | os.PathLike[str]) -> str:
     """A path or URL as messages name it: without user and password, query and fragment.
 
-    >>> shown("https://me:secret@host/train.bag?X-Amz-Signature=ab12")
+    >>> show("https://me:secret@host/train.bag?X-Amz-Signature=ab12")
     'https://...@host/train.bag?...'
-    >>> shown("s3://bucket/part-?.bag"), shown("/data/50%?.bag")
+    >>> show("s3://bucket/part-?.bag"), show("/data/50%?.bag")
     ('s3://bucket/part-?.bag', '/data/50%?.bag')
     """
     return "::".join(map(_shown, _CHAIN.split(os.fspath(path))))  # fsspec chains: zip://x.csv::https://...
 
 
-def without_query(path: str) -> str:
+def remove_query(path: str) -> str:
     """A path or URL that tells where a file lies, and stays the same when the address is signed again.
 
-    >>> without_query("https://host/cat/1.jpg?sig=ab12")
+    >>> remove_query("https://host/cat/1.jpg?sig=ab12")
     'https://host/cat/1.jpg'
     """
     return "::".join(_cut(part)[0].replace(f"://{HIDDEN}@", "://", 1) for part in _CHAIN.split(path))
 
 
-def identity(path: str) -> str:
-    """A path or URL for fingerprints: as `without_query`, with a digest of the parameters that choose an object."""
-    return "::".join(without_query(part) + _choice(_cut(part)[1]) for part in _CHAIN.split(path))
+def identify_path(path: str) -> str:
+    """A path or URL for fingerprints: as `remove_query`, with a digest of the parameters that choose an object."""
+    return "::".join(remove_query(part) + _choice(_cut(part)[1]) for part in _CHAIN.split(path))
 
 
 def base_name(path: str) -> str:
@@ -123,7 +123,7 @@ def base_name(path: str) -> str:
     >>> base_name("https://host/train.bag?X-Amz-Credential=AKIA/2025")
     'train.bag'
     """
-    return without_query(path).rstrip("/").rpartition("/")[2]
+    return remove_query(path).rstrip("/").rpartition("/")[2]
 
 
 def object_name(path: str) -> str:
@@ -151,7 +151,7 @@ def clean(text: str, secrets: Iterable[str] = ()) -> str:
     """
     for secret in secrets:
         text = _pattern(secret).sub(HIDDEN, text)
-    text = _IN_TEXT.sub(lambda found: shown(_decoded(found.group())), text)
+    text = _IN_TEXT.sub(lambda found: show(_decoded(found.group())), text)
     return _REPEATED.sub(HIDDEN, _without_pairs(text))
 
 
@@ -172,7 +172,7 @@ def scrub(error: BaseException, secrets: Iterable[str] = ()) -> BaseException:
     return _scrubbed(error, list(secrets), {})
 
 
-def guarded(call: Callable[[], T], path: Any, options: Any) -> T:
+def call_guarded(call: Callable[[], T], path: Any, options: Any) -> T:
     """What a call of another library gives. If it fails, its error comes without the secrets of path and options."""
     try:
         return call()

@@ -49,10 +49,10 @@ class _Key:
         return np.array([self._key & _WORD, self._key >> 64], dtype=np.uint64)
 
 
-def keyed(key: int) -> np.random.Generator:
+def make_generator(key: int) -> np.random.Generator:
     """The same as `Generator(Philox(key=key))` in half the time: Philox would ask the system for a seed first.
 
-    >>> float(keyed(7).random())
+    >>> float(make_generator(7).random())
     0.8720734548204873
     """
     _make_keys_known()

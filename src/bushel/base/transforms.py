@@ -159,27 +159,27 @@ def short_name(transform: Any) -> str:
         return named
     if hasattr(transform, "func"):  # functools.partial
         return f"partial({short_name(transform.func)})"
-    return shown(transform)
+    return show_value(transform)
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """The repr of an object whose class defines one, else the name of the class; without addresses and secrets."""
     if type(value).__repr__ is object.__repr__:
         return type(value).__name__
-    return redact.clean(without_addresses(repr(value)))
+    return redact.clean(remove_addresses(repr(value)))
 
 
-def without_addresses(text: str) -> str:
+def remove_addresses(text: str) -> str:
     """A repr that is the same in every process: without addresses, and with the members of sets sorted.
 
-    >>> without_addresses("Source(<Decoder object at 0x7f3a2c01>, labels={'b', 'a'}, seed=0xff, buffer=0x7f3a2c01d2e0)")
+    >>> remove_addresses("Source(<Decoder object at 0x7f3a2c01>, labels={'b', 'a'}, seed=0xff, buffer=0x7f3a2c01d2e0)")
     "Source(<Decoder object>, labels={'a', 'b'}, seed=0xff, buffer=)"
     """
     text = re.sub(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{8,16}\b", "", text)
     return re.sub(r"\{([^{}:]*)\}", lambda found: f"{{{', '.join(sorted(found[1].split(', ')))}}}", text)
 
 
-def place(transform: Any) -> str:
+def locate_transform(transform: Any) -> str:
     """`name @ file:line` of a transformation, as far as it is known."""
     name = short_name(transform)
     code = getattr(inspect.unwrap(transform) if callable(transform) else transform, "__code__", None)

@@ -17,7 +17,7 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent, WorkerDied, in_words, inside
+from bushel.base.errors import PipelineNotSent, WorkerDied, describe_error, inside
 from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
 from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, counts_of, run_again, state_of
@@ -210,7 +210,7 @@ class Delivery(Cursor):
             return False
         low, high = error.at
         self._count_skipped(self._result, high)
-        self._skips.add(self._program.which(low, high), in_words(error))
+        self._skips.add(self._program.which(low, high), describe_error(error))
         before = self._after if self._result is None else self._result.after
         # As if it had raised: the steps that it came to have seen it.
         self._counts = [count + (step < error.counted) for step, count in enumerate(before)]

@@ -147,7 +147,7 @@ class DrawnDelivery(Delivery):
             parts.append(block)
             self._marks.append(self.parent.mark())
             low += 1
-        return (blocks.joined(parts) if parts else []), low
+        return (blocks.join(parts) if parts else []), low
 
     def _count_skipped(self, result: Result | None, before: int) -> None:
         while self._skipped and self._uncounted < before:
@@ -232,7 +232,7 @@ class _ParentRows(Rows):
             self._in_one_pull = len(block) == count
             if self._in_one_pull:
                 return block
-            return blocks.joined([block, pull_exactly(self._parent, count - len(block))])
+            return blocks.join([block, pull_exactly(self._parent, count - len(block))])
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self._parent.trace(row) if self._in_one_pull else None

@@ -21,9 +21,9 @@ import numpy as np
 from bushel.base import blocks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, add_note, in_words, inside, located
+from bushel.base.errors import RowFailed, add_note, describe_error, inside, locate_error
 from bushel.base.memory import Allocator
-from bushel.base.ownership import copied_block, own, own_block
+from bushel.base.ownership import copy_block, own, own_block
 from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import is_ours, make_batch
@@ -257,7 +257,7 @@ class GivenRows(Rows):
 
     def read(self, low: int, high: int, *, private: bool) -> Block:
         # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
-        return copied_block(blocks.part_of(self._block, low - self._first, high - self._first))
+        return copy_block(blocks.part_of(self._block, low - self._first, high - self._first))
 
     def trace(self, row: int) -> None:
         """The rows come from another process."""
@@ -497,7 +497,7 @@ class Runner:
             raise Misfit
         self.trail.append(present)
         self.stays = [present]
-        return blocks.dense(block)
+        return blocks.drop_missing(block)
 
     def _read(self) -> Block:
         """The rows that the program starts from; None where one is missing."""
@@ -530,7 +530,7 @@ class Runner:
         if not program.skip:
             raise failed from failed.error
         which = "an element" if program.node is None else program.which(failed.position, failed.position + 1)
-        self.skipped.append((failed.position, (which, in_words(failed.error), 1)))
+        self.skipped.append((failed.position, (which, describe_error(failed.error), 1)))
 
     def _step(self, step: Elementwise, block: Block, first: int) -> tuple[Block, np.ndarray | None]:
         """One per-element operation on all rows. Returns the rows that stay, and which they are if some do not."""
@@ -569,7 +569,7 @@ class Runner:
                     batches.append(make_batch(blocks.part_of(block, start, end), step.batch_fn))
                 except Exception as error:
                     position = int(self.marks()[start, 0]) - 1
-                    raise FailedAt(position, located(error, f"bushel: {step.call()} failed.")) from error
+                    raise FailedAt(position, locate_error(error, f"bushel: {step.call()} failed.")) from error
         return own(batches) if step.shares else batches
 
     def _where(self, row: int) -> str:

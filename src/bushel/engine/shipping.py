@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent, add_note, in_words, is_ours, located
+from bushel.base.errors import PipelineNotSent, add_note, describe_error, is_ours, locate_error
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
@@ -93,7 +93,7 @@ def those_that_pass(
             failure = explained(which, reason)
             if not program.skip:
                 break
-            skipped.append((position, (which, in_words(failure), 1)))
+            skipped.append((position, (which, describe_error(failure), 1)))
     states = result.states
     if states is not None and len(keep) < len(rows):
         kept = [states[0], *(states[number + 1] for number in keep)]
@@ -113,7 +113,7 @@ def those_that_pass(
 
 def not_rebuilt(which: str, reason: Exception) -> Exception:
     """The error of an element of which its own class can make nothing here."""
-    return located(reason, f"bushel: {which} could not be rebuilt from what a worker process has sent.")
+    return locate_error(reason, f"bushel: {which} could not be rebuilt from what a worker process has sent.")
 
 
 class Shared:

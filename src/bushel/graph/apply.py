@@ -15,7 +15,7 @@ import numpy as np
 from bushel.base import blocks, checks, transforms
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed
-from bushel.base.ownership import copied, own_block
+from bushel.base.ownership import copy_value, own_block
 from bushel.graph import operation
 from bushel.graph.node import Computed, InTwoSteps, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each
 from bushel.graph.operation import Kind, Operation
@@ -174,7 +174,7 @@ class _FlatMapped(Plan):
         self.last = (end - 1, known[end - 1])
         # Copies: the parts of one element may share memory, and `last` holds some of them.
         return [
-            None if (parts := known[row]) is None or split >= len(parts) else copied(parts[split])
+            None if (parts := known[row]) is None or split >= len(parts) else copy_value(parts[split])
             for row, split in zip(self.parent_rows[low:high], self.splits[low:high], strict=True)
         ]
 

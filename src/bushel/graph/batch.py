@@ -13,7 +13,7 @@ import numpy as np
 from bushel.base import blocks, memory, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.effects import may_share
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import own
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import short_name
@@ -161,7 +161,7 @@ class _Batched(Plan):
             if self.node.parent.in_place is InPlace.AS_COLUMNS:
                 block = take_in_order(read, start, self.edges[high])
             else:
-                block = memory.apart(take_in_order, read, start, self.edges[high])
+                block = memory.call_apart(take_in_order, read, start, self.edges[high])
         except RowFailed as failed:
             row = int(np.searchsorted(self.edges, start + failed.row, side="right")) - 1
             raise RowFailed(row - low, failed.error) from failed.error
@@ -172,7 +172,7 @@ class _Batched(Plan):
                 batches.append(self.node.make(part, self.kinds[row]))
             except Exception as error:
                 where = self.node.describe_failure(int(self.indices[row]))
-                raise RowFailed(row - low, located(error, where)) from error
+                raise RowFailed(row - low, locate_error(error, where)) from error
             del part
         del block  # `own` counts who holds what a batch is made of
         return own(batches) if self.node.shares else batches

@@ -18,8 +18,8 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
-from bushel.base.contents import without_padding
-from bushel.base.errors import RowFailed, located
+from bushel.base.contents import remove_padding
+from bushel.base.errors import RowFailed, locate_error
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
 from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, describe_failure
@@ -83,7 +83,7 @@ class Column(NDArrayOperatorsMixin):
         found = hashlib.blake2b(digest_size=8)
         for part in self._parts:
             found.update(f"{part.values.dtype.descr}{part.values.shape}".encode())
-            for _, values in without_padding(part.values):
+            for _, values in remove_padding(part.values):
                 found.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data if values.size else b"")
         return found.hexdigest()
 
@@ -194,7 +194,7 @@ class _NoneMissing(Plan):
             "Compute the column on a dataset where no element is missing, such as the one before the function that "
             "returned None."
         )
-        raise RowFailed(row, located(error, describe_failure("column", index, self.node.origins(index))))
+        raise RowFailed(row, locate_error(error, describe_failure("column", index, self.node.origins(index))))
 
 
 def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:

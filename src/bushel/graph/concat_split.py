@@ -15,7 +15,7 @@ import numpy as np
 
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
 from bushel.graph.fill import fill_rows
 from bushel.graph.pack_stream import as_sequence, checked_lengths
@@ -187,7 +187,7 @@ class _ConcatCursor(GroupCursor):
             bounds = {name: (0, len(feature)) for name, feature in features.items()}
             return _Piece(before, features, self.meta | numbers, bounds)
         except Exception as error:
-            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed.")) from error
+            raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed.")) from error
 
     def _is_full(self, piece: _Piece) -> bool:
         left = [self.lengths[name] - size for name, size in piece.sizes().items()]
@@ -220,7 +220,7 @@ class _ConcatCursor(GroupCursor):
                 f"Meta feature {name!r} has {size} entries, its rows {self.lengths[name]}, and meta features are never "
                 "cut. Make its rows longer."
             )
-            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed."))
+            raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed."))
         if not self.warned:
             self.warned = True
             logger.warning(

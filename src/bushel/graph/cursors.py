@@ -109,7 +109,7 @@ def pull_exactly(parent: Cursor, count: int) -> Block:
             break
         parts.append(part)
         count -= len(part)
-    return blocks.joined(parts) if parts else []
+    return blocks.join(parts) if parts else []
 
 
 def make_rows(cursor: Cursor, count: int, make: Callable[[], Any], skips: Skips | None) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import own
 from bushel.graph.closing import CLOSED, InUse
 from bushel.graph.cursors import Cursor, Mark
@@ -76,7 +76,9 @@ class _CustomReads(Plan):
             try:
                 rows += own([dataset[index]])
             except Exception as error:
-                raise RowFailed(len(rows), located(error, describe_failure(self.custom.call(), index, ()))) from error
+                raise RowFailed(
+                    len(rows), locate_error(error, describe_failure(self.custom.call(), index, ()))
+                ) from error
         return rows
 
 

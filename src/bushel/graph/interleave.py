@@ -12,7 +12,7 @@ import numpy as np
 
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, StateMismatch, inside, located
+from bushel.base.errors import RowFailed, StateMismatch, inside, locate_error
 from bushel.graph.cursors import END, Cursor, Mark, make_rows
 from bushel.graph.node import MapNode, Node
 from bushel.graph.state_fields import State, check_type, read_count, read_field
@@ -120,7 +120,7 @@ class _InterleaveCursor(Cursor):
             with contextlib.suppress(Exception):  # raised again when its turn has come
                 self._begin_all()
         if len(self._slots) != 1:
-            return blocks.joined(make_rows(self, count, lambda: self._next_block(1), self._opener.skips) or [[]])
+            return blocks.join(make_rows(self, count, lambda: self._next_block(1), self._opener.skips) or [[]])
         block = self._next_block(count)  # a stream that is alone needs no turns
         return [] if block is END else block
 
@@ -179,7 +179,7 @@ class _InterleaveCursor(Cursor):
         except RowFailed as failed:
             raise failed.error from None
         except Exception as error:
-            raise located(error, f"bushel: {self._node.call()} failed at its dataset {number}.") from None
+            raise locate_error(error, f"bushel: {self._node.call()} failed at its dataset {number}.") from None
         return None if stream is None else self._opener.part(stream)
 
     def mark(self) -> Mark:

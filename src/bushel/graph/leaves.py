@@ -10,10 +10,10 @@ import numpy as np
 
 from bushel.base import trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, located
-from bushel.base.ownership import copied, own, own_block
+from bushel.base.errors import RowFailed, locate_error
+from bushel.base.ownership import copy_value, own, own_block
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.base.transforms import shown
+from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
 from bushel.index import words
 from bushel.sources.fixed import FixedRecords
@@ -29,7 +29,7 @@ def name_source(source: Any) -> str:
         return trees.describe(source)
     if isinstance(source, (list, tuple, str, bytes, dict)):
         return f"{kind.__name__} of {len(source)}"
-    text = shown(source)
+    text = show_value(source)
     return text if len(text) <= 120 and "\n" not in text else kind.__name__
 
 
@@ -96,7 +96,7 @@ class _SingleReads(Plan):
             if not private or self.node.gives_new:
                 return [source[position] for position in left]
             if type(source) is list:  # it holds its records, so there is no need to count who does
-                return [copied(source[position]) for position in left]
+                return [copy_value(source[position]) for position in left]
             # Record by record, since a source may use one buffer for all of them.
             return [own([source[position]])[0] for position in left]
         except Exception as error:
@@ -125,7 +125,7 @@ class _ManyReads(Plan):
             raise
         except Exception as error:
             self._raise_for_one(positions.tolist())
-            raise RowFailed(0, located(error, self.node.describe_read_failure(positions.tolist()))) from error
+            raise RowFailed(0, locate_error(error, self.node.describe_read_failure(positions.tolist()))) from error
         if len(block) != len(positions):
             wrong = ValueError(
                 f"{name_source(self.node.source)} was asked for {len(positions)} records and gave {len(block)}: "

@@ -8,7 +8,7 @@ from typing import Any
 
 from bushel.base import blocks, transforms
 from bushel.base.blocks import Block
-from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.base.ownership import own
 from bushel.base.records import Record, RecordMetadata
 from bushel.graph import operation
@@ -153,7 +153,7 @@ class _OperationCursor(Over):
             except RowFailed:
                 raise
             except Exception as error:
-                raise RowFailed(len(made), located(error, f"bushel: {self.node.call()} failed.")) from error
+                raise RowFailed(len(made), locate_error(error, f"bushel: {self.node.call()} failed.")) from error
         self.given += len(made)
         return made
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base.blocks import Block, Columns, rows_of
 from bushel.base.contract import optional
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, locate_error
 from bushel.index import seeds, words
 
 
@@ -82,7 +82,7 @@ def raise_for_row(error: Exception, count: int, left: Iterator[Any], where: Call
     if isinstance(error, RowFailed):
         raise error
     row = count - operator.length_hint(left) - 1
-    raise RowFailed(row, located(error, where(row))) from error
+    raise RowFailed(row, locate_error(error, where(row))) from error
 
 
 @dataclasses.dataclass(slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 from bushel.base import blocks, transforms, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.effects import may_share, may_write
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, locate_error
 from bushel.base.rng import RngPool
 from bushel.graph.node import Node, raise_for_row
 
@@ -81,7 +81,7 @@ class Operation:
 
     def describe(self) -> str:
         """The operation as it reads in a message: `map(normalise @ train.py:12)`."""
-        return f"{self.kind.name}({transforms.place(self.transform)})"
+        return f"{self.kind.name}({transforms.locate_transform(self.transform)})"
 
     def derive_spec(self, parent: Node) -> Any:
         """The element spec after this operation on the elements of `parent`."""
@@ -124,7 +124,7 @@ class Operation:
                 return made, None
             verdicts = self._as_verdicts(made)
         except Exception as error:
-            raise RowFailed(0, located(error, where(0))) from error
+            raise RowFailed(0, locate_error(error, where(0))) from error
         return block, None if all(verdicts) else verdicts
 
     def _run_columns(self, block: Block) -> Block:

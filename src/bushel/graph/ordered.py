@@ -11,7 +11,7 @@ import numpy as np
 from bushel.base import blocks
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, StateMismatch, add_note, in_words, inside, located
+from bushel.base.errors import RowFailed, StateMismatch, add_note, describe_error, inside, locate_error
 from bushel.base.ownership import own
 from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, make_batch, may_keep
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
@@ -70,10 +70,10 @@ class BatchCursor(Cursor):
             try:
                 return make_batch(elements, self.node.batch_fn)
             except Exception as error:
-                error = located(error, f"bushel: {self.node.call()} failed.")
+                error = locate_error(error, f"bushel: {self.node.call()} failed.")
                 if self.skips is None:
                     raise RowFailed(0, error) from error
-                self.skips.add("a batch", in_words(error))
+                self.skips.add("a batch", describe_error(error))
         return END
 
     def _gather(self) -> Block | None:
@@ -299,7 +299,7 @@ class _ZipCursor(Cursor):
         if count > 1 and not self.ended and (block := self._together(count)) is not None:
             return block
         rows = make_rows(self, count, self._next_tuple, self.skips)
-        return blocks.joined(rows) if rows else []
+        return blocks.join(rows) if rows else []
 
     def _together(self, count: int) -> Block | None:
         """The next `count` tuples, each stream read in one go. None if a stream ends or fails among them.

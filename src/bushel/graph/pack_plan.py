@@ -17,7 +17,7 @@ import numpy as np
 
 from bushel.base import checks, memory
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, located
+from bushel.base.errors import RowFailed, locate_error
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.node import InPlace, MadeOf, OneParentMap, Plan, made_of_several
 from bushel.graph.pack_stream import as_sequence
@@ -279,7 +279,7 @@ class _Packed(Plan):
         bare = isinstance(self.node.options.length, int)
         names: tuple[str | None, ...] = (None,) if bare else tuple(feature.name for feature in self.features)
         try:
-            entries = memory.apart(self.parent.entries, read, int(self.reads[end - 1]) + 1, names)
+            entries = memory.call_apart(self.parent.entries, read, int(self.reads[end - 1]) + 1, names)
         except RowFailed as failed:
             piece = int(np.searchsorted(self.reads, read + failed.row))
             raise RowFailed(self._row_of(piece) - low, failed.error) from failed.error
@@ -291,7 +291,7 @@ class _Packed(Plan):
         except RowFailed as failed:  # its row is a piece
             row = self._row_of(failed.row)
             where = self.node.describe_failure(int(self.indices[row]))
-            raise RowFailed(row - low, located(failed.error, where)) from None
+            raise RowFailed(row - low, locate_error(failed.error, where)) from None
         if all(map(_one_kind, tokens)):
             return self._columns(tokens, low, high)
         # Sequences of several kinds: a row is like its first one, whatever rows it is made together with.

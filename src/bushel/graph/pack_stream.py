@@ -12,7 +12,7 @@ import numpy as np
 
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.graph.cursors import Cursor, GroupCursor, Mark
 from bushel.graph.fill import fill_rows
 from bushel.graph.skips import Skips
@@ -227,7 +227,7 @@ class _PackCursor(GroupCursor):
                     "Truncate it before packing, or make rows longer."
                 )
         except Exception as error:
-            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed.")) from error
+            raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed.")) from error
         return taken, others, sizes
 
     def _filled(
@@ -252,7 +252,7 @@ class _PackCursor(GroupCursor):
         except ValueError as error:
             shapes = [sorted({sequence.shape[1:] for sequence in some}) for some in sequences]
             where = f"bushel: {node.describe()} failed: inner shapes of sequences are {features.built(shapes)}."
-            raise RowFailed(0, located(error, where)) from error
+            raise RowFailed(0, locate_error(error, where)) from error
         data = features.built(values)
         for name, number in features.numbered.items():
             data[f"{name}_segment_ids"] = layouts[number].segment_ids()

@@ -10,7 +10,7 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, StateMismatch, located
+from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, Over, make_rows
 from bushel.graph.skips import Skips
@@ -194,7 +194,7 @@ class _RebatchCursor(GroupCursor):
         try:
             return trees.map_leaves(lambda *leaves: np.concatenate(leaves), *parts)
         except ValueError as error:
-            raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed.")) from error
+            raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed.")) from error
 
     def position_before_group(self) -> tuple[Mark, None]:
         return self.parent.mark(), None
@@ -210,7 +210,7 @@ class _RebatchCursor(GroupCursor):
         error = ValueError(
             f"rebatch needs trees of arrays that share a first axis, not an empty one; got {trees.describe(batch)}."
         )
-        raise RowFailed(0, located(error, f"bushel: {self.node.describe()} failed."))
+        raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed."))
 
     def describe_mismatch(self, rows: int) -> StateMismatch:
         return StateMismatch(

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from bushel.base.blocks import Block
-from bushel.base.errors import DamagedFile, RowFailed, in_words, located
+from bushel.base.errors import DamagedFile, RowFailed, describe_error, locate_error
 from bushel.graph.closing import CLOSED, InUse
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.node import Node
@@ -78,7 +78,7 @@ class _ReaderCursor(Cursor):
                     self.at_hand = reader.at_hand
                     return block
                 except Exception as error:
-                    self._leave_out(located(error, f"bushel: reading {self._node.name} failed."))
+                    self._leave_out(locate_error(error, f"bushel: reading {self._node.name} failed."))
         finally:
             in_use.users -= 1
             if in_use.is_closed:
@@ -90,7 +90,7 @@ class _ReaderCursor(Cursor):
         if self._skips is None or not lost:
             raise RowFailed(0, error) from error
         which = f"{'a record' if lost == 1 else f'{lost} records'} of {self._node.name}"
-        self._skips.add(which, in_words(error), lost)
+        self._skips.add(which, describe_error(error), lost)
 
     def mark(self) -> Mark:
         return (self._opened or self._reader).get_state()

@@ -367,7 +367,7 @@ class _Selected(Plan):
         if len(parts) == 1:
             return parts[0][1]
         columns = [block for _, block in parts if isinstance(block, Columns)]
-        if len(columns) == len(parts) and blocks.alike(columns) and all(c.present is None for c in columns):
+        if len(columns) == len(parts) and blocks.are_alike(columns) and all(c.present is None for c in columns):
             return _scatter(columns, [here for here, _ in parts], high - low)
         merged: list[Any] = [None] * (high - low)
         for here, block in parts:

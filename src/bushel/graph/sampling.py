@@ -11,9 +11,9 @@ import numpy as np
 from bushel.base import blocks, checks
 from bushel.base.blocks import Block
 from bushel.base.records import Record, RecordMetadata
-from bushel.base.rng import keyed
+from bushel.base.rng import make_generator
 from bushel.base.sharding import NoSharding, ShardOptions, even_split
-from bushel.base.transforms import short_name, shown
+from bushel.base.transforms import short_name, show_value
 from bushel.graph.node import Epochs, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each, raise_for_row
 from bushel.index import epochs, shuffle, words
 
@@ -154,7 +154,7 @@ def _check_index(index: int, end: int | None) -> None:
 
 
 def _make_generator(seed: int | None, index: int) -> np.random.Generator | None:
-    return None if seed is None else keyed(seed + index)
+    return None if seed is None else make_generator(seed + index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ class Sampled(OneParentMap):
 
     def parameters(self) -> dict[str, Any]:
         # Under the name `transform` the identity includes the sampler's code and values too.
-        return {"sampler": shown(self.sampler), "shard": self.shard, "transform": self.sampler}
+        return {"sampler": show_value(self.sampler), "shard": self.shard, "transform": self.sampler}
 
     def call(self) -> str:
         shard = "" if self.shard.shard_count == 1 else f", shard {self.shard.shard_index} of {self.shard.shard_count}"

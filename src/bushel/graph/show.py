@@ -8,7 +8,7 @@ from typing import Any
 
 from bushel.base import tables, trees
 from bushel.base.checks import INFINITE
-from bushel.base.errors import in_words
+from bushel.base.errors import describe_error
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
 
@@ -69,7 +69,7 @@ def _shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:
     try:
         return trees.describe(read_one(step))
     except Exception as error:  # the table still shows the steps before it, and says which step failed
-        return f"fails: {in_words(error).splitlines()[0]}"
+        return f"fails: {describe_error(error).splitlines()[0]}"
 
 
 def _split_at_join(node: Node) -> tuple[list[str], tuple[Node, ...]]:

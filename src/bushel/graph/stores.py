@@ -21,7 +21,7 @@ import numpy as np
 
 from bushel.base import sealed, trees
 from bushel.base.errors import DamagedFile, add_note
-from bushel.base.ownership import copied
+from bushel.base.ownership import copy_value
 from bushel.graph.part_folders import INDEX, Part, begin, remove_cache
 from bushel.graph.skips import SkipNote
 from bushel.graph.state_fields import State
@@ -122,7 +122,7 @@ class _InMemory:
         return len(self.elements)
 
     def element(self, number: int) -> Any:
-        return copied(self.elements[number])
+        return copy_value(self.elements[number])
 
     def state(self, count: int) -> State:
         return self.states[count]
@@ -137,7 +137,7 @@ class _MemoryRecording(Recording):
 
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
         _record_skips(self._skipped, len(self._elements), skipped)
-        self._elements.append(copied(element))
+        self._elements.append(copy_value(element))
         self._states.append(state)
 
     def back_to(self, count: int) -> None:
@@ -225,7 +225,7 @@ class _InFiles:
 
     def element(self, number: int) -> Any:
         elements, _, place = self._chunk_of(number)
-        return copied(elements[place])
+        return copy_value(elements[place])
 
     def state(self, count: int) -> State:
         if count == 0:
@@ -253,7 +253,7 @@ class _FileRecording(Recording):
 
     def add(self, element: Any, state: State, skipped: list[SkipNote]) -> None:
         _record_skips(self._skipped, self._count(), skipped)
-        self._elements.append(copied(element))
+        self._elements.append(copy_value(element))
         self._states.append(state)
         self._bytes += sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
         if self._bytes >= CHUNK_BYTES or len(self._elements) >= CHUNK_ELEMENTS:

@@ -71,7 +71,7 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     array([2, 3])
     """
     text = stores.local(path)
-    shown, kind = redact.shown(text), redact.without_query(text).rpartition(".")[2]
+    shown, kind = redact.show(text), redact.remove_query(text).rpartition(".")[2]
     if kind not in _READERS:
         raise ValueError(f"{shown}: an array file ends in .npy, .npz or .safetensors.")
     if kind == "npy" and names is not None:

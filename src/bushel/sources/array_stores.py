@@ -30,7 +30,7 @@ class ArrayStore(Store):
 
     def __init__(self, path: Path, names: Sequence[str] | None, storage_options: Options | None):
         self._path = stores.local(path)
-        self._name = redact.shown(self._path)
+        self._name = redact.show(self._path)
         self._options = redact.Options(storage_options or {})
         self._names = None if names is None else list(names)
         self._forget()
@@ -100,7 +100,7 @@ class ArrayStore(Store):
         return Columns(found, len(positions))
 
     def _guarded(self, call: Callable[[], T]) -> T:
-        return redact.guarded(call, self._path, self._options)
+        return redact.call_guarded(call, self._path, self._options)
 
     def element_spec(self) -> Any:
         """Shape and dtype of each array of a record."""

@@ -51,7 +51,7 @@ class BagzDataSource(RecordSource):
 
     def _reader(self, file: File) -> RecordReader:
         compressed = (
-            redact.without_query(file.address).endswith(".bagz") if self._compressed is None else self._compressed
+            redact.remove_query(file.address).endswith(".bagz") if self._compressed is None else self._compressed
         )
         if not self._separate:
             return _BagFile(file, file, compressed)
@@ -85,7 +85,7 @@ def _stated(path: str, pattern: str, options: Options | None) -> int:
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
     if len(counts) != 1:
         raise ValueError(
-            f"{redact.shown(path)}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Name the "
+            f"{redact.show(path)}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Name the "
             "number."
         )
     return counts[0]

@@ -173,7 +173,7 @@ class _Piece:
     def check(self, reading: _Reading) -> None:
         if (now := reading.version(self.path)) != self.version:
             raise DamagedFile(
-                f"{redact.shown(self.path)} was {self.version} (name, size, time) when its records were counted, and "
+                f"{redact.show(self.path)} was {self.version} (name, size, time) when its records were counted, and "
                 f"is {now} now. Convert it again, when nobody writes to it."
             )
 
@@ -282,7 +282,7 @@ def convert(
 
 def _kind(path: str) -> str | None:
     """The format that a name stands for. Of compressed files, TFRecord alone is known."""
-    ending = _ENDING.search(redact.without_query(path))
+    ending = _ENDING.search(redact.remove_query(path))
     kind = _SAME.get(ending.group(1), ending.group(1)) if ending else None
     return None if ending and ending.group(2) and kind != "tfrecord" else kind
 
@@ -297,7 +297,7 @@ def _source_kind(paths: list[str], given: str | None) -> str:
         kind = _kind(path)
         if kind not in FORMATS:
             raise ValueError(
-                f"{redact.shown(path)} cannot be read: its name should end in {_endings(FORMATS)}. If it is such a "
+                f"{redact.show(path)} cannot be read: its name should end in {_endings(FORMATS)}. If it is such a "
                 "file, say so with source_format (--from)."
             )
         kinds.add(kind)
@@ -386,7 +386,7 @@ def _blocks(part: _Part) -> Iterator[list[bytes]]:
             yield block
         piece.check(part.reading)
         if left:
-            raise DamagedFile(f"{redact.shown(piece.path)} was changed while it was read: it has {left} records less.")
+            raise DamagedFile(f"{redact.show(piece.path)} was changed while it was read: it has {left} records less.")
 
 
 def _verify(part: _Part, digest: int) -> None:

@@ -27,14 +27,14 @@ which version it came from."""
 
 def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
     """The fsspec driver of a URL, and what it calls the file."""
-    core = package("fsspec.core", "fsspec", f"URLs such as {redact.shown(url)}")
+    core = package("fsspec.core", "fsspec", f"URLs such as {redact.show(url)}")
     scheme = url.partition("://")[0]
 
     def connected() -> tuple[Any, str]:
         try:
-            return redact.guarded(lambda: core.url_to_fs(url, **for_driver(settings)), url, settings)
+            return redact.call_guarded(lambda: core.url_to_fs(url, **for_driver(settings)), url, settings)
         except (ValueError, ImportError) as error:
-            raise ValueError(f"{redact.shown(url)}: no store is known for {scheme}:// ({error}).") from None
+            raise ValueError(f"{redact.show(url)}: no store is known for {scheme}:// ({error}).") from None
 
     system, path = repeat(connected, url, settings)
     system.invalidate_cache()  # drivers remember listings, and would not see what was written since
@@ -59,7 +59,7 @@ def repeat(call: Callable[[], T], url: str, settings: dict[str, Any], deed: str 
             failure = error
         again = isinstance(failure, OSError) and not isinstance(failure, _FINAL)
         if not again or attempt == retries:  # outside of `except`: the driver's error is not chained with its secrets
-            raise _of_driver(failure, redact.shown(url), redact.secrets_of(url, settings), deed)
+            raise _of_driver(failure, redact.show(url), redact.secrets_of(url, settings), deed)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise AssertionError("unreachable")
@@ -142,7 +142,7 @@ class DriverFile(File):
     together = True
 
     def __init__(self, url: str, settings: dict[str, Any]):
-        self.name, self.address = redact.shown(url), url
+        self.name, self.address = redact.show(url), url
         self._settings = settings
         self._system, self._path = connect(url, settings)
         self.size, self._tag = self._facts()

@@ -49,7 +49,7 @@ class FileDataSource:
 
     def _read(self, path: str) -> dict[str, Any]:
         file = stores.open_file(path, self._options)
-        return {"path": redact.without_query(path), "content": file.read(0, file.size)}
+        return {"path": redact.remove_query(path), "content": file.read(0, file.size)}
 
     def fingerprint(self) -> Any:
         return [redact.object_name(path) for path in self._paths]

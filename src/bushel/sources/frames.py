@@ -10,7 +10,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.blocks import Block, Columns
-from bushel.base.ownership import copied
+from bushel.base.ownership import copy_value
 from bushel.sources.arrow_rows import ArrowRows
 from bushel.sources.tables import check_names
 
@@ -107,7 +107,7 @@ class PandasSource(TableInMemory):
 
     def _row(self, place: int) -> dict[Any, Any]:
         return {
-            name: copied(column[place]) if column.dtype == object else column[place]
+            name: copy_value(column[place]) if column.dtype == object else column[place]
             for name, column in self._columns.items()
         }
 

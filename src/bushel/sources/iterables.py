@@ -13,7 +13,7 @@ import numpy as np
 
 from bushel.base.errors import StateMismatch
 from bushel.base.ownership import own
-from bushel.base.transforms import shown
+from bushel.base.transforms import show_value
 from bushel.sources.protocol import SequentialReader
 
 
@@ -56,7 +56,7 @@ class IterableStream:
             return [self.name, self.iterable]
         if callable(self.iterable) or type(self.iterable).__repr__ is object.__repr__:
             return self.name
-        return [self.name, shown(self.iterable)]
+        return [self.name, show_value(self.iterable)]
 
 
 def _check_resumes(stream: Any) -> None:

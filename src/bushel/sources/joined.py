@@ -119,7 +119,7 @@ class JoinedStores:
         within = places - np.concatenate(([0], self._ends))[numbers]
         order = np.argsort(numbers, kind="stable")
         parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-        block = blocks.joined([self._store(int(numbers[part[0]])).__getitems__(within[part]) for part in parts])
+        block = blocks.join([self._store(int(numbers[part[0]])).__getitems__(within[part]) for part in parts])
         back = np.argsort(order)
         if isinstance(block, Columns):
             return Columns({name: column[back] for name, column in block.tree.items()}, len(places))
@@ -148,7 +148,7 @@ def _check_layout(first: str, expected: dict[str, str], path: str, found: dict[s
         here, there = found.get(name), expected.get(name)
         if here != there:
             raise ValueError(
-                f"{redact.shown(path)} and {redact.shown(first)} cannot be read as one: {name!r} is "
+                f"{redact.show(path)} and {redact.show(first)} cannot be read as one: {name!r} is "
                 f"{here or 'missing'} in the former and "
                 f"{there or 'missing'} in the latter. Choose entries that both have by their names, or make two "
                 "sources."
@@ -183,7 +183,7 @@ def find_stores(
             continue
         matches = {folder for marker in markers for folder in _holding(text, marker, options)}
         if not matches:
-            raise FileNotFoundError(f"No {what} matches {redact.shown(text)!r}.")
+            raise FileNotFoundError(f"No {what} matches {redact.show(text)!r}.")
         found += sorted(matches)
     if not found:
         raise ValueError("No paths were given: a source needs at least one.")

@@ -56,7 +56,7 @@ def _data_sets(paths: Any) -> list[str]:
     found = find_stores(paths, None, ("_versions/*.manifest",), "Lance data set", local_patterns=True)
     for path in found:
         if stores.is_url(path) and "*" in path:  # the settings are those of Lance's own client, which lists nothing
-            raise ValueError(f"{redact.shown(path)}: patterns name local Lance data sets alone. Name each URL.")
+            raise ValueError(f"{redact.show(path)}: patterns name local Lance data sets alone. Name each URL.")
     return found
 
 
@@ -66,7 +66,7 @@ class LanceStore(Store):
     def __init__(self, path: str, columns: Sequence[str] | None, version: int | None, storage_options: Options | None):
         self._path, self._columns = path, None if columns is None else list(columns)
         self._options, self._version = redact.Options(storage_options or {}), version
-        self._name = redact.shown(self._path)
+        self._name = redact.show(self._path)
         self._forget()
         data = self._opened()
         facts = self._told(
@@ -104,7 +104,7 @@ class LanceStore(Store):
         A panic of the package is no `Exception`, and would end workers.
         """
         try:
-            return redact.guarded(call, self._path, self._options)
+            return redact.call_guarded(call, self._path, self._options)
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise

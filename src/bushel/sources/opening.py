@@ -45,7 +45,7 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     >>> folder.cleanup()
     """
     text = os.fspath(path)
-    lowered = redact.without_query(text).rstrip("/").lower()
+    lowered = redact.remove_query(text).rstrip("/").lower()
     for endings, name in _BY_ENDING.items():
         if lowered.endswith(endings):
             return getattr(importlib.import_module("bushel.sources"), name)(text, **_given(storage_options))
@@ -59,7 +59,7 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
         return tfds.TFDSDataSource(text, tfds.only_split(text, storage_options), **_given(storage_options))
     known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
     raise ValueError(
-        f"It is not known how to open {redact.shown(text)}: it ends in none of {known}, and is no folder that "
+        f"It is not known how to open {redact.show(text)}: it ends in none of {known}, and is no folder that "
         "ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
     )
 

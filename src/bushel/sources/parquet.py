@@ -106,12 +106,12 @@ class ParquetDataSource(TableSource):
 
     def _lengths(self, number: int) -> list[int]:
         file = opened(self._same(number), {})
-        check_columns(file, redact.shown(self._paths[number]), self._columns)
+        check_columns(file, redact.show(self._paths[number]), self._columns)
         return lengths(file)
 
     def _table(self, number: int, part: int) -> Any:
         with self._files.pool(number).lend() as file:
-            return group(file, redact.shown(self._paths[number]), part, self._columns)
+            return group(file, redact.show(self._paths[number]), part, self._columns)
 
 
 class _OpenFiles:
@@ -158,7 +158,7 @@ class ParquetReader(SequentialReader):
     def __init__(self, stream: ParquetStream):
         self._stream = stream
         self._file = opened(stores.open_file(stream.path, stream.storage_options), stream.settings)
-        check_columns(self._file, redact.shown(stream.path), stream.columns)
+        check_columns(self._file, redact.show(stream.path), stream.columns)
         self._lengths = lengths(self._file)
         self._group = self._row = 0
         self._read: int | None = None  # the group that `_columns` holds
@@ -172,7 +172,7 @@ class ParquetReader(SequentialReader):
         if not self._lengths:
             return []
         if self._read != self._group:
-            table = group(self._file, redact.shown(self._stream.path), self._group, self._stream.columns)
+            table = group(self._file, redact.show(self._stream.path), self._group, self._stream.columns)
             self._columns = {name: values(column) for name, column in zip(table.schema.names, table.columns)}
             self._read = self._group
         names = tuple(self._columns)
@@ -195,7 +195,7 @@ class ParquetReader(SequentialReader):
         known = len(self._lengths)
         if not 0 <= number < max(known, 1) or not 0 <= row <= (self._lengths[number] if known else 0):
             raise StateMismatch(
-                f"Row {row} of row group {number} is not in {redact.shown(self._stream.path)}, which has {known} row "
+                f"Row {row} of row group {number} is not in {redact.show(self._stream.path)}, which has {known} row "
                 f"groups of {', '.join(map(str, self._lengths[:8]))} rows."
             )
         self._group, self._row = number, row

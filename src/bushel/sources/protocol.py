@@ -86,7 +86,7 @@ def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
         try:
             stat = os.stat(text)
         except OSError:
-            facts.append(redact.identity(text))
+            facts.append(redact.identify_path(text))
         else:
             facts.append([os.path.basename(text), stat.st_size, stat.st_mtime_ns])
     return facts

@@ -278,5 +278,5 @@ def part_of(shard: Shard, count: int) -> tuple[int, int]:
     path, start, stop = shard
     stop = count if stop is None else stop
     if not 0 <= start <= stop <= count:
-        raise ValueError(f"{redact.shown(path)} has {count} records; there is no part [{start}:{stop}] of it.")
+        raise ValueError(f"{redact.show(path)} has {count} records; there is no part [{start}:{stop}] of it.")
     return start, stop

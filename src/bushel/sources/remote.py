@@ -90,7 +90,7 @@ def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     if scheme not in _OBJECT_STORES:
         return [url for url in drivers.listed(prefix, settings, deep=deep) if url.startswith(prefix)]
     if scheme in _WEB:
-        raise ValueError(f"{redact.shown(prefix)}*: a web server cannot list its files. Name each of them.")
+        raise ValueError(f"{redact.show(prefix)}*: a web server cannot list its files. Name each of them.")
     root, key = _split(prefix)
     folder = key.rpartition("/")[0] or None  # stores list whole folders
     store = _store(root, _frozen(settings))
@@ -154,7 +154,7 @@ def _refuse_after_fork(name: str) -> None:
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise RuntimeError(
-            f"{redact.shown(name)}: this process was forked from one that had read from an object store, whose "
+            f"{redact.show(name)}: this process was forked from one that had read from an object store, whose "
             "connections do not survive that. Use `mp_prefetch`, whose workers start clean, or the start method "
             "'spawn'."
         )
@@ -179,13 +179,15 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
     client = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
     web = root.startswith(_WEB)
     if web and settings:
-        raise ValueError(f"{redact.shown(root)}: a web server takes no options of its own, got {', '.join(settings)}.")
+        raise ValueError(f"{redact.show(root)}: a web server takes no options of its own, got {', '.join(settings)}.")
     make = obstore.HTTPStore.from_url if web else obstore.from_url
     try:
-        return redact.guarded(lambda: make(root, client_options=client, retry_config=retry, **settings), root, settings)
+        return redact.call_guarded(
+            lambda: make(root, client_options=client, retry_config=retry, **settings), root, settings
+        )
     except Exception as error:
         why = first_line(error)
-        raise ValueError(f"{redact.shown(root)} cannot be opened with these options: {why}") from None
+        raise ValueError(f"{redact.show(root)} cannot be opened with these options: {why}") from None
 
 
 @functools.cache
@@ -206,7 +208,7 @@ def attempt(request: Callable[[], T], url: str, settings: dict[str, Any], deed: 
         if failure is None:
             return answer
         if attempt + 1 == _TRIES or "decoding response body" not in str(failure):
-            raise _explained(failure, redact.shown(url), redact.secrets_of(url, settings), deed)
+            raise _explained(failure, redact.show(url), redact.secrets_of(url, settings), deed)
     raise AssertionError("unreachable")
 
 
@@ -294,11 +296,11 @@ class _Object(File):
     together = True
 
     def __init__(self, url: str, settings: dict[str, Any]):
-        self.name, self.address = redact.shown(url), url
+        self.name, self.address = redact.show(url), url
         self._settings = settings
         root, self._key = _split(url)
         if not self._key.strip("/") and not url.startswith(_WEB):
-            example = f"{redact.shown(root)}/*"
+            example = f"{redact.show(root)}/*"
             raise IsADirectoryError(
                 f"{self.name} is a bucket, not a file. Name the files in it, for example {example}."
             )
@@ -389,6 +391,6 @@ def zarr_store(url: str, options: Options | None) -> Any:
         return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
     drivers.connect(url, settings)  # for the words where there is no driver
     options = drivers.for_driver(settings)
-    return redact.guarded(
+    return redact.call_guarded(
         lambda: storage.FsspecStore.from_url(url, storage_options=options, read_only=True), url, settings
     )

@@ -122,7 +122,7 @@ class SavedDataSource:
         self._records: Any = SOURCES[self._manifest.format](paths, storage_options) if paths else []
         if len(self._records) != sum(self._manifest.counts):
             raise DamagedFile(
-                f"The files of {redact.shown(self._folder)} have {len(self._records)} records, and {MANIFEST} says "
+                f"The files of {redact.show(self._folder)} have {len(self._records)} records, and {MANIFEST} says "
                 f"{sum(self._manifest.counts)}."
             )
 

@@ -78,7 +78,7 @@ class File(abc.ABC):
 def changed(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
     """The error for a file that is not what it was when its source was made."""
     return DamagedFile(
-        f"{redact.shown(name)} was {was} (name, size, time or ETag) when the source was made, and is {now} now. Make "
+        f"{redact.show(name)} was {was} (name, size, time or ETag) when the source was made, and is {now} now. Make "
         "the source again."
     )
 
@@ -98,10 +98,10 @@ def local(path: Path) -> str:
     text = os.fspath(path)
     if isinstance(text, str) and _LOST_SLASH.match(text) and not os.path.exists(text):
         raise ValueError(
-            f"{redact.shown(text)} has one slash after its scheme: a pathlib.Path takes // for /. Pass URLs as texts."
+            f"{redact.show(text)} has one slash after its scheme: a pathlib.Path takes // for /. Pass URLs as texts."
         )
     if _FILE_OF_USER.match(text):
-        raise ValueError(f"{redact.shown(text)} names a user of another machine. Pass the path of a local file.")
+        raise ValueError(f"{redact.show(text)} names a user of another machine. Pass the path of a local file.")
     plain = os.path.expanduser(text.removeprefix("file://"))
     if not text.startswith("file://") or os.path.exists(plain):  # many write a path behind file:// as it is
         return plain
@@ -132,7 +132,7 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
             continue
         matches = sorted(_matches(text, options))
         if not matches:
-            raise FileNotFoundError(f"No file matches {redact.shown(text)!r}.")
+            raise FileNotFoundError(f"No file matches {redact.show(text)!r}.")
         found += matches
     if not found:
         raise ValueError("No paths were given: a source needs at least one file.")

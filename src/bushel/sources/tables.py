@@ -85,11 +85,11 @@ class TableSource(abc.ABC):
 
     def _decoded(self, place: int) -> ArrowRows:
         number, part = self._parts[place]
-        rows = ArrowRows(self._table(number, part), redact.shown(self._paths[number]))
+        rows = ArrowRows(self._table(number, part), redact.show(self._paths[number]))
         expected = int(self._ends[place]) - self._begin(place)
         if rows.length != expected:
             raise DamagedFile(
-                f"{redact.shown(self._paths[number])}: {self.part} {part} had {expected} rows when the source was made "
+                f"{redact.show(self._paths[number])}: {self.part} {part} had {expected} rows when the source was made "
                 f"and has {rows.length} now."
             )
         return rows
@@ -165,7 +165,7 @@ def _gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowR
     within = places - np.concatenate(([0], ends))[numbers]
     order = np.argsort(numbers, kind="stable")
     parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-    found = blocks.joined([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
+    found = blocks.join([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
     back = np.argsort(order)
     if isinstance(found, Columns):
         return Columns({name: column[back] for name, column in found.tree.items()}, len(places))

@@ -42,7 +42,7 @@ def only_split(folder: Path, storage_options: Options | None = None) -> str:
     splits = list(split_entries(read_json(f"{text}/dataset_info.json", storage_options)))
     if len(splits) != 1:
         raise ValueError(
-            f"{redact.shown(text)} has the splits {', '.join(map(repr, splits)) or 'none'}. Open one of them with "
+            f"{redact.show(text)} has the splits {', '.join(map(repr, splits)) or 'none'}. Open one of them with "
             "bushel.sources.TFDSDataSource(folder, split)."
         )
     return splits[0]
@@ -64,7 +64,7 @@ class TFDSDataSource:
 
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
         text = stores.local(folder).rstrip("/")
-        shown = redact.shown(text)
+        shown = redact.show(text)
         info = read_json(f"{text}/dataset_info.json", storage_options)
         name, splits = info["name"].text(), split_entries(info)
         if split not in splits:

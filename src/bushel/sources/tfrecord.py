@@ -152,7 +152,7 @@ def cache_folder() -> str:
     own = os.environ.get("BUSHEL_CACHE_DIR")
     if own and is_url(own):
         raise ValueError(
-            f"BUSHEL_CACHE_DIR must name a local folder, since files are mapped from it; it is {redact.shown(own)!r}. "
+            f"BUSHEL_CACHE_DIR must name a local folder, since files are mapped from it; it is {redact.show(own)!r}. "
             "Caches of `ds.cache`, columns and statistics take the address of a store as their own folder."
         )
     return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")

@@ -29,7 +29,7 @@ def check_address(url: str) -> None:
     """Refuses addresses that nothing can be written to."""
     if url.startswith(("http://", "https://")):
         raise ValueError(
-            f"{redact.shown(url)} cannot be written: web servers take no files. Name a local folder, or a store such "
+            f"{redact.show(url)} cannot be written: web servers take no files. Name a local folder, or a store such "
             "as s3://bucket/folder or gs://bucket/folder."
         )
 
@@ -71,7 +71,7 @@ def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
     there = drivers.repeat(lambda: system.info(target), url, settings, "written").get("size")
     if there != os.path.getsize(path):
         raise OSError(
-            f"{redact.shown(url)} could not be written: its store has {there} bytes of {os.path.getsize(path)}."
+            f"{redact.show(url)} could not be written: its store has {there} bytes of {os.path.getsize(path)}."
         )
 
 

@@ -43,7 +43,7 @@ class Folder(abc.ABC):
     @property
     def name(self) -> str:
         """What messages call the folder."""
-        return redact.shown(self.address)
+        return redact.show(self.address)
 
     def path(self, name: str) -> str:
         """The path or URL of a file in it."""
@@ -51,7 +51,7 @@ class Folder(abc.ABC):
 
     def shown(self, name: str) -> str:
         """What messages call a file in it."""
-        return redact.shown(self.path(name))
+        return redact.show(self.path(name))
 
     @abc.abstractmethod
     def new_file(self, name: str, *, draft: bool = False) -> contextlib.AbstractContextManager[str]:

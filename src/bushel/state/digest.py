@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.contents import without_padding
+from bushel.base.contents import remove_padding
 from bushel.base.following import globals_of, is_own
 
 _SAMPLES = 64  # elements of a long sequence, or rows of a large array, that the quick digest reads
@@ -164,7 +164,7 @@ def _feed_sequence(sink: _Sink, values: Any, depth: int) -> None:
 
 def _feed_array(sink: _Sink, array: np.ndarray, depth: int) -> None:
     _put(sink, "array", f"{array.dtype.str}{array.shape}")
-    parts = without_padding(array)
+    parts = remove_padding(array)
     if len(parts) != 1 or parts[0][1] is not array:
         for name, part in parts:
             _put(sink, "part", name)

@@ -64,7 +64,7 @@ def unseal(state: Any, pipeline: list[Any], *, check: bool, method: str = "set_s
         raise StateMismatch(f"This state has version {version!r}; this Bushel reads version {VERSION}.")
     if check:
         same_python = envelope.get("python") == identity.PYTHON
-        lines = identity.differences(envelope.get("identity"), pipeline, same_python=same_python)
+        lines = identity.list_differences(envelope.get("identity"), pipeline, same_python=same_python)
         if lines:
             raise StateMismatch(
                 "This state belongs to another pipeline. What differs (- in the state, + here, ~ in both):\n"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from bushel.base.errors import StateMismatch
 from bushel.base.sharding import ShardOptions, jax_process
-from bushel.state.loader import parsed
+from bushel.state.loader import parse_state
 
 Folder = Any
 """A path, of pathlib or etils, that exists."""
@@ -73,7 +73,7 @@ def prepare(folder: Folder, iterator: Any) -> Callable[[], None]:
             return lambda: iterator.set_shard_states(states)
     text = read(folder, any_process=getattr(iterator, "_same_on_all_processes", False))
     # A DataLoader's iterator has its states as bytes, as in Grain.
-    return lambda: iterator.set_state(text.encode() if isinstance(iterator.get_state(), bytes) else parsed(text))
+    return lambda: iterator.set_state(text.encode() if isinstance(iterator.get_state(), bytes) else parse_state(text))
 
 
 def _read_shards(folder: Folder, shard: ShardOptions) -> dict[int, Any] | None:
@@ -84,14 +84,14 @@ def _read_shards(folder: Folder, shard: ShardOptions) -> dict[int, Any] | None:
     """
     own = folder / file_name()
     if own.exists():
-        state = parsed(_text(own))
+        state = parse_state(_text(own))
         saved_by = state.get(SHARD_INDEX), state.get(SHARD_COUNT)
         if saved_by in ((shard.shard_index, shard.shard_count), (None, None)):
             return None
     named = ((re.fullmatch(_SHARD.format(r"(\d{1,18})"), path.name), path) for path in folder.iterdir())
     paths = {int(match[1]): path for match, path in named if match}
     mine = sorted(number for number in paths if number % shard.shard_count == shard.shard_index)
-    return {number: parsed(_text(paths[number])) for number in mine} if paths else None
+    return {number: parse_state(_text(paths[number])) for number in mine} if paths else None
 
 
 def read(folder: Folder, *, any_process: bool = False) -> str:

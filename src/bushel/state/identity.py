@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base.transforms import shown
+from bushel.base.transforms import show_value
 from bushel.graph.leaves import Source
 from bushel.graph.node import Node, skip_transparent
 from bushel.graph.ordered import MixStream
@@ -27,10 +27,10 @@ OWN_PART = "_own_identity"
 """The attribute of a node that keeps its part of the identity."""
 
 
-def identity(node: Node) -> list[Any]:
+def identify(node: Node) -> list[Any]:
     """What a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]]."""
     node = skip_transparent(node)
-    parents = [identity(parent) for parent in node.parents]
+    parents = [identify(parent) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
         # The weights and the parts of a mixture by key may change between runs: parts are compared by name.
         return [BY_KEY, BY_KEY, "", [[key, key, "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
@@ -103,7 +103,7 @@ def fingerprint(source: Any) -> Any:
     if isinstance(source, (list, tuple, dict, str, bytes, range, np.ndarray)):
         return source
     known = [type(source).__name__, len(source)]
-    own_text = [] if type(source).__repr__ is object.__repr__ else [shown(source)]
+    own_text = [] if type(source).__repr__ is object.__repr__ else [show_value(source)]
     paths = getattr(source, "paths", None)
     if not isinstance(paths, (str, list, tuple)):
         return known + own_text
@@ -120,7 +120,7 @@ def _without_folders(text: str, paths: str | list[Any] | tuple[Any, ...]) -> str
     return text
 
 
-def differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:
+def list_differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:
     """Lines that say where a saved identity differs from the current one. An empty list if they are the same."""
     try:
         readable = _well_formed(saved)

@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.errors import StateMismatch
 from bushel.base.sharding import ShardOptions
-from bushel.base.transforms import without_addresses
+from bushel.base.transforms import remove_addresses
 
 VERSION = 2
 _NEXT = "next_index"
@@ -50,10 +50,10 @@ def source_text(source: Any) -> str:
 def text_of(value: Any) -> str:
     """The repr of a source or sampler without addresses and secrets; otherwise unchanged, since Grain compares it."""
     text = redact.clean(repr(value))
-    return without_addresses(text) if " at 0x" in text else text
+    return remove_addresses(text) if " at 0x" in text else text
 
 
-def parsed(text: Any) -> dict[str, Any]:
+def parse_state(text: Any) -> dict[str, Any]:
     """The state in a JSON text. Nothing in it is executed."""
     try:
         state = json.loads(text)
@@ -72,7 +72,7 @@ def _excerpt(text: Any) -> str:
     return shown if len(shown) <= 80 else f"{shown[:80]}... ({len(text)} characters)"
 
 
-def in_grains_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any]:
+def to_grain_form(position: dict[str, Any], facts: LoaderFacts) -> dict[str, Any]:
     """The position of a stream as Grain's DataLoader without workers would write it."""
     if facts.own_operation is not None:
         return {**position, _WORKERS: _REFUSAL_IN_GRAIN.format(facts.own_operation)}
@@ -182,7 +182,7 @@ def _records_done(last: Any, lane: int, lanes: int, shard: ShardOptions) -> int:
 
 def _compare(name: str, state: Mapping[str, Any], here: str) -> None:
     saved = state.get(name)
-    if not isinstance(saved, str) or without_addresses(redact.clean(saved)) != without_addresses(here):
+    if not isinstance(saved, str) or remove_addresses(redact.clean(saved)) != remove_addresses(here):
         raise StateMismatch(
             f"This state was written with another {name}:\n- {redact.clean(str(saved))}\n+ {here}\n"
             "Pass check=False to set_state to restore it anyway.",

@@ -144,7 +144,7 @@ class _GrainIterator(DatasetIterator[Any]):
                 "absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first."
             )
         self._grain, self._running = grain(), running
-        self._identity = identity.identity(running.dataset.dataset._node)
+        self._identity = identity.identify(running.dataset.dataset._node)
         self._go(0)
 
     def _go(self, start: int) -> None:

@@ -171,7 +171,7 @@ def _wanted(
 def _cache(cache_dir: str | os.PathLike[str] | None) -> str:
     if cache_dir is not None and stores.is_url(cache_dir):
         raise ValueError(
-            f"cache_dir is a local folder, since tables are mapped from it; got {redact.shown(cache_dir)!r}. Leave it "
+            f"cache_dir is a local folder, since tables are mapped from it; got {redact.show(cache_dir)!r}. Leave it "
             "out, or name a folder of each machine: a table is made anew where there is none. Statistics can lie in a "
             "store: pass dataset_statistics the address of a file that save_statistics has written."
         )

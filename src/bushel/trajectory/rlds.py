@@ -57,13 +57,13 @@ class RLDSBuilder:
         self.file_format = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
         if self.file_format not in FORMATS:
             raise ValueError(
-                f"{redact.shown(self.folder)} holds {self.file_format} files; {' and '.join(FORMATS)} can be read."
+                f"{redact.show(self.folder)} holds {self.file_format} files; {' and '.join(FORMATS)} can be read."
             )
         self._entries = split_entries(info)
         self._shards = {split: shard_lengths(entry) for split, entry in self._entries.items()}
         self.splits = {split: sum(counts) for split, counts in self._shards.items()}
         self.features: Features = features_of(
-            read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {redact.shown(self.folder)}"
+            read_json(f"{self.folder}/features.json", storage_options), f"{self.name} in {redact.show(self.folder)}"
         )
 
     def episodes(self, split: str = "all", *, images: Images = "lazy", unpack: bool = False) -> RLDSEpisodes:
@@ -90,7 +90,7 @@ class RLDSBuilder:
         for number, (file, count) in enumerate(counts.items()):
             if len(source.file(number)) != count:
                 raise ValueError(
-                    f"{redact.shown(self.folder)}/{file} should have {count} episodes, as dataset_info.json says; it "
+                    f"{redact.show(self.folder)}/{file} should have {count} episodes, as dataset_info.json says; it "
                     f"has {len(source.file(number))}. Was it copied in full?"
                 )
         firsts = dict(zip(counts, np.cumsum([0, *counts.values()]).tolist()))

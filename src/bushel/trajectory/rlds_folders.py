@@ -56,7 +56,7 @@ def _checked(folder: str, name: str, version: str, options: Options | None) -> s
     if found[0] != name or (version and found[1] != version):
         wanted = f"{name} {version}".strip()
         raise ValueError(
-            f"{redact.shown(folder)} holds the data set {found[0]} {found[1]}, not {wanted}. Name the folder above it."
+            f"{redact.show(folder)} holds the data set {found[0]} {found[1]}, not {wanted}. Name the folder above it."
         )
     return folder
 
@@ -71,7 +71,7 @@ def _config(name: str, base: str, options: Options | None) -> str | None:
                 raise default.wrong(f"is none of the configs {', '.join(found)}")
             return default.text()
         raise ValueError(
-            f"{redact.shown(base)} has several configs: {', '.join(found)}. Name one, as in {name + '/' + found[0]!r}."
+            f"{redact.show(base)} has several configs: {', '.join(found)}. Name one, as in {name + '/' + found[0]!r}."
         )
     return found[0] if found else None
 
@@ -100,4 +100,4 @@ def _below(base: str, depth: str, options: Options | None) -> list[str]:
 
 def _nothing(name: str, looked: str, there: list[str]) -> FileNotFoundError:
     what = f"; there are {', '.join(there)}" if there else ""
-    return FileNotFoundError(f"There is no prepared data set {name!r}: {redact.shown(looked)} holds no {_INFO}{what}.")
+    return FileNotFoundError(f"There is no prepared data set {name!r}: {redact.show(looked)} holds no {_INFO}{what}.")

@@ -122,7 +122,7 @@ def _walked(
     def facts(record: int) -> tuple[int, np.ndarray, list[np.ndarray]]:
         data = source[record]
         located = locate_example(data)
-        values = Values(data, located, f"{redact.shown(source.paths[0])}, record {record}")
+        values = Values(data, located, f"{redact.show(source.paths[0])}, record {record}")
         length = length_of(values, features)
         images = [values.frames(leaf, length) for leaf in features.images]
         return length, _rest(located, {leaf.stored_name for leaf in features.images}), images
@@ -162,7 +162,7 @@ def _rest(located: Mapping[str, Located], images: set[str]) -> np.ndarray:
 
 def _key(file: RecordSource, features: Features) -> str:
     path = file.paths[0]
-    name = redact.identity(path) if stores.is_url(path) else os.path.abspath(path)
+    name = redact.identify_path(path) if stores.is_url(path) else os.path.abspath(path)
     facts = [_FORMAT, name, file.versions, dataclasses.asdict(features)]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 

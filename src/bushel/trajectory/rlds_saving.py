@@ -24,7 +24,7 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
 
 def form(folder: str) -> Form:
     """Files of episodes for a folder, whose name says what the data set is called: "arm", or "arm/1.0.0"."""
-    above, _, last = redact.without_query(folder).rstrip("/").rpartition("/")
+    above, _, last = redact.remove_query(folder).rstrip("/").rpartition("/")
     version = last if is_version(last) else "1.0.0"
     name = re.sub(r"\W", "_", above.rpartition("/")[2] if is_version(last) else last, flags=re.ASCII)
     return _Episodes(name if re.match(r"[A-Za-z_]", name) else f"_{name}", version)

@@ -333,12 +333,12 @@ def _checked(path: str | os.PathLike[str], options: Options | None, *, needs_che
     with stores.open_stream(path, options) as file:
         data = file.read()
     try:
-        found = sealed.parse_json(data, redact.shown(path), needs_checksum=needs_checksum)
+        found = sealed.parse_json(data, redact.show(path), needs_checksum=needs_checksum)
         wrong = _wrong(found)
         if wrong is not None:
             raise ValueError(wrong)
     except ValueError as error:
-        raise ValueError(f"The statistics in {redact.shown(path)} cannot be read: {error}. Remove the file.") from error
+        raise ValueError(f"The statistics in {redact.show(path)} cannot be read: {error}. Remove the file.") from error
     return found
 
 

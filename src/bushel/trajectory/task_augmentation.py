@@ -139,7 +139,7 @@ class Rephraser:
 
 
 def _read(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str, str]:
-    name, is_json = redact.shown(path), redact.without_query(os.fspath(path)).endswith(".json")
+    name, is_json = redact.show(path), redact.remove_query(os.fspath(path)).endswith(".json")
     if not is_json and allow_pickle is not True:
         raise ValueError(
             f"{name} is read as a pickle, which can run any code, so that it is not read. If you trust it, convert it "
