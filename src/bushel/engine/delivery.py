@@ -62,12 +62,12 @@ class Delivery(Cursor):
         self._program = program
         self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
-        self._watches = [FilterWatch(what, options) for what in program.droppers]
+        self._watches = [FilterWatch(node, options) for node in program.droppers]
         self._length = program.length
         self._position = 0
         self._counts: Sequence[int] = (0,) * len(program.counting)
         self._tickets: collections.deque[Ticket] = collections.deque()
-        self._ledger = Ledger([])
+        self._ledger: Ledger | None = None  # while rows are computed ahead
         self._result: Result | None = None
         self._row = self._given_from = 0
         self._high = 0  # the position after the result
@@ -277,6 +277,7 @@ class Delivery(Cursor):
         placement = self._placement
         if placement is None:
             return
+        assert self._ledger is not None
         executor, most = placement.executor, max(placement.most, self._program.unit)
         while len(self._tickets) < placement.blocks_ahead * executor.stretch() and self._next < self._length:
             high = min(self._length, self._next + self._sizer.positions())
@@ -320,7 +321,7 @@ class Delivery(Cursor):
 
     def _forget_tickets(self) -> None:
         if self._tickets:
-            assert self._placement is not None
+            assert self._placement is not None and self._ledger is not None
             self._ledger.abort()
             self._placement.executor.forget(list(self._tickets))
             self._tickets.clear()
@@ -330,7 +331,7 @@ class Delivery(Cursor):
         self._next = self._base = self._position
         self._after = self._base_counts = list(self._counts)
         self._number = 0
-        self._ledger = Ledger(self._base_counts)
+        self._ledger = None if self._placement is None else Ledger(self._base_counts)
 
     # Positions.
 
@@ -354,7 +355,7 @@ class Delivery(Cursor):
         counts, sizes = list(self._counts), []
         index = None
         for step in reversed(self._program.steps):
-            if isinstance(step, BatchStream):
+            if type(step) is BatchStream:
                 sizes.append(step.batch_size)
             elif step.count_key:
                 index = counts.pop()
@@ -376,7 +377,7 @@ class Delivery(Cursor):
             )
         counts: list[int] = []
         for step in reversed(self._program.steps):
-            if isinstance(step, BatchStream):
+            if type(step) is BatchStream:
                 index *= step.batch_size
             elif step.count_key:
                 counts.append(index)
@@ -389,7 +390,8 @@ class Delivery(Cursor):
     def close(self) -> None:
         self._closed = True
         self._result = None
-        self._ledger.abort()
+        if self._ledger is not None:
+            self._ledger.abort()
         tickets: list[Ticket] = []
         with contextlib.suppress(IndexError):
             while True:  # one by one: another thread may be about to add more

@@ -32,7 +32,7 @@ from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchCursor, BatchStream
 from bushel.graph.skips import Skips, collect_skips
 from bushel.graph.state_fields import State, read_count
-from bushel.graph.streams import Ahead, Elements, OneParent, Ordered, Pulled, SeedStream, StreamNode
+from bushel.graph.streams import Ahead, Elements, Ordered, Pulled, SeedStream, StreamNode
 
 
 def open_stream(
@@ -105,15 +105,15 @@ class _Opener:
 
     def open(self, node: StreamNode) -> Cursor:
         base, steps = split_steps(node, self._is_ignored)
-        if isinstance(base, Elements):
+        if type(base) is Elements:
             return self._open_elements(base, steps)
         return self.over(self._open_base(base), steps)
 
     def _is_ignored(self, node: StreamNode) -> bool:
         """Whether a node asks for workers or threads, and has them already or cannot have them."""
-        if isinstance(node, Pulled):
+        if type(node) is Pulled:
             return not node.size
-        if not isinstance(node, Ahead):
+        if type(node) is not Ahead:
             return False
         if self.executor is not None or self.alone or node.options.num_workers == 0:
             return True  # of two `mp_prefetch`, one inside the other, the outer one serves both
@@ -170,12 +170,12 @@ class _Opener:
 
     def cut_in_consumer(self, program: Program) -> Cursor:
         """The rows of a program, of which elements may be missing: batches are cut in the consumer."""
-        kinds = [isinstance(step, BatchStream) for step in program.steps]
+        kinds = [type(step) is BatchStream for step in program.steps]
         cut = kinds.index(True) if True in kinds else len(kinds)
         if self.executor is not None and not self.executor.shares_counts:
             cut = first_that_asks(program.steps[:cut], True, program.skip)
         rest = list(program.steps[cut:])
-        stacked_next = bool(rest) and isinstance(rest[0], BatchStream) and is_ours(rest[0].batch_fn)
+        stacked_next = bool(rest) and type(rest[0]) is BatchStream and is_ours(rest[0].batch_fn)
         rows = dataclasses.replace(program, steps=program.steps[:cut], stacked_next=stacked_next, may_miss=True)
         return self.over(self.in_order(rows), rest)
 
@@ -306,11 +306,16 @@ def default_options(node: MapNode) -> ReadOptions:
 
 
 def _in_memory(node: Node) -> bool:
-    if isinstance(node, Source):
-        known = isinstance(node.source, (list, tuple, str, bytes, range, np.ndarray))
-        return known or getattr(node.source, "in_memory", False)
-    return all(_in_memory(parent) for parent in node.parents)
+    for parent in node.parents:
+        if not _in_memory(parent):
+            return False
+    if type(node) is not Source:
+        return True
+    source = node.source
+    return type(source) in _MEMORY or isinstance(source, _MEMORY) or getattr(source, "in_memory", False)
 
+
+_MEMORY = (list, tuple, str, bytes, range, np.ndarray)
 
 Step = Elementwise | BatchStream
 
@@ -319,12 +324,11 @@ def split_steps(node: StreamNode, is_ignored: Callable[[StreamNode], bool]) -> t
     """The steps that end with `node`, in order, and the stream that they begin from."""
     steps: list[Step] = []
     while True:
-        if isinstance(node, (Elementwise, BatchStream)):
+        if type(node) is BatchStream or isinstance(node, Elementwise):
             steps.append(node)
-        elif not isinstance(node, (SeedStream, WithOptions)) and not is_ignored(node):
+        elif type(node) is not SeedStream and type(node) is not WithOptions and not is_ignored(node):
             return node, steps[::-1]
-        assert isinstance(node, OneParent)
-        node = node.parent
+        node = node.parents[0]  # type: ignore[assignment]  # streams draw from streams, but for Elements
 
 
 def _has_opaque_leaf(node: Node) -> bool:

@@ -84,20 +84,20 @@ class Program:
         """Positions that make one row, where none is missing: blocks hold whole multiples of it."""
         unit = 1
         for step in self.steps:
-            unit *= step.batch_size if isinstance(step, BatchStream) else 1
+            unit *= step.batch_size if type(step) is BatchStream else 1
         return unit
 
     @functools.cached_property
     def counting(self) -> tuple[Elementwise, ...]:
         """The steps that depend on how many elements came before."""
-        return tuple(step for step in self.steps if isinstance(step, Elementwise) and step.count_key)
+        return tuple(step for step in self.steps if type(step) is not BatchStream and step.count_key)
 
     @functools.cached_property
     def unit_before_counting(self) -> tuple[int, ...]:
         """For each counting step, positions that make one of its elements."""
         units, unit = [], 1
         for step in self.steps:
-            if isinstance(step, BatchStream):
+            if type(step) is BatchStream:
                 unit *= step.batch_size
             elif step.count_key:
                 units.append(unit)
@@ -127,14 +127,14 @@ class Program:
 
     def batches_in_place(self, step: BatchStream | Elementwise) -> bool:
         """Whether a step makes results that no function of the user's sees."""
-        ours = isinstance(step, BatchStream) and is_ours(step.batch_fn)
+        ours = type(step) is BatchStream and is_ours(step.batch_fn)
         return ours and step is self.steps[-1] and not self.stacked_next
 
     @property
-    def droppers(self) -> list[str]:
-        """Where elements may go missing, as it is called: the map node, then the steps that drop some."""
-        steps = [step.call() for step in self.steps if isinstance(step, Elementwise) and step.drops]
-        return [*([] if self.node is None else [self.node.call()]), *steps]
+    def droppers(self) -> list[Node]:
+        """Where elements may go missing: the map node, then the steps that drop some."""
+        steps: list[Node] = [step for step in self.steps if type(step) is not BatchStream and step.drops]
+        return steps if self.node is None else [self.node, *steps]
 
     @functools.cached_property
     def timed(self) -> bool:
@@ -144,7 +144,7 @@ class Program:
     @property
     def drops(self) -> bool:
         """Whether a step drops elements."""
-        return any(isinstance(step, Elementwise) and step.drops for step in self.steps)
+        return any(type(step) is not BatchStream and step.drops for step in self.steps)
 
 
 def first_that_asks(steps: Sequence[Elementwise | BatchStream], missing: bool, skip: bool) -> int:
@@ -231,17 +231,19 @@ class PlannedRows(Rows):
 
     def __init__(self, node: MapNode, *, ahead: bool = False):
         self._node = node
-        self._most = max(1, PLAN_AHEAD // node.fan_in) if ahead else 1
-        self._size = min(_FIRST_PLAN, self._most)
+        self._ahead = ahead
+        self._size = 0
         self._plan: Plan | None = None
         self._start = self._end = 0
 
     def read(self, low: int, high: int, *, private: bool) -> Block:
         if self._plan is None or low < self._start or high > self._end:
+            if self._ahead:
+                most = max(1, PLAN_AHEAD // self._node.fan_in)
+                self._size = min(most, 2 * self._size or _FIRST_PLAN)
             end = max(high, min(self._node.length, low + self._size))
             plan = self._node.plan(np.arange(low, end))
             self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two
-            self._size = min(self._most, 2 * self._size)
         read = self._plan.take if private else self._plan.look
         return read(low - self._start, high - self._start)
 
@@ -318,7 +320,7 @@ def run_again(runner: Runner, low: int, high: int, failed: FailedAt) -> Result:
 
 def _up_to_batches(program: Program) -> list[Program]:
     """What is done before each step that makes batches, then all of it."""
-    cuts = [number for number, step in enumerate(program.steps) if isinstance(step, BatchStream)]
+    cuts = [number for number, step in enumerate(program.steps) if type(step) is BatchStream]
     return [*(dataclasses.replace(program, steps=program.steps[:cut]) for cut in cuts), program]
 
 
@@ -376,7 +378,7 @@ class Runner:
 
     def _describe_step(self, number: int, step: Elementwise | BatchStream) -> tuple[Any, bool, bool, bool, bool]:
         """A step, whether it makes batches, counts or drops elements, and whether its rows must be made private."""
-        if isinstance(step, BatchStream):
+        if type(step) is BatchStream:
             return step, True, False, False, False
         return step, False, step.count_key is not None, step.drops, step.shares
 
@@ -477,7 +479,7 @@ class Runner:
     def _is_copied(self, number: int) -> bool:
         """Whether rows before step `number` are copied, into a batch or to be sent, before anyone writes into them."""
         for step in self.program.steps[number:]:
-            if isinstance(step, BatchStream):
+            if type(step) is BatchStream:
                 return is_ours(step.batch_fn)
             if step.writes:
                 return False

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
+from bushel.base.contract import optional
 from bushel.base.errors import StateMismatch, inside
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips, collect_skips, count_collected
@@ -68,6 +69,7 @@ class Cursor(abc.ABC):
         """Goes to the position that a state describes."""
         self.rewind(self.mark_of(state))
 
+    @optional
     def catch_up(self) -> None:
         """Reads again the elements that the position needs, such as the window that it is in the middle of.
 
@@ -77,23 +79,28 @@ class Cursor(abc.ABC):
             with inside(*(self.places[number] if self.places else ())):
                 parent.catch_up()
 
+    @optional
     def get_next_index(self) -> int:
         """The index of the next element, for streams whose elements have one."""
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
+    @optional
     def set_next_index(self, index: int) -> None:
         """Goes to the element with this index, without reading."""
         raise NotImplementedError(f"{type(self).__name__} cannot seek: what comes next depends on what came before.")
 
+    @optional
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         """Index and records of row `row` of the last pull, if they are known: for messages."""
         return None
 
+    @optional
     def start_prefetch(self) -> None:
         """Starts to work ahead, where this cursor or one before it does so."""
         for parent in self.parents:
             parent.start_prefetch()
 
+    @optional
     def close(self) -> None:
         """Frees what the cursor holds. May be called from another thread, also while this one is in `pull`."""
         for parent in self.parents:

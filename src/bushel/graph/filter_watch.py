@@ -8,6 +8,7 @@ import time
 import numpy as np
 
 from bushel.base.options import DatasetOptions
+from bushel.graph.node import Node
 
 logger = logging.getLogger("bushel")
 
@@ -21,8 +22,8 @@ class FilterWatch:
     WINDOW = 1000
     EVERY_S = 60.0
 
-    def __init__(self, what: str, options: DatasetOptions):
-        self._what = what
+    def __init__(self, node: Node, options: DatasetOptions):
+        self._node = node
         self._warn_ratio = options.filter_warn_threshold_ratio or float("inf")
         self._raise_ratio = options.filter_raise_threshold_ratio or float("inf")
         self.seen = 0
@@ -54,18 +55,18 @@ class FilterWatch:
             if self.seen >= self.WINDOW:
                 if self.dropped / self.seen >= self._raise_ratio:
                     # Asked again it says so again, in the same words.
-                    self._verdict = self._verdict or self._told("raise", self._raise_ratio)
+                    self._verdict = self._verdict or self._describe("raise", self._raise_ratio)
                     return done - 1, ValueError(self._verdict)
                 if self.dropped / self.seen >= self._warn_ratio and time.monotonic() >= self._quiet_until:
                     self._quiet_until = time.monotonic() + self.EVERY_S
-                    logger.warning(self._told("warn", self._warn_ratio))
+                    logger.warning(self._describe("warn", self._warn_ratio))
                 self.seen = self.dropped = 0
                 self._verdict = None
         return None
 
-    def _told(self, what: str, ratio: float) -> str:
+    def _describe(self, what: str, ratio: float) -> str:
         return (
-            f"{self._what} dropped {100 * self.dropped / self.seen:.2f} % of the last {self.seen} elements. Please "
-            "check the filter; if it is meant, filtering the data once before training is cheaper. This is said from "
-            f"{100 * ratio:g} % on: see DatasetOptions(filter_{what}_threshold_ratio=...), None for never."
+            f"{self._node.call()} dropped {100 * self.dropped / self.seen:.2f} % of the last {self.seen} elements. "
+            "Please check the filter; if it is meant, filtering the data once before training is cheaper. This is said "
+            f"from {100 * ratio:g} % on: see DatasetOptions(filter_{what}_threshold_ratio=...), None for never."
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from bushel.graph.streams import OneParent, Opener, Ordered, StreamNode
 from bushel.index import mix
 
 
+@final
 @dataclasses.dataclass(frozen=True, eq=False)
 class BatchStream(OneParent):
     """Batches of consecutive elements; the last one may be smaller."""
