@@ -15,6 +15,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base import transforms as tf
+from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
 from bushel.base.options import MultiprocessingOptions
 from bushel.graph import node, show, streams
@@ -57,6 +58,7 @@ class Dataset(abc.ABC):
         return node.default_seed((self._node,), depth=0)
 
     @property
+    @optional
     def _element_spec(self) -> Any:
         raise NotImplementedError(f"The shapes of {type(self).__name__} are not known: it defines no `_element_spec`.")
 

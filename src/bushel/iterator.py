@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from bushel.base import blocks, checks, tables
+from bushel.base.contract import optional
 from bushel.base.errors import RowFailed, StateMismatch, remove_our_frames
 from bushel.base.hooks import IteratorContext, Stats
 from bushel.base.options import ReadOptions
@@ -83,24 +84,29 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
     def set_state(self, state: State) -> None:
         """Goes to a position that `get_state` returned."""
 
+    @optional
     def explain(self, steps: int = 1) -> list[Explanation]:
         """The source records that the next elements are made of. Nothing is read; see `MapDataset.explain`."""
         raise NotImplementedError(f"{type(self).__name__} cannot say what comes next without reading.")
 
+    @optional
     def report(self) -> Report:
         """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it."""
         raise NotImplementedError(f"{type(self).__name__} is not measured: only iterators of Bushel's datasets are.")
 
     @property
+    @optional
     def skipped(self) -> int:
         """How many elements failed and were left out so far, with `DatasetOptions(on_error="skip")`."""
         return 0
 
+    @optional
     def start_prefetch(self) -> None:
         """Starts to prefetch before the first `next`, in a pipeline that prefetches."""
         for parent in self._parents:
             parent.start_prefetch()
 
+    @optional
     def close(self) -> None:
         """Frees threads and other resources. `next` raises ValueError afterwards; closing again does nothing."""
         if not self._closed:
@@ -116,9 +122,11 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         """Restores a state that `save` wrote, here or in Grain."""
         return files.restore_later(directory, self)
 
+    @optional
     def _get_next_index(self) -> int:
         raise NotImplementedError(f"{type(self).__name__} has no index of its next element.")
 
+    @optional
     def _set_next_index(self, index: int) -> None:
         raise NotImplementedError(f"{type(self).__name__} cannot seek to an index.")
 

@@ -151,9 +151,9 @@ class _Opener:
 
         program = self._program(node, [])
         if options is None:
-            cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
+            cursor = PositionDelivery(program, None, self.options, self.observer.skips, in_threads)
         else:
-            cursor = PositionDelivery(program, in_threads(), self.options, self.skips)
+            cursor = PositionDelivery(program, in_threads(), self.options, self.observer.skips)
         return self.over(_Owner(self.observer.delivery(cursor), end_threads), steps)
 
     def _open_chain(self, elements: Elements, steps: list[Step]) -> Cursor:
@@ -165,7 +165,7 @@ class _Opener:
         return _ChainCursor(whole, program, self) if program.unit > 1 or program.counting else whole
 
     def _program(self, node: Elements, steps: list[Step]) -> Program:
-        skip = self.skips is not None
+        skip = self.observer.skips is not None
         return Program(node.parent, node.allow_nones, tuple(steps), skip=skip, reading=node)
 
     def cut_in_consumer(self, program: Program) -> Cursor:
@@ -182,8 +182,8 @@ class _Opener:
     def part(self, node: StreamNode) -> Cursor:
         if self.executor is None or not _has_opaque_leaf(node):
             return self.open(node)
-        program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
-        return self.observer.stream_delivery(StreamDelivery(program, self.executor, self.skips))
+        program = StreamProgram(node, open_alone, self.options, skip=self.observer.skips is not None)
+        return self.observer.stream_delivery(StreamDelivery(program, self.executor, self.observer.skips))
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
         def opened() -> Iterator[Any]:
@@ -193,13 +193,13 @@ class _Opener:
         return contextvars.copy_context().run(opened)  # whatever interrupts it, nothing of it stays
 
     def own_apart(self, dataset: Iterable[Any]) -> Iterator[Any]:
-        observer = self.observer.of_part(None if self.skips is None else Skips(None))
+        observer = self.observer.of_part(None if self.observer.skips is None else Skips(None))
         return dataclasses.replace(self, observer=observer, executor=None, alone=True).own(dataset)
 
     def inside(self, options: DatasetOptions, read_options: ReadOptions | None) -> _Opener:
         """Opens a stream that a user's own dataset draws from."""
         options = self.options.merge(options)
-        observer = self.observer.of_part(self.skips or _skips_of(options))
+        observer = self.observer.of_part(self.observer.skips or _skips_of(options))
         return dataclasses.replace(self, options=options, observer=observer, read_options=read_options)
 
     def over(self, cursor: Cursor, steps: list[Step]) -> Cursor:
@@ -207,12 +207,12 @@ class _Opener:
         for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
             if elementwise:
                 for stage in self._stages(cast("list[Elementwise]", list(run))):
-                    program = Program(None, allow_nones=True, steps=tuple(stage), skip=self.skips is not None)
-                    drawn = DrawnDelivery(cursor, program, self.placement(), self.options, self.skips)
+                    program = Program(None, allow_nones=True, steps=tuple(stage), skip=self.observer.skips is not None)
+                    drawn = DrawnDelivery(cursor, program, self.placement(), self.options, self.observer.skips)
                     cursor = self.observer.delivery(drawn)
             else:
                 for step in run:
-                    batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
+                    batches = BatchCursor(cursor, cast(BatchStream, step), self.observer.skips)
                     cursor = self.observer.cursor(step, batches, marked=self.executor is not None)
         return cursor
 
@@ -222,7 +222,7 @@ class _Opener:
         while steps:
             cut = len(steps)
             if self.executor is not None and not self.executor.shares_counts:
-                cut = first_that_asks(steps, False, self.skips is not None)
+                cut = first_that_asks(steps, False, self.observer.skips is not None)
             stages.append(steps[:cut])
             steps = steps[cut:]
         return stages
@@ -233,7 +233,7 @@ class _Opener:
 
     def in_order(self, program: Program) -> Cursor:
         """The rows of a program over a map node."""
-        return self.observer.delivery(PositionDelivery(program, self.placement(), self.options, self.skips))
+        return self.observer.delivery(PositionDelivery(program, self.placement(), self.options, self.observer.skips))
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)

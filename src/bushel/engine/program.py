@@ -244,8 +244,7 @@ class PlannedRows(Rows):
             end = max(high, min(self._node.length, low + self._size))
             plan = self._node.plan(np.arange(low, end))
             self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two
-        read = self._plan.take if private else self._plan.look
-        return read(low - self._start, high - self._start)
+        return self._plan.read(low - self._start, high - self._start, private)
 
     def trace(self, row: int) -> None:
         """A program over a node knows the positions of its rows itself."""

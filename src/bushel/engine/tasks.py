@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base.contract import optional
 from bushel.base.memory import Allocator
 from bushel.engine import stall
 from bushel.engine.program import Announce, CountBefore, GivenRows, PlannedRows, Program, Result, Rows, run
@@ -266,14 +267,17 @@ class Executor(abc.ABC):
     def close(self) -> None:
         """Ends all work. Calling it again does nothing."""
 
+    @optional
     def members(self) -> tuple[int, str]:
         """How many members work now, and why so many, where the executor has chosen that itself."""
         return self.parallelism, ""
 
+    @optional
     def deaths(self) -> int:
         """How many of its members have died so far and were replaced."""
         return 0
 
+    @optional
     def stretch(self) -> int:
         """How many times further ahead than it would by itself delivery should work now."""
         return 1

@@ -90,7 +90,8 @@ class Batches(OneParentMap):
 
     def plan(self, indices: np.ndarray) -> Plan:
         edges, elements, kinds = self.parts_of(indices)
-        return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements))
+        ours, as_columns = is_ours(self.batch_function), self.parent.in_place is InPlace.AS_COLUMNS
+        return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements), ours, as_columns)
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
         edges, elements, _ = self.parts_of(indices)
@@ -152,13 +153,16 @@ class _Batched(Plan):
     edges: list[int]
     kinds: Sequence[int]
     parent: Plan
+    ours: bool
+    """Whether the library makes the batches."""
+    as_columns: bool
+    """Whether the parent's elements may be made where batches go."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         start = self.edges[low]
-        ours = is_ours(self.node.batch_function)
-        read = self.parent.look if ours else self.parent.take  # the library stacks rows, which copies them
+        read = self.parent.look if self.ours else self.parent.take  # the library stacks rows, which copies them
         try:
-            if self.node.parent.in_place is InPlace.AS_COLUMNS:
+            if self.as_columns:
                 block = take_in_order(read, start, self.edges[high])
             else:
                 block = memory.call_apart(take_in_order, read, start, self.edges[high])

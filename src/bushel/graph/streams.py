@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from bushel.base import checks
+from bushel.base.contract import optional
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.graph.cursors import Cursor
 from bushel.graph.node import MapNode, Node
@@ -53,6 +54,7 @@ class StreamNode(Node):
     """A node that can only be read in order."""
 
     @property
+    @optional
     def length(self) -> int | None:
         """How many elements the stream has if no element is missing; None where that is not known without reading."""
         return None
