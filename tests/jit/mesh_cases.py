@@ -131,6 +131,12 @@ def test_data_that_are_bound_to_no_device_go_to_the_default_one_once():
             lambda: DataLoader([ShardedSource(data(8), MESH), BatchTransform(4), BatchTransform(2)]),
             "cannot be batched again",
         ),
+        (  # a stage between the two batches once hid the first from the check
+            lambda: DataLoader(
+                [ShardedSource(data(8), MESH), BatchTransform(4), MapTransform(lambda v, m: v), BatchTransform(4)]
+            ),
+            "cannot be batched again",
+        ),
     ],
 )
 def test_what_cannot_be_spread_is_told(make, sentence):

@@ -239,7 +239,7 @@ def test_windows_of_two_series_are_of_one_time(shape, parts, lengths, stride, of
 
 def test_series_of_different_lengths_are_refused():
     for shapes in (((9,), (8,)), ((2, 9, 1), (3, 9, 1)), ((9, 2), (2, 9, 2))):
-        with pytest.raises(ValueError, match="The two sequences must have the same number of steps and the same batch size"):
+        with pytest.raises(ValueError, match="must have the same number of steps and the same batch size"):
             time_utils.prepare_seq_to_seq_windows(np.zeros(shapes[0]), np.zeros(shapes[1]), "train", 2, 2)
     with pytest.raises(ValueError, match="with one target for each context"):
         time_utils.make_sequence_disk_source(contexts=np.zeros((3, 2)), targets=np.zeros((2, 2)))
