@@ -145,7 +145,7 @@ def test_a_copy_of_a_source_gives_the_same_elements(name):
     "stages",
     [
         [MapTransform(double), BatchTransform(4, pad_last_batch=True), RandomMapTransform(add_noise)],
-        [BufferTransform(5, 3, 2, "shuffled"), BatchTransform(2)],
+        pytest.param([BufferTransform(5, 3, 2, "shuffled"), BatchTransform(2)], marks=pytest.mark.slow),
     ],
 )
 def test_a_loader_can_be_pickled(stages):
