@@ -113,7 +113,7 @@ def test_a_damaged_series_is_told(text, sentence, tmp_path):
     with pytest.raises(DamagedFile) as raised:
         DailyMinTemperaturesDataset(cache_dir=tmp_path)
     assert str(path) in str(raised.value) and sentence in str(raised.value)
-    assert "Delete the file, and it is downloaded again" in str(raised.value)
+    assert "Delete the file to download it again." in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,7 @@ class ElementTransform(Transform):
 
     def __call__(self, inner: Source) -> Source:
         self.check(inner.element_spec())
-        indexed = isinstance(inner, IndexedSource)
-        source = TransformedSource(inner, self) if indexed else TransformedStream(inner, self)
+        source = TransformedSource(inner, self) if isinstance(inner, IndexedSource) else TransformedStream(inner, self)
         source.element_spec()  # an error of the user's function is raised here, and not in the first step
         return source
 

@@ -203,16 +203,13 @@ def _open_images(root: Path, url: str) -> tuple[Path, Collection[str], Callable[
     """Return where the images are, their names, and a function that reads one: from a folder or from the archive."""
     folder = root / "img_align_celeba"
     if folder.is_dir():
-        nested = folder / folder.name
-        folder = nested if nested.is_dir() else folder
+        folder = folder / folder.name if (folder / folder.name).is_dir() else folder
         return folder, set(os.listdir(folder)), lambda name: (folder / name).read_bytes()
     path = downloads.fetch(_change_url(IMAGES, url), root)
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as error:
-        raise DamagedFile(
-            f"{path} is not a ZIP archive: {error}. Delete the file, and it is downloaded again."
-        ) from error
+        raise DamagedFile(f"{path} is not a ZIP archive: {error}. Delete it to download it again.") from error
     members = {member.filename.rpartition("/")[2]: member for member in archive.infolist()}
 
     def read(name: str) -> bytes:

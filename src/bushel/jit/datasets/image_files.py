@@ -121,9 +121,7 @@ class CifarFiles(ImageFiles):
                         with downloads.open_for_writing(path) as file:
                             shutil.copyfileobj(source, file, 1 << 20)
             except (KeyError, tarfile.TarError, EOFError) as error:
-                raise DamagedFile(
-                    f"{archive} is incomplete: {error}. Delete the file, and it is downloaded again."
-                ) from error
+                raise DamagedFile(f"{archive} is incomplete: {error}. Delete it to download it again.") from error
         return paths
 
     def read(self, split: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -42,9 +42,7 @@ def read_idx(path: Path, magic: int) -> np.ndarray:
                 )
             data = file.read(wanted + 1)  # one value more shows whether the file is too long
     except (EOFError, OSError) as error:
-        raise DamagedFile(
-            f"{path} cannot be read to its end: {error}. Delete the file, and it is downloaded again."
-        ) from error
+        raise DamagedFile(f"{path} cannot be read to its end: {error}. Delete it to download it again.") from error
     _check_size(path, len(data), wanted)
     return np.frombuffer(data, np.uint8).reshape(shape)
 
@@ -74,6 +72,5 @@ def split_cifar_records(data: np.ndarray, path: Path, label_bytes: int) -> tuple
 def _check_size(path: Path, count: int, wanted: int) -> None:
     if count != wanted:
         raise DamagedFile(
-            f"{path} has {count} values, but its header announces {wanted}. "
-            "Delete the file, and it is downloaded again."
+            f"{path} has {count} values, but its header announces {wanted}. Delete it to download it again."
         )

@@ -74,7 +74,7 @@ def load_time_series_from_csv(
     try:
         return load_value_column(path, skip_header=skip_header, value_column=value_column)
     except DamagedFile as error:
-        raise DamagedFile(f"{error} Delete the file, and it is downloaded again.") from error
+        raise DamagedFile(f"{error} Delete the file to download it again.") from error
 
 
 def select_split(
