@@ -12,7 +12,7 @@ from jit_loaders import collected, host_of, real
 import bushel
 from bushel.index import seeds
 from bushel.jit import ArraySource, BatchTransform, DataLoader, MapTransform, RandomFlipTransform, ShardedSource
-from bushel.jit.loader import _next_batch, _scan_epoch
+from bushel.jit.compiled_loader import _next_batch, _scan_epoch
 from bushel.testing import same
 
 MESH = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "model"))
@@ -96,7 +96,7 @@ def test_data_that_are_spread_already_stay_where_they_are():
     spread = jax.device_put(data(4 * 37), SHARDED)
     source = ShardedSource(spread, MESH)
     pointers = [leaf.unsafe_buffer_pointer() for leaf in (s.data for s in spread["x"].addressable_shards)]
-    stored = source.store.columns["x"].stored
+    stored = source.columns["x"].stored
     assert [shard.data.unsafe_buffer_pointer() for shard in stored.addressable_shards] == pointers
 
 
@@ -113,19 +113,28 @@ def test_data_that_are_bound_to_no_device_go_to_the_default_one_once():
     with jax.default_device(first):
         rows = jax.numpy.arange(64)
     with jax.default_device(second):
-        assert ArraySource(rows).store.columns.stored.devices() == {second}
-        assert ArraySource(jax.device_put(rows, first)).store.columns.stored.devices() == {first}
+        assert ArraySource(rows).columns.stored.devices() == {second}
+        assert ArraySource(jax.device_put(rows, first)).columns.stored.devices() == {first}
 
 
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: ShardedSource(data(10), MESH), "10 rows cannot be spread evenly over 4 devices. Leave out the last 2"),
+        (
+            lambda: ShardedSource(data(10), MESH),
+            "10 rows cannot be distributed evenly over 4 devices. Leave out the last 2,",
+        ),
         (lambda: ShardedSource(data(8), MESH, "rows"), "The mesh has the axes ['data', 'model'], not 'rows'."),
         (lambda: loader_of(8, 6), "batch_size must be a multiple of the 4 shards of the data, got 6."),
         (lambda: ShardedSource({"x": np.float32(1)}, MESH), "one row per record"),
         (
             lambda: DataLoader([ShardedSource(data(8), MESH), BatchTransform(4), BatchTransform(2)]),
+            "cannot be batched again",
+        ),
+        (  # a stage between the two batches once hid the first from the check
+            lambda: DataLoader(
+                [ShardedSource(data(8), MESH), BatchTransform(4), MapTransform(lambda v, m: v), BatchTransform(4)]
+            ),
             "cannot be batched again",
         ),
     ],

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bushel.base.errors import DamagedFile
 from bushel.jit import BatchTransform, DataLoader, dataset_to_jax
-from bushel.jit.datasets import CelebADataset, celeba, files
-from bushel.jit.datasets.formats import Damaged
+from bushel.jit.datasets import CelebADataset, celeba, downloads
 
 PARTS = [0] * 7 + [1] * 2 + [2] * 3
 NAMES = [f"{number:06}.jpg" for number in range(1, len(PARTS) + 1)]
@@ -82,7 +82,7 @@ def test_the_arguments_are_cyreals():
 @pytest.mark.parametrize("include_attributes", [True, False])
 def test_celeba_from_disk_is_celeba(images, include_attributes, tmp_path, monkeypatch):
     write_celeba(tmp_path, images)
-    monkeypatch.setattr(celeba, "IMAGES_OF_A_TASK", 2)
+    monkeypatch.setattr(celeba, "IMAGES_PER_TASK", 2)
     arguments = {"split": "train", "data_dir": tmp_path, "include_attributes": include_attributes}
     whole = dataset_to_jax(CelebADataset(**arguments))
     loader = DataLoader(
@@ -114,7 +114,7 @@ def test_without_a_network_the_place_is_told(tmp_path, monkeypatch):
     def nowhere(*arguments, **options):
         raise OSError("no network")
 
-    monkeypatch.setattr(files.urllib.request, "urlopen", nowhere)
+    monkeypatch.setattr(downloads.urllib.request, "urlopen", nowhere)
     for name in ("list_eval_partition.txt", "list_attr_celeba.txt", "img_align_celeba.zip"):
         write_celeba(tmp_path / name, "archive")
         (tmp_path / name / name).unlink()
@@ -146,17 +146,22 @@ def flip(path):
     [
         ("folder", "list_eval_partition.txt", replace("7.jpg 0", "7.jpg"), "Line 7 of"),
         ("folder", "list_eval_partition.txt", replace(" 0", " 1"), "has no image of the split 'train'"),
-        ("folder", "list_eval_partition.txt", replace("000003.jpg", "../3.jpg"), "has no attributes of ../3.jpg"),
+        (
+            "folder",
+            "list_eval_partition.txt",
+            replace("000003.jpg", "../3.jpg"),
+            "has no attributes for ../3.jpg and 0 other images.",
+        ),
         ("folder", "list_attr_celeba.txt", replace("12\n", "13\n"), "of 12 images, but its first line says '13'"),
         ("folder", "list_attr_celeba.txt", lambda path: path.write_text(""), "of 0 images, but its first line says ''"),
-        ("folder", "list_attr_celeba.txt", cut, "it has 3 of 6, with the values [-1, 1]"),
+        ("folder", "list_attr_celeba.txt", cut, "it has 3 for 6 images, with the values [-1, 1]"),
         ("folder", "list_attr_celeba.txt", lambda path: path.write_bytes(b"\xff" * 9), "of 0 images"),
-        ("folder", "list_attr_celeba.txt", replace("Young", ""), "should have 2 attributes of each of 7 images"),
+        ("folder", "list_attr_celeba.txt", replace("Young", ""), "should have 2 attributes for each of 7 images"),
         (
             "folder",
             "list_attr_celeba.txt",
             replace("-1", "-2"),
-            "that are -1 or 1; it has 3 of 7, with the values [-2, 1]",
+            "all of them -1 or 1; it has 3 for 7 images, with the values [-2, 1]",
         ),
         ("folder", "list_attr_celeba.txt", replace("-1", "no"), "has attributes that cannot be read"),
         (
@@ -170,16 +175,16 @@ def flip(path):
             "folder",
             "img_align_celeba/000002.jpg",
             lambda path: path.write_bytes(jpeg(1, (9, 9))),
-            "must be of one size",
+            "must have the same size",
         ),
-        ("archive", "img_align_celeba.zip", lambda path: path.write_bytes(b"<html>"), "is no archive"),
+        ("archive", "img_align_celeba.zip", lambda path: path.write_bytes(b"<html>"), "is not a ZIP archive"),
         ("archive", "img_align_celeba.zip", flip, "000001.jpg in"),
     ],
 )
 def test_damaged_files_are_told(images, name, damage, sentence, tmp_path):
     write_celeba(tmp_path, images)
     damage(tmp_path / name)
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(DamagedFile) as raised:
         CelebADataset(cache_dir=tmp_path)
     assert sentence in str(raised.value) and str(tmp_path) in str(raised.value)
 

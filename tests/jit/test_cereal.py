@@ -235,5 +235,5 @@ def test_the_masked_mean_divides_by_what_is_real():
     assert float(masked_mean(loss, mask)) == 1.5
     assert float(masked_mean(jnp.ones((3, 4)), mask)) == 1.0
     assert float(masked_mean(jnp.array([jnp.nan]), jnp.array([False]))) == 0.0
-    with pytest.raises(ValueError, match=r"values \[2\] do not begin with the mask's \[3\]"):
+    with pytest.raises(ValueError, match=r"the shape of values, \[2\], must begin with the mask's \[3\]"):
         masked_mean(jnp.ones(2), mask)

@@ -15,7 +15,7 @@ from hlo import compiled, large
 from jit_loaders import collected
 
 from bushel.jit import ArraySource, BatchTransform, DataLoader, NormalizeImageTransform, RandomMapTransform
-from bushel.jit.loader import _next_batch, _scan_epoch
+from bushel.jit.compiled_loader import _next_batch, _scan_epoch
 
 LENGTH, SIZE = 100_000, 64
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from files import cifar_records, idx, images_of, write_mnist, write_tar
 
+from bushel.base.errors import DamagedFile
 from bushel.jit import BatchTransform, DataLoader, dataset_to_jax
 from bushel.jit.datasets import (
     CIFAR10Dataset,
@@ -21,10 +22,9 @@ from bushel.jit.datasets import (
     FashionMNISTDataset,
     KMNISTDataset,
     MNISTDataset,
-    files,
+    downloads,
 )
-from bushel.jit.datasets.files import Remote
-from bushel.jit.datasets.formats import Damaged
+from bushel.jit.datasets.downloads import Remote
 
 FAMILY = [MNISTDataset, FashionMNISTDataset, KMNISTDataset]
 
@@ -141,16 +141,16 @@ def cut(path):
     ("packed", "damage", "sentence"),
     [
         (True, cut, "cannot be read to its end"),
-        (False, cut, "but its head says"),
-        (False, lambda path: path.write_bytes(b"abc"), "is no IDX file: it has 3 bytes"),
-        (False, lambda path: path.write_bytes(idx(np.zeros((2, 2), np.uint8)) * 9), "is no IDX file of 3 axes"),
+        (False, cut, "but its header announces"),
+        (False, lambda path: path.write_bytes(b"abc"), "is not an IDX file: it has only 3 bytes"),
+        (False, lambda path: path.write_bytes(idx(np.zeros((2, 2), np.uint8)) * 9), "is not an IDX file of 3 axes"),
         (False, lambda path: path.write_bytes(idx(images_of(7, 0)[0])), "have 7 images but 30 labels"),
     ],
 )
 def test_damaged_files_are_told(packed, damage, sentence, tmp_path):
     write_mnist(tmp_path, packed=packed)
     damage(next(tmp_path.glob("train-images*")))
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(DamagedFile) as raised:
         MNISTDataset("train", cache_dir=tmp_path)
     assert sentence in str(raised.value) and str(tmp_path) in str(raised.value)
 
@@ -160,11 +160,11 @@ def test_damaged_archives_are_told(tmp_path):
     write_tar(
         tmp_path / "cifar-100-binary.tar.gz", {"cifar-100-binary/train.bin": members["cifar-100-binary/test.bin"]}
     )
-    with pytest.raises(Damaged, match="is not whole"):
+    with pytest.raises(DamagedFile, match="is incomplete"):
         CIFAR100Dataset("test", cache_dir=tmp_path)
     (tmp_path / "cifar-100-binary" / "train.bin").unlink(missing_ok=True)
     write_tar(tmp_path / "cifar-100-binary.tar.gz", {"cifar-100-binary/train.bin": b"x" * 100})
-    with pytest.raises(Damaged, match="has 100 bytes, which is no multiple of a record's 3074"):
+    with pytest.raises(DamagedFile, match="has 100 bytes, which is not a multiple of a record's 3074 bytes"):
         CIFAR100Dataset("train", cache_dir=tmp_path)
 
 
@@ -201,10 +201,10 @@ def test_a_file_is_downloaded_once_and_whole(server, tmp_path):
     root, url = server
     (root / "data.bin").write_bytes(b"x" * 3_000_000)
     remote = Remote("data.bin", url + "data.bin", hashlib.md5(b"x" * 3_000_000).hexdigest())
-    path = files.fetched(remote, tmp_path / "cache")
+    path = downloads.fetch(remote, tmp_path / "cache")
     assert path.read_bytes() == b"x" * 3_000_000
     (root / "data.bin").unlink()
-    assert files.fetched(remote, tmp_path / "cache") == path
+    assert downloads.fetch(remote, tmp_path / "cache") == path
     assert [each.name for each in (tmp_path / "cache").iterdir()] == ["data.bin"]
 
 
@@ -212,7 +212,7 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     root, url = server
     (root / "data.bin").write_bytes(b"other")
     with pytest.raises(FileNotFoundError, match=r"its MD5 is .* but should be 123"):
-        files.fetched(Remote("data.bin", url + "data.bin", "123"), tmp_path / "cache")
+        downloads.fetch(Remote("data.bin", url + "data.bin", "123"), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -220,28 +220,28 @@ def test_a_file_without_a_checksum_must_be_whole(server, tmp_path, monkeypatch):
     root, url = server
     (root / "data.bin").write_bytes(b"x" * 1000)
     remote = Remote("data.bin", url + "data.bin")
-    assert files.fetched(remote, tmp_path / "whole").read_bytes() == b"x" * 1000
+    assert downloads.fetch(remote, tmp_path / "whole").read_bytes() == b"x" * 1000
     monkeypatch.setattr(http.server.SimpleHTTPRequestHandler, "copyfile", lambda self, source, out: out.write(b"x" * 9))
     with pytest.raises(FileNotFoundError, match="the connection ended after 9 of 1000 bytes"):
-        files.fetched(remote, tmp_path / "cut")
+        downloads.fetch(remote, tmp_path / "cut")
     assert list((tmp_path / "cut").iterdir()) == []
 
 
 def test_an_address_that_is_none_is_told(tmp_path):
     with pytest.raises(FileNotFoundError, match="unknown url type: 'nowhere'"):
-        files.fetched(Remote("data.bin", "nowhere"), tmp_path)
+        downloads.fetch(Remote("data.bin", "nowhere"), tmp_path)
 
 
 def test_without_a_network_the_place_is_told(tmp_path):
     remote = Remote("data.bin", "http://127.0.0.1:9/data.bin", "123")
     with pytest.raises(FileNotFoundError) as raised:
-        files.fetched(remote, tmp_path / "cache")
+        downloads.fetch(remote, tmp_path / "cache")
     assert f"data.bin is not in {tmp_path / 'cache'}" in str(raised.value)
     assert "put it into that folder" in str(raised.value)
 
 
 def test_the_cache_is_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert files.cache_folder("mnist", None) == tmp_path / "bushel" / "mnist"
+    assert downloads.get_cache_folder("mnist", None) == tmp_path / "bushel" / "mnist"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert files.cache_folder("mnist", None) == Path("~/.cache/bushel/mnist").expanduser()
+    assert downloads.get_cache_folder("mnist", None) == Path("~/.cache/bushel/mnist").expanduser()

@@ -68,14 +68,17 @@ def test_a_disk_source_reads_ahead():
     assert batch.tolist() == [0, 1, 2, 3]
     batch, state, _ = loader.next_batch(state)
     assert batch.tolist() == [4, 5, 6, 7]
-    loader.source.inner.store.reader._pool.submit(lambda: None).result()  # behind all that was asked for
+    loader.source.inner.reader._pool.submit(lambda: None).result()  # behind all that was asked for
     assert read == list(range(18))  # each once
 
 
 @pytest.mark.parametrize(
     ("sample", "sentence"),
     [
-        (lambda number: jnp.float32(number), "returned a JAX array. Inside a callback JAX may wait for itself forever"),
+        (
+            lambda number: jnp.float32(number),
+            "returned a JAX array. Compute with NumPy instead: inside a callback JAX may wait for itself forever.",
+        ),
         (lambda number: np.zeros(number % 7, np.float32), "but the spec is float32[0]"),
         (lambda number: np.float32(1 / (number - 9) if number else 0), "division by zero"),
     ],
@@ -228,8 +231,11 @@ def test_an_error_of_the_data_comes_in_its_place_and_leaves_nothing():
         (lambda: ChunkLoader(bushel.MapDataset.range(0), 2), "needs at least one batch, got an empty data set"),
         (lambda: ChunkLoader(Watched(), 0), "batches_per_chunk must be positive, but got 0."),
         (lambda: list(ChunkLoader(Watched(), 2).chunks(-1)), "start must not be negative, got -1."),
-        (lambda: ChunkLoader(Watched(), 2).scan_epoch({}, 0, None), "is the number of the next batch, got {}."),
-        (lambda: list(ChunkLoader(bushel.MapDataset.range(5).batch(2), 3).chunks()), "must have one shape"),
+        (lambda: ChunkLoader(Watched(), 2).scan_epoch({}, 0, None), "must be the number of the next batch, got {}."),
+        (
+            lambda: list(ChunkLoader(bushel.MapDataset.range(5).batch(2), 3).chunks()),
+            "can only be stacked if all have the same structure and shapes",
+        ),
         (lambda: list(ChunkLoader(bushel.MapDataset.range(5).map(str), 3).chunks()), "must be arrays of numbers"),
     ],
 )
@@ -353,12 +359,12 @@ def test_a_real_environment_of_gymnax_runs():
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: GymnaxSource(Counting(), 1.0), "takes policy_fn or policy_step_fn, one of the two"),
+        (lambda: GymnaxSource(Counting(), 1.0), "takes either policy_fn or policy_step_fn."),
         (lambda: GymnaxSource(Counting(), 1.0, policy_step_fn=print), "policy_step_fn needs policy_state_template"),
         (lambda: GymnaxSource(Counting(), 1.0, print, steps_per_epoch=0), "steps_per_epoch must be positive"),
         (
             lambda: set_loader_policy_state(loader_of(37, 10, "pad").init_state(0), 1),
-            "There is no GymnaxSource in this pipeline",
+            "There is no GymnaxSource in this pipeline, so its state has no policy.",
         ),
     ],
 )

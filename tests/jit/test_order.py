@@ -14,7 +14,7 @@ from jit_loaders import REMAINDERS, arrays, collected, host_of, loader_of, real
 
 import bushel
 from bushel.index import seeds, shuffle
-from bushel.jit import words
+from bushel.jit import uint32
 from bushel.testing import same
 
 FEW = settings(max_examples=8, deadline=None)
@@ -129,22 +129,22 @@ def test_sequences_are_sequences():
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), depth=st.integers(0, 5))
 def test_derived_seeds_are_the_hosts(seed, depth):
-    assert int(words.derive(jnp.uint32(seed), depth)) == seeds.derive([(seed, depth)])
+    assert int(uint32.derive_seed(jnp.uint32(seed), depth)) == seeds.derive([(seed, depth)])
 
 
 @pytest.mark.parametrize("make", [jax.random.PRNGKey, jax.random.key, lambda s: jax.random.key(s, impl="rbg"), int])
 def test_a_key_made_from_a_seed_is_that_seed(make):
     for seed in (0, 1, 2**31 - 1):
-        assert int(words.seed_of(make(seed))) == seed
+        assert int(uint32.to_seed(make(seed))) == seed
         if make is not int:
-            assert int(jax.jit(words.seed_of)(make(seed))) == seed
+            assert int(jax.jit(uint32.to_seed)(make(seed))) == seed
 
 
 def test_other_keys_give_other_seeds():
     keys = jax.random.split(jax.random.key(0), 50)
-    folded = {int(words.seed_of(key)) for key in keys}
+    folded = {int(uint32.to_seed(key)) for key in keys}
     assert len(folded) == 50
-    assert {int(words.seed_of(jax.random.key_data(key))) for key in keys} == folded
+    assert {int(uint32.to_seed(jax.random.key_data(key))) for key in keys} == folded
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_other_keys_give_other_seeds():
     [
         (-1, "between 0 and 2**32-1"),
         (2**32, "between 0 and 2**32-1"),
-        ("0", "A key is an int or a key of jax.random, got '0' of type str."),
+        ("0", "A key must be an int or a key of jax.random, got '0' of type str."),
         (jnp.zeros(2), "got float32[2]"),
-        (jax.random.split(jax.random.key(0), 3), "use jax.vmap(loader.init_state) for many"),
+        (jax.random.split(jax.random.key(0), 3), "got keys of shape (3,). Use jax.vmap(loader.init_state) for many."),
     ],
 )
 def test_what_is_no_key_is_refused(key, sentence):
@@ -173,7 +173,7 @@ def test_what_is_no_key_is_refused(key, sentence):
 def test_products_past_32_bits_are_divided_exactly(x, divisor, factor, plus):
     quotient, remainder = divmod(x * factor + plus, divisor)
     if quotient < 2**32:
-        found = words.multiply_divide(np.uint32(x), factor, divisor, plus=np.uint32(plus))
+        found = uint32.multiply_divide(np.uint32(x), factor, divisor, plus=np.uint32(plus))
         assert [int(n) for n in found] == [quotient, remainder]
 
 
@@ -297,19 +297,25 @@ def test_a_run_moves_from_the_host_into_jit_and_back(remainder):
 @pytest.mark.parametrize(
     ("restore", "sentence"),
     [
-        (lambda: SMALL.from_host_state({"parent": 3}), "a state with next_index, got {'parent': 3}"),
-        (lambda: SMALL.restore({"seed": 1}), "restore takes what save gave"),
+        (lambda: SMALL.from_host_state({"parent": 3}), "which has an integer next_index; got {'parent': 3}."),
+        (
+            lambda: SMALL.restore({"seed": 1}),
+            "restore takes what save returned, a dict of seed, epoch and position; got {'seed': 1}.",
+        ),
         (
             lambda: SMALL.restore({"seed": 1, "epoch": "0", "position": 1}),
-            "'epoch' of a saved state is a number of 32",
+            "'epoch' of a saved state must be an integer from 0 to 2**32-1, got '0'.",
         ),
         (lambda: SMALL.restore({"seed": -1, "epoch": 0, "position": 1}), "got -1"),
         (lambda: SMALL.restore({"seed": 1, "epoch": 2**70, "position": 1}), "The place in the state: ['epoch']"),
         (lambda: SMALL.restore({"seed": 1, "epoch": 0, "position": True}), "got True"),
         (lambda: SMALL.restore({"seed": 1, "epoch": 0, "position": 1.5}), "got 1.5"),
-        (lambda: SMALL.from_host_state({"next_index": True}), "a state with next_index"),
-        (lambda: SMALL.from_host_state({"next_index": 2.0}), "a state with next_index"),
-        (lambda: SMALL.restore({"seed": 1, "epoch": 0, "position": 4}), "at batch 4 of its epoch; here an epoch has 4"),
+        (lambda: SMALL.from_host_state({"next_index": True}), "which has an integer next_index"),
+        (lambda: SMALL.from_host_state({"next_index": 2.0}), "which has an integer next_index"),
+        (
+            lambda: SMALL.restore({"seed": 1, "epoch": 0, "position": 4}),
+            "at batch 4 of its epoch, but an epoch of this loader has 4 batches.",
+        ),
     ],
 )
 def test_states_of_others_are_refused(restore, sentence):

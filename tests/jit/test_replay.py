@@ -22,10 +22,10 @@ from bushel.jit import (
     importance_weights,
     n_step_return,
 )
-from bushel.jit.priority import empty_tree, find, with_values
+from bushel.jit.prioritised_buffer import find_slots, make_tree, set_values
 
 FEW = settings(max_examples=15, deadline=None)
-SET, FIND = jax.jit(with_values), jax.jit(find)
+SET, FIND = jax.jit(set_values), jax.jit(find_slots)
 ADD = {write: jax.jit(ReplayBuffer(7, write).add) for write in ("fifo", "reservoir")}
 
 
@@ -117,7 +117,7 @@ def test_an_epoch_over_a_growing_buffer_is_a_permutation_and_the_hosts(held, see
 )
 def test_a_sum_tree_finds_what_a_running_sum_finds(values, changes):
     numbers = np.zeros(13)
-    tree = empty_tree(13)
+    tree = make_tree(13)
     for place, value in [*enumerate(values), *changes]:
         numbers[place] = value
         tree = SET(tree, np.array([place]), np.array([value], np.float32))
@@ -137,7 +137,7 @@ def test_an_item_without_priority_is_never_drawn():
     for seed in range(20):
         items, _, chances = sample(state, jax.random.key(seed), 2000)
         assert (np.asarray(items) % 2 == 1).all() and (np.asarray(chances) > 0).all()
-    top = find(state.tree, jnp.array([state.tree.total, jnp.nextafter(state.tree.total, jnp.inf)]))
+    top = find_slots(state.tree, jnp.array([state.tree.total, jnp.nextafter(state.tree.total, jnp.inf)]))
     assert (np.asarray(top) % 2 == 1).all()
 
 
@@ -236,28 +236,28 @@ def test_a_shuffled_buffer_gives_what_it_holds():
     ("make", "sentence"),
     [
         (lambda: ReplayBuffer(0), "capacity must be positive, but got 0."),
-        (lambda: ReplayBuffer(3, "lifo"), "write is 'fifo' or 'reservoir', got 'lifo'."),
-        (lambda: ReplayBuffer(3).init(()), "A buffer keeps arrays, got ()."),
+        (lambda: ReplayBuffer(3, "lifo"), "write must be 'fifo' or 'reservoir', got 'lifo'."),
+        (lambda: ReplayBuffer(3).init(()), "A buffer needs items with at least one array, got ()."),
         (
             lambda: ReplayBuffer(3).add(ReplayBuffer(3).init(jnp.int32(0)), jnp.zeros(2)),
-            "This buffer keeps int32[3], got a batch of float32[2].",
+            "This buffer holds int32[3], got a batch of float32[2].",
         ),
         (
             lambda: ReplayBuffer(3, "reservoir").add(ReplayBuffer(3).init(jnp.int32(0)), jnp.arange(2)),
-            "add needs a key",
+            "A reservoir replaces random items, so add needs a key.",
         ),
         (lambda: BufferTransform(4, 5), "A buffer needs sample_size <= prefill <= capacity, got 1, 5 and 4."),
-        (lambda: BufferTransform(4, 4, mode="sorted"), "mode is 'sequential' or 'shuffled', got 'sorted'."),
+        (lambda: BufferTransform(4, 4, mode="sorted"), "mode must be 'sequential' or 'shuffled', got 'sorted'."),
         (lambda: PrioritisedBuffer(4, exponent=-1), "exponent must not be negative, got -1."),
         (
             lambda: PrioritisedBuffer(2).add(PrioritisedBuffer(2).init(jnp.int32(0)), jnp.arange(3)),
-            "This buffer keeps 2 items, got 3 at once.",
+            "This buffer has a capacity of 2 items, got 3 at once.",
         ),
-        (lambda: TrajectoryBuffer(1, 4, 5), "Pieces of 5 steps do not fit a capacity of 4."),
+        (lambda: TrajectoryBuffer(1, 4, 5), "Sequences of 5 steps do not fit a capacity of 4."),
         (lambda: TrajectoryBuffer(1, 4, 2, period=3), "period must divide the capacity 4, got 3."),
         (
             lambda: TrajectoryBuffer(2, 4, 2).add(TrajectoryBuffer(2, 4, 2).init(jnp.int32(0)), jnp.zeros((1, 2))),
-            "This buffer keeps int32[2, 4] (actors, steps, ...), got float32[1, 2].",
+            "This buffer holds int32[2, 4], got a batch of float32[1, 2].",
         ),
     ],
 )

@@ -11,9 +11,9 @@ from cyreal.datasets import time_utils as theirs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from bushel.base.errors import DamagedFile
 from bushel.jit import ArraySource, BatchTransform, DataLoader, dataset_to_jax
-from bushel.jit.datasets import DailyMinTemperaturesDataset, SunspotsDataset, files, time_utils
-from bushel.jit.datasets.formats import Damaged
+from bushel.jit.datasets import DailyMinTemperaturesDataset, SunspotsDataset, downloads, time_utils
 
 KINDS = {
     SunspotsDataset: (cyreal.datasets.SunspotsDataset, '"Month","Sunspots"', "1749-{:02}"),
@@ -89,11 +89,11 @@ def test_without_the_file_the_place_is_told(kind, tmp_path, monkeypatch):
     def nowhere(*arguments, **options):
         raise OSError("no network")
 
-    monkeypatch.setattr(files.urllib.request, "urlopen", nowhere)
+    monkeypatch.setattr(downloads.urllib.request, "urlopen", nowhere)
     with pytest.raises(FileNotFoundError) as raised:
         kind(cache_dir=tmp_path)
     assert f"{kind.filename} is not in {tmp_path}" in str(raised.value)
-    with pytest.raises(FileNotFoundError, match=r"data_path is .*other.csv, and there is no such file"):
+    with pytest.raises(FileNotFoundError, match=r"data_path is .*other.csv, but there is no such file"):
         kind(data_path=tmp_path / "other.csv")
 
 
@@ -102,24 +102,24 @@ def test_without_the_file_the_place_is_told(kind, tmp_path, monkeypatch):
     [
         ('"Date","Temp"\n"1981-01-01",20.7\n"1981-01-02",?0.2', "no number in column 1 of line 3"),
         ('"Date","Temp"\n"1981-01-01"\n', "no number in column 1 of line 2"),
-        ('"Date","Temp"\n"1981-01-01",nan\n', "has nan among its values"),
-        ('"Date","Temp"\n', "has no values behind its first 1 lines"),
+        ('"Date","Temp"\n"1981-01-01",nan\n', "has the value nan, which is not a finite number."),
+        ('"Date","Temp"\n', "has no values after its first 1 lines"),
         ("<html>\n<body>404</body>", "no number in column 1 of line 2"),
     ],
 )
 def test_a_damaged_series_is_told(text, sentence, tmp_path):
     path = tmp_path / DailyMinTemperaturesDataset.filename
     path.write_text(text)
-    with pytest.raises(Damaged) as raised:
+    with pytest.raises(DamagedFile) as raised:
         DailyMinTemperaturesDataset(cache_dir=tmp_path)
     assert str(path) in str(raised.value) and sentence in str(raised.value)
-    assert "Delete the file to have it downloaded again" in str(raised.value)
+    assert "Delete the file to download it again." in str(raised.value)
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"split": "valid"}, "The splits of a series are 'train', 'val' and 'test', got 'valid'"),
+        ({"split": "valid"}, "The splits of a time series are 'train', 'val' and 'test', got 'valid'"),
         ({"split": "val"}, "val_fraction is 0"),
         ({"train_fraction": 0.7, "val_fraction": 0.3}, "their sum below 1: got 0.7 and 0.3"),
         ({"context_length": 0}, "window_size must be positive, but got 0"),
@@ -239,9 +239,9 @@ def test_windows_of_two_series_are_of_one_time(shape, parts, lengths, stride, of
 
 def test_series_of_different_lengths_are_refused():
     for shapes in (((9,), (8,)), ((2, 9, 1), (3, 9, 1)), ((9, 2), (2, 9, 2))):
-        with pytest.raises(ValueError, match="The two sequences must be over the same time"):
+        with pytest.raises(ValueError, match="must have the same number of steps and the same batch size"):
             time_utils.prepare_seq_to_seq_windows(np.zeros(shapes[0]), np.zeros(shapes[1]), "train", 2, 2)
     with pytest.raises(ValueError, match="with one target for each context"):
         time_utils.make_sequence_disk_source(contexts=np.zeros((3, 2)), targets=np.zeros((2, 2)))
-    with pytest.raises(ValueError, match="A series needs at least one step"):
+    with pytest.raises(ValueError, match="A time series needs at least one step"):
         time_utils.sliding_window_many(np.zeros(0), 1)

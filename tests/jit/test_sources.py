@@ -38,14 +38,14 @@ def test_rows_come_out_as_they_went_in(dtype, shape):
     for given_array in (array, jnp.asarray(array)):
         source = ArraySource(given_array, "sequential")
         assert source.element_spec() == jax.ShapeDtypeStruct(shape, array.dtype)
-        rows, _ = jax.jit(lambda source: source.elements(source.locate(*POSITIONS(source))))(source)
+        rows, _ = jax.jit(lambda source: source.read_elements(source.locate(*POSITIONS(source))))(source)
         assert rows.dtype == array.dtype and (np.asarray(rows) == array[[3, 19, 0]]).all()
 
 
 def POSITIONS(source):
     """What `locate` takes for three positions of the first epoch."""
     position = jnp.array([3, 19, 0], jnp.uint32)
-    return jnp.uint32(0), source.at(0, 0, 0).prepared or (jnp.uint32(0), None), jnp.zeros(3, jnp.uint32), position
+    return jnp.uint32(0), source.make_state(0, 0, 0).tables or (jnp.uint32(0), None), jnp.zeros(3, jnp.uint32), position
 
 
 def test_a_source_of_ones_own_runs_in_a_loader():
@@ -73,7 +73,7 @@ def test_a_source_of_ones_own_runs_in_a_loader():
         assert out[1][1].all() == ("pad_last_batch" not in arguments)
     _, total, _ = loader.scan_epoch(loader.init_state(0), 0, lambda total, batch, mask: (total + batch.sum(), None))
     assert int(total) == 6
-    with pytest.raises(TypeError, match="BatchedStream can only go on"):
+    with pytest.raises(TypeError, match="BatchedStream can only be read in order"):
         loader.batch_at(3)
 
 
@@ -193,10 +193,13 @@ def test_shuffled_windows_cover_all_of_them_once():
         (lambda: ArraySource({}), "A source needs at least one array, got {}."),
         (lambda: ArraySource([1, 2]), "A source takes a tree of arrays, got [int, int]."),
         (lambda: ArraySource(np.array(["a"])), "A source takes arrays of numbers"),
-        (lambda: ArraySource((np.zeros(3), np.zeros(4))), "one row per record, got (float64[3], float64[4])."),
-        (lambda: ArraySource(np.array([0, 2**40])), "Numbers from 0 to 1099511627776 do not fit int32"),
+        (
+            lambda: ArraySource((np.zeros(3), np.zeros(4))),
+            "All arrays of a source must have one row per record, got (float64[3], float64[4]).",
+        ),
+        (lambda: ArraySource(np.array([0, 2**40])), "numbers from 0 to 1099511627776 do not fit int32."),
         (lambda: ArraySource(np.zeros(0)), "A source needs at least one element, got none."),
-        (lambda: ArraySource(np.zeros(3), "sorted"), "ordering is 'sequential' or 'shuffle', got 'sorted'."),
+        (lambda: ArraySource(np.zeros(3), "sorted"), "ordering must be 'sequential' or 'shuffle', got 'sorted'."),
         (lambda: ArraySource(np.zeros(3), where=[True]), "one boolean for each of 3 records, got bool[1]."),
         (lambda: ArraySource(np.zeros(2), where=[False] * 2), "where= keeps none of the 2 records."),
         (lambda: ArraySource(np.zeros(3), weights=[1.0]), "one number for each of 3 records, got shape [1]."),
@@ -209,18 +212,21 @@ def test_shuffled_windows_cover_all_of_them_once():
         (lambda: mix([ArraySource(np.zeros(3))], [-1]), "Weights for mixing must be positive"),
         (lambda: WindowSource(np.zeros(3), 0), "length must be positive, but got 0."),
         (lambda: WindowSource(np.zeros(3), 2, episode_lengths=[2]), "add up to the 3 rows of the data, got [2]."),
-        (lambda: WindowSource(np.zeros(3), 4), "No episode has a window of 4 steps: the longest has 3."),
+        (lambda: WindowSource(np.zeros(3), 4), "No episode has a window of 4 steps: the longest episode has 3."),
         (lambda: DataLoader([]), "A pipeline needs a source, got an empty list."),
-        (lambda: DataLoader(3), "A pipeline is a source, or a list"),
-        (lambda: DataLoader([BatchTransform(3)]), "A pipeline begins with a source, got BatchTransform"),
-        (lambda: DataLoader([ArraySource(np.zeros(3)), 5]), "Stage 1 of the pipeline is no transform: 5"),
-        (lambda: DataLoader([ArraySource(np.zeros(3)), lambda s: 1]), "Stage 1 of the pipeline gave no source"),
+        (lambda: DataLoader(3), "A pipeline must be a source, or a list"),
+        (lambda: DataLoader([BatchTransform(3)]), "A pipeline must begin with a source, got BatchTransform"),
+        (lambda: DataLoader([ArraySource(np.zeros(3)), 5]), "Stage 1 of the pipeline must be a transform, got 5."),
+        (lambda: DataLoader([ArraySource(np.zeros(3)), lambda s: 1]), "Stage 1 of the pipeline must return a source"),
         (lambda: dataset_to_jax([]), "dataset_to_jax needs at least one element"),
         (lambda: dataset_to_jax(iter([1])), "a data set with __len__ and __getitem__"),
-        (lambda: dataset_to_jax([np.zeros(2), np.zeros(3)]), "element 0 is float64[2], element 1 is float64[3]."),
-        (lambda: dataset_to_jax([1, None]), "element 0 is int, element 1 is None."),
-        (lambda: loader_of(37, 10, "pad").next_batch(3), "A loader takes the state that its init_state gave, got int."),
-        (lambda: loader_of(37, 10, "pad").scan_epoch(3, 4, collected), "give that carry first and None second"),
+        (lambda: dataset_to_jax([np.zeros(2), np.zeros(3)]), "element 0 is float64[2] and element 1 is float64[3]."),
+        (lambda: dataset_to_jax([1, None]), "element 0 is int and element 1 is None."),
+        (
+            lambda: loader_of(37, 10, "pad").next_batch(3),
+            "A loader takes the state that its init_state returned, got int.",
+        ),
+        (lambda: loader_of(37, 10, "pad").scan_epoch(3, 4, collected), "pass that carry first and None second"),
     ],
 )
 def test_wrong_arguments_get_a_sentence(make, sentence):

@@ -1,4 +1,4 @@
-"""The loader inside `jax.jit`: sources and transforms that are pure functions, over arrays that stay on the device.
+"""A data loader inside `jax.jit`: pure functions over arrays that stay on the device.
 
 >>> import numpy as np
 >>> from bushel.jit import ArraySource, BatchTransform, DataLoader
@@ -14,25 +14,9 @@ except ImportError as error:
     raise ImportError("bushel.jit needs JAX: pip install 'bushel[jax]'") from error
 
 from bushel.jit import cereal, datasets
-from bushel.jit.arrays import ArraySource, dataset_to_jax, mix
-from bushel.jit.augment import (
-    ColorJitterTransform,
-    CutMixTransform,
-    CutoutTransform,
-    MixupTransform,
-    RandomCropTransform,
-    RandomFlipTransform,
-)
-from bushel.jit.chunks import ChunkLoader
-from bushel.jit.gym import GymnaxSource, set_loader_policy_state, set_source_policy_state
-from bushel.jit.host import DiskSource, HostCallbackTransform
-from bushel.jit.loader import DataLoader, LoaderState
-from bushel.jit.mesh import ShardedSource
-from bushel.jit.priority import PrioritisedBuffer, importance_weights
-from bushel.jit.protocol import Source
-from bushel.jit.replay import BufferTransform, ReplayBuffer
-from bushel.jit.trajectories import TrajectoryBuffer, n_step_return
-from bushel.jit.transforms import (
+from bushel.jit.array_source import ArraySource, dataset_to_jax, mix
+from bushel.jit.chunk_loader import ChunkLoader
+from bushel.jit.common_transforms import (
     BatchTransform,
     DevicePutTransform,
     FlattenImageTransform,
@@ -44,7 +28,23 @@ from bushel.jit.transforms import (
     TimeSeriesBatchTransform,
     masked_mean,
 )
-from bushel.jit.windows import Window, WindowSource
+from bushel.jit.compiled_loader import DataLoader, LoaderState
+from bushel.jit.gymnax_source import GymnaxSource, set_loader_policy_state, set_source_policy_state
+from bushel.jit.host_callbacks import DiskSource, HostCallbackTransform
+from bushel.jit.image_augmentation import (
+    ColorJitterTransform,
+    CutMixTransform,
+    CutoutTransform,
+    MixupTransform,
+    RandomCropTransform,
+    RandomFlipTransform,
+)
+from bushel.jit.prioritised_buffer import PrioritisedBuffer, importance_weights
+from bushel.jit.replay_buffer import BufferTransform, ReplayBuffer
+from bushel.jit.sharded_source import ShardedSource
+from bushel.jit.source import Source
+from bushel.jit.trajectory_buffer import TrajectoryBuffer, n_step_return
+from bushel.jit.window_source import Window, WindowSource
 
 __all__ = [
     "ArraySource",

@@ -1,38 +1,49 @@
 """The names of the first `cereal`, with its defaults: `from bushel.jit.cereal import ...` for `from cereal import ...`.
 
-What is new in `bushel.jit` is not repeated here.
+Names that only `bushel.jit` has are not repeated here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from bushel.jit import transforms
-from bushel.jit.arrays import ArraySource as ArraySampleSource
-from bushel.jit.arrays import dataset_to_jax
-from bushel.jit.datasets.images import CIFAR10Dataset, MNISTDataset
-from bushel.jit.gym import GymnaxSource
-from bushel.jit.host import DiskSource as DiskSampleSource
-from bushel.jit.host import HostCallbackTransform
-from bushel.jit.loader import DataLoader, LoaderState
-from bushel.jit.protocol import Source
-from bushel.jit.records import Records
-from bushel.jit.transforms import DevicePutTransform, FlattenImageTransform, MapTransform, NormalizeImageTransform
+from bushel.jit import common_transforms
+from bushel.jit.array_source import ArraySource as ArraySampleSource
+from bushel.jit.array_source import dataset_to_jax
+from bushel.jit.common_transforms import (
+    DevicePutTransform,
+    FlattenImageTransform,
+    MapTransform,
+    NormalizeImageTransform,
+)
+from bushel.jit.compiled_loader import DataLoader, LoaderState
+from bushel.jit.datasets.image_datasets import CIFAR10Dataset, MNISTDataset
+from bushel.jit.gymnax_source import GymnaxSource
+from bushel.jit.host_callbacks import DiskSource as DiskSampleSource
+from bushel.jit.host_callbacks import HostCallbackTransform
+from bushel.jit.source import Source
 
 
-def BatchTransform(*args: Any, drop_last: bool = False, pad_last_batch: bool | None = None, **kwargs: Any) -> Any:
-    """`bushel.jit.BatchTransform` with the default of cereal: the last batch is padded, unless it is dropped."""
-    pad = not drop_last if pad_last_batch is None else pad_last_batch and not drop_last
-    return transforms.BatchTransform(*args, drop_last=drop_last, pad_last_batch=pad, **kwargs)
+class BatchTransform(common_transforms.BatchTransform):
+    """`bushel.jit.BatchTransform` with cereal's default: the last batch is padded, unless `drop_last` is True."""
+
+    def __init__(
+        self,
+        batch_size: int,
+        drop_last: bool = False,
+        pad_last_batch: bool | None = None,
+        element_spec_override: Any = None,
+    ):
+        pad = not drop_last if pad_last_batch is None else pad_last_batch and not drop_last
+        super().__init__(batch_size, drop_last, pad, element_spec_override)
 
 
-def MNISTDiskSource(
-    split: str = "train", prefetch_size: int = 64, cache_dir: Any = None, ordering: str = "shuffle"
-) -> Records:
+class MNISTDiskSource(DiskSampleSource):
     """MNIST, read from its files image by image."""
-    return MNISTDataset.make_disk_source(
-        split=split, cache_dir=cache_dir, ordering=ordering, prefetch_size=prefetch_size
-    )
+
+    def __init__(self, split: str = "train", prefetch_size: int = 64, cache_dir: Any = None, ordering: str = "shuffle"):
+        length, read_example = MNISTDataset.open_images(split, cache_dir)
+        super().__init__(length, read_example, None, ordering, prefetch_size)
 
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""Data sets that everyone uses, from the files that everyone has."""
+"""Well-known data sets, read from their published files: MNIST and its family, CIFAR, CelebA, two time series."""
 
 from bushel.jit.datasets import time_utils
 from bushel.jit.datasets.celeba import CelebADataset
-from bushel.jit.datasets.images import (
+from bushel.jit.datasets.image_datasets import (
     CIFAR10Dataset,
     CIFAR100Dataset,
     EMNISTDataset,
@@ -11,7 +11,7 @@ from bushel.jit.datasets.images import (
     KMNISTDataset,
     MNISTDataset,
 )
-from bushel.jit.datasets.series import DailyMinTemperaturesDataset, SunspotsDataset
+from bushel.jit.datasets.time_series import DailyMinTemperaturesDataset, SunspotsDataset
 
 __all__ = [
     "CIFAR10Dataset",

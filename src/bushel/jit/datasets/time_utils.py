@@ -1,6 +1,6 @@
-"""Windows over time series, under cyreal's names: a column of a CSV file, its splits, and pairs of windows.
+"""Windows over time series, with cyreal's function names: read a column of a CSV file, split it, cut out windows.
 
-Time is the first axis of an array of one or two axes, and the second of one with more: (batch, time, ...).
+Time is the first axis of an array with one or two axes. An array with more axes is (batch, time, ...).
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
-from bushel.jit.datasets import files
-from bushel.jit.datasets.files import Remote
-from bushel.jit.datasets.formats import Damaged
-from bushel.jit.host import DiskSource
-from bushel.jit.records import Records
+from bushel.base.errors import DamagedFile
+from bushel.jit.datasets import downloads
+from bushel.jit.datasets.downloads import Remote
+from bushel.jit.host_callbacks import DiskSource
 
 __all__ = [
     "load_time_series_from_csv",
@@ -33,7 +32,7 @@ SPLITS = ("train", "val", "test")
 
 
 def load_value_column(path: str | os.PathLike[str], *, skip_header: int, value_column: int) -> np.ndarray:
-    """One column of a CSV file as float32, without its first `skip_header` lines."""
+    """Read one column of a CSV file as float32, without its first `skip_header` lines."""
     values = []
     with open(path, newline="", encoding="utf-8") as file:
         lines = csv.reader(file)
@@ -42,14 +41,14 @@ def load_value_column(path: str | os.PathLike[str], *, skip_header: int, value_c
                 if row and lines.line_num > skip_header:
                     values.append(float(row[value_column]))
         except (ValueError, IndexError, csv.Error) as error:
-            raise Damaged(
+            raise DamagedFile(
                 f"{path} has no number in column {value_column} of line {lines.line_num}: {error}."
             ) from error
     if not values:
-        raise Damaged(f"{path} has no values behind its first {skip_header} lines.")
+        raise DamagedFile(f"{path} has no values after its first {skip_header} lines.")
     series = np.array(values, np.float32)
     if not np.isfinite(series).all():
-        raise Damaged(f"{path} has {series[~np.isfinite(series)][0]} among its values.")
+        raise DamagedFile(f"{path} has the value {series[~np.isfinite(series)][0]}, which is not a finite number.")
     return series
 
 
@@ -63,38 +62,40 @@ def load_time_series_from_csv(
     skip_header: int,
     value_column: int,
 ) -> np.ndarray:
-    """A column of the file `data_path`, or else of `filename` in the cache folder, downloaded there if need be."""
+    """Read a column of the file `data_path`, or of `filename` in the cache folder, which is downloaded if needed."""
     if data_path is not None:
         path = Path(data_path).expanduser()
         if not path.is_file():
-            raise FileNotFoundError(f"data_path is {path}, and there is no such file. Without it, {url} is downloaded.")
+            raise FileNotFoundError(
+                f"data_path is {path}, but there is no such file. Without data_path, {url} is downloaded."
+            )
         return load_value_column(path, skip_header=skip_header, value_column=value_column)
-    path = files.fetched(Remote(filename, url), files.cache_folder(dataset_name, cache_dir))
+    path = downloads.fetch(Remote(filename, url), downloads.get_cache_folder(dataset_name, cache_dir))
     try:
         return load_value_column(path, skip_header=skip_header, value_column=value_column)
-    except Damaged as error:
-        raise Damaged(f"{error} Delete the file to have it downloaded again.") from error
+    except DamagedFile as error:
+        raise DamagedFile(f"{error} Delete the file to download it again.") from error
 
 
 def select_split(
     array: np.ndarray, split: str, train_fraction: float, context_length: int, val_fraction: float = 0.0
 ) -> np.ndarray:
-    """The part of a series that a split has. "val" and "test" begin with the context of their first step.
+    """Return the part of a series that belongs to a split. "val" and "test" begin with the context of their first step.
 
     >>> select_split(np.arange(10), "test", train_fraction=0.8, context_length=3)
     array([5, 6, 7, 8, 9])
     """
     if split not in SPLITS:
-        raise ValueError(f"The splits of a series are 'train', 'val' and 'test', got {split!r}.")
+        raise ValueError(f"The splits of a time series are 'train', 'val' and 'test', got {split!r}.")
     if not (0 < train_fraction < 1 and 0 <= val_fraction < 1 and train_fraction + val_fraction < 1):
         raise ValueError(
-            "train_fraction must be above 0, val_fraction not below, and their sum below 1: "
+            "train_fraction must be above 0, val_fraction at least 0, and their sum below 1: "
             f"got {train_fraction} and {val_fraction}."
         )
     if split == "val" and val_fraction == 0:
-        raise ValueError("The split 'val' has nothing in it: val_fraction is 0.")
+        raise ValueError("The split 'val' is empty, because val_fraction is 0.")
     checks.not_negative(context_length, "context_length")
-    length = _duration(array)
+    length = _count_steps(array)
     train_end = max(int(length * train_fraction), 1)
     val_end = train_end
     if val_fraction > 0:
@@ -102,11 +103,11 @@ def select_split(
     first, end = {"train": (0, train_end), "val": (train_end, val_end), "test": (val_end, length)}[split]
     if split != "train":
         first = max(first - context_length, 0)
-    return array[first:end] if _time_axis(array) == 0 else array[:, first:end]
+    return array[first:end] if _find_time_axis(array) == 0 else array[:, first:end]
 
 
 def sliding_window_many(array: np.ndarray, window_size: int, stride: int = 1, offset: int = 0) -> np.ndarray:
-    """Windows along time, as a view: their number where time was, their steps as the last axis.
+    """Return windows along time, as a view. The windows take the place of the time axis; their steps are the last axis.
 
     >>> sliding_window_many(np.arange(6), 3, stride=2, offset=1)
     array([[1, 2, 3],
@@ -115,7 +116,7 @@ def sliding_window_many(array: np.ndarray, window_size: int, stride: int = 1, of
     checks.positive(window_size, "window_size")
     checks.positive(stride, "stride")
     checks.not_negative(offset, "offset")
-    length, axis = _duration(array), _time_axis(array)
+    length, axis = _count_steps(array), _find_time_axis(array)
     if length < offset + window_size:
         raise ValueError(
             f"A window of {window_size} steps from step {offset} on does not fit into a series of {length} steps."
@@ -132,7 +133,7 @@ def prepare_time_series_windows(
     train_fraction: float,
     val_fraction: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Windows of a series, and as targets the steps that follow on each.
+    """Return windows of a series, and for each window the steps that follow it.
 
     >>> contexts, targets = prepare_time_series_windows(np.arange(10), "train", 3, 2, train_fraction=0.6)
     >>> contexts.tolist(), targets.tolist()
@@ -141,7 +142,7 @@ def prepare_time_series_windows(
     part = select_split(series, split, train_fraction, context_length, val_fraction)
     contexts = sliding_window_many(part, context_length)
     targets = sliding_window_many(part, prediction_length, offset=context_length)
-    return _paired(contexts, targets, _time_axis(series))
+    return _pair_windows(contexts, targets, _find_time_axis(series))
 
 
 def prepare_seq_to_seq_windows(
@@ -155,25 +156,28 @@ def prepare_seq_to_seq_windows(
     sliding_window_stride: int = 1,
     target_offset: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Windows of one series, and of another over the same time that begin `target_offset` steps later.
+    """Return windows of one series, and windows of a second series that begin `target_offset` steps later.
 
-    Of series (batch, time, ...) the windows are (batch, window, step, ...).
+    Both series cover the same time. If they are (batch, time, ...), the windows are (batch, window, step, ...).
 
     >>> contexts, targets = prepare_seq_to_seq_windows(np.arange(10), -np.arange(10), "train", 3, 2, 0.5)
     >>> contexts.tolist(), targets.tolist()
     ([[0, 1, 2], [1, 2, 3], [2, 3, 4]], [[0, -1], [-1, -2], [-2, -3]])
     """
-    axis = _time_axis(input_sequence)
-    if axis != _time_axis(target_sequence) or input_sequence.shape[: axis + 1] != target_sequence.shape[: axis + 1]:
+    axis = _find_time_axis(input_sequence)
+    if (
+        axis != _find_time_axis(target_sequence)
+        or input_sequence.shape[: axis + 1] != target_sequence.shape[: axis + 1]
+    ):
         raise ValueError(
-            "The two sequences must be over the same time, and of one batch size: "
+            "The two sequences must have the same number of steps and the same batch size; "
             f"their shapes are {input_sequence.shape} and {target_sequence.shape}."
         )
     inputs, targets = (
         select_split(each, split, train_fraction, input_window_len, val_fraction)
         for each in (input_sequence, target_sequence)
     )
-    pair = _paired(
+    pair = _pair_windows(
         sliding_window_many(inputs, input_window_len, sliding_window_stride),
         sliding_window_many(targets, target_window_len, sliding_window_stride, target_offset),
         axis,
@@ -183,11 +187,11 @@ def prepare_seq_to_seq_windows(
 
 def make_sequence_disk_source(
     *, contexts: np.ndarray, targets: np.ndarray, ordering: str = "shuffle", prefetch_size: int = 64
-) -> Records:
-    """A source of pairs of windows that are cut when they are needed: {"context": ..., "target": ...} in float32."""
+) -> DiskSource:
+    """Return a source of pairs of windows, {"context": ..., "target": ...} in float32, copied when they are needed."""
     if contexts.ndim < 2 or targets.ndim < 2 or len(contexts) != len(targets):
         raise ValueError(
-            "contexts and targets must be (windows, steps, ...) with one target for each context: "
+            "contexts and targets must be (windows, steps, ...), with one target for each context; "
             f"their shapes are {contexts.shape} and {targets.shape}."
         )
 
@@ -197,17 +201,17 @@ def make_sequence_disk_source(
     return DiskSource(len(contexts), read, ordering=ordering, prefetch_size=prefetch_size)
 
 
-def _paired(contexts: np.ndarray, targets: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
-    """As many windows of both; the last of the shorter ones have no partner."""
+def _pair_windows(contexts: np.ndarray, targets: np.ndarray, axis: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return equally many windows of both: the last windows of one of them may have no partner."""
     count = min(contexts.shape[axis], targets.shape[axis])
     return (contexts[:count], targets[:count]) if axis == 0 else (contexts[:, :count], targets[:, :count])
 
 
-def _time_axis(array: np.ndarray) -> int:
+def _find_time_axis(array: np.ndarray) -> int:
     return 1 if array.ndim >= 3 else 0
 
 
-def _duration(array: np.ndarray) -> int:
+def _count_steps(array: np.ndarray) -> int:
     if array.ndim == 0 or array.size == 0:
-        raise ValueError(f"A series needs at least one step, got an array of shape {array.shape}.")
-    return array.shape[_time_axis(array)]
+        raise ValueError(f"A time series needs at least one step, got an array of shape {array.shape}.")
+    return array.shape[_find_time_axis(array)]

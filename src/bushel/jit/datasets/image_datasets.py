@@ -1,21 +1,23 @@
-"""The data sets of small images: MNIST and its family, CIFAR-10 and CIFAR-100, as arrays or mapped from disk."""
+"""Data sets of small images: MNIST and its family, CIFAR-10 and CIFAR-100, in memory or read from disk."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from bushel.jit.datasets import files, formats
-from bushel.jit.datasets.files import Remote
-from bushel.jit.datasets.kinds import EMNIST_SUBSETS, CifarFiles, EmnistFiles, Files, IdxFiles
-from bushel.jit.host import DiskSource
-from bushel.jit.records import Records
+from bushel.base.errors import DamagedFile
+from bushel.jit.datasets import downloads
+from bushel.jit.datasets.downloads import Remote
+from bushel.jit.datasets.image_files import EMNIST_SUBSETS, CifarFiles, EmnistFiles, ImageFiles, MnistFiles
+from bushel.jit.host_callbacks import DiskSource
 
 
 class Example(NamedTuple):
-    """An image and its label, or a batch of them: by name, by key, or unpacked.
+    """An image and its label, or a batch of them. Access them by name, by key, or by unpacking.
 
     >>> image, label = Example(1, 2)
     >>> Example(1, 2)["label"], dict(**Example(1, 2))
@@ -26,30 +28,25 @@ class Example(NamedTuple):
     label: Any
 
     def __getitem__(self, key: Any) -> Any:
-        """An entry by its name or its number."""
+        """Return an entry by its name or its number."""
         return self._asdict()[key] if isinstance(key, str) else tuple.__getitem__(self, key)
 
     def keys(self) -> tuple[str, ...]:
-        """The names of the entries."""
+        """Return the names of the entries."""
         return self._fields
 
 
 class ImageDataset:
     """Images as uint8 (rows, columns, colours) and labels as int32, from files in a cache folder.
 
-    They are downloaded if they are not there. Elements are `Example(image, label)`.
+    Files that are not there are downloaded. Elements are `Example(image, label)`.
     """
 
-    files: ClassVar[Files]
-
-    def __init__(self, split: str = "train", cache_dir: Any = None):
-        self._load(self.files, split, cache_dir)
-
-    def _load(self, source: Files, split: str, cache_dir: Any) -> None:
-        self.split = _checked(split)
-        self.cache_dir = files.cache_folder(source.folder, cache_dir)
-        images, labels = source.read(split, self.cache_dir)
-        _paired(images, labels, self.cache_dir)
+    def __init__(self, files: ImageFiles, split: str, cache_dir: Any):
+        self.split = split
+        self.cache_dir = downloads.get_cache_folder(files.folder, cache_dir)
+        images, labels = files.read(_check_split(split), self.cache_dir)
+        _check_counts(images, labels, self.cache_dir)
         self._arrays = Example(images[..., None] if images.ndim == 3 else images, labels.astype(np.int32))
 
     def __len__(self) -> int:
@@ -62,48 +59,62 @@ class ImageDataset:
         return f"{type(self).__name__}({self.split!r}, {len(self)} images)"
 
     def arrays(self) -> Example:
-        """All images and labels."""
+        """Return all images and labels."""
         return self._arrays
 
     def as_array_dict(self) -> dict[str, np.ndarray]:
-        """All images and labels, as a dict."""
+        """Return all images and labels, as a dict."""
         return self._arrays._asdict()
+
+
+class StandardImageDataset(ImageDataset):
+    """An image data set with the splits "train" and "test", and no other choice."""
+
+    files: ClassVar[ImageFiles]
+
+    def __init__(self, split: str = "train", cache_dir: Any = None):
+        super().__init__(self.files, split, cache_dir)
+
+    @classmethod
+    def open_images(cls, split: str = "train", cache_dir: Any = None) -> tuple[int, Callable[[int], Example]]:
+        """Return the number of images in a split, and a function that reads one from disk."""
+        return _open_images(cls.files, split, cache_dir)
 
     @classmethod
     def make_disk_source(
         cls, *, split: str = "train", cache_dir: Any = None, ordering: str = "shuffle", prefetch_size: int = 64
-    ) -> Records:
-        """A source that reads images from disk when they are needed."""
-        return _disk_source(cls.files, split, cache_dir, ordering, prefetch_size)
+    ) -> DiskSource:
+        """Return a source that reads images from disk when the loader needs them."""
+        return DiskSource(*cls.open_images(split, cache_dir), ordering=ordering, prefetch_size=prefetch_size)
 
 
-def _checked(split: str) -> str:
+def _check_split(split: str) -> str:
     if split not in ("train", "test"):
         raise ValueError(f"The splits are 'train' and 'test', got {split!r}.")
     return split
 
 
-def _paired(images: np.ndarray, labels: np.ndarray, folder: Path) -> None:
+def _check_counts(images: np.ndarray, labels: np.ndarray, folder: Path) -> None:
     if len(images) != len(labels):
-        raise formats.Damaged(f"The files in {folder} have {len(images)} images but {len(labels)} labels.")
+        raise DamagedFile(f"The files in {folder} have {len(images)} images but {len(labels)} labels.")
 
 
-def _disk_source(source: Files, split: str, cache_dir: Any, ordering: str, prefetch_size: int) -> Records:
-    folder = files.cache_folder(source.folder, cache_dir)
-    images, labels = source.map(_checked(split), folder)
-    _paired(images, labels, folder)
-
-    def read(number: int) -> Example:
-        image = np.asarray(images[number])
-        return Example(image[..., None] if image.ndim == 2 else image, np.int32(labels[number]))
-
-    return DiskSource(len(labels), read, ordering=ordering, prefetch_size=prefetch_size)
+def _open_images(files: ImageFiles, split: str, cache_dir: Any) -> tuple[int, Callable[[int], Example]]:
+    folder = downloads.get_cache_folder(files.folder, cache_dir)
+    images, labels = files.map(_check_split(split), folder)
+    _check_counts(images, labels, folder)
+    return len(labels), functools.partial(_read_example, images, labels)
 
 
-class MNISTDataset(ImageDataset):
+def _read_example(images: np.ndarray, labels: np.ndarray, number: int) -> Example:
+    image = np.asarray(images[number])
+    return Example(image[..., None] if image.ndim == 2 else image, np.int32(labels[number]))
+
+
+class MNISTDataset(StandardImageDataset):
     """Handwritten digits: 60,000 and 10,000 images of 28 x 28."""
 
-    files = IdxFiles(
+    files = MnistFiles(
         "mnist",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
         (
@@ -115,10 +126,10 @@ class MNISTDataset(ImageDataset):
     )
 
 
-class FashionMNISTDataset(ImageDataset):
-    """Clothes: 60,000 and 10,000 images of 28 x 28. Debian's package dataset-fashion-mnist is used if it is there."""
+class FashionMNISTDataset(StandardImageDataset):
+    """Clothes: 60,000 and 10,000 images of 28 x 28. Uses Debian's dataset-fashion-mnist if it is installed."""
 
-    files = IdxFiles(
+    files = MnistFiles(
         "fashion-mnist",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
         (
@@ -131,10 +142,10 @@ class FashionMNISTDataset(ImageDataset):
     )
 
 
-class KMNISTDataset(ImageDataset):
+class KMNISTDataset(StandardImageDataset):
     """Handwritten Japanese characters: 60,000 and 10,000 images of 28 x 28."""
 
-    files = IdxFiles(
+    files = MnistFiles(
         "kmnist",
         "http://codh.rois.ac.jp/kmnist/dataset/kmnist/",
         (
@@ -147,11 +158,11 @@ class KMNISTDataset(ImageDataset):
 
 
 class EMNISTDataset(ImageDataset):
-    """Handwritten digits and letters, in six subsets. Images are as in the files: mirrored along the diagonal."""
+    """Handwritten digits and letters, in six subsets. As in the files, images are mirrored along the diagonal."""
 
     def __init__(self, subset: str = "balanced", split: str = "train", cache_dir: Any = None):
         self.subset = subset
-        self._load(_emnist(subset), split, cache_dir)
+        super().__init__(_choose_emnist_files(subset), split, cache_dir)
 
     @classmethod
     def make_disk_source(
@@ -162,18 +173,19 @@ class EMNISTDataset(ImageDataset):
         cache_dir: Any = None,
         ordering: str = "shuffle",
         prefetch_size: int = 64,
-    ) -> Records:
-        """A source that reads images from disk when they are needed."""
-        return _disk_source(_emnist(subset), split, cache_dir, ordering, prefetch_size)
+    ) -> DiskSource:
+        """Return a source that reads images from disk when the loader needs them."""
+        files = _choose_emnist_files(subset)
+        return DiskSource(*_open_images(files, split, cache_dir), ordering=ordering, prefetch_size=prefetch_size)
 
 
-def _emnist(subset: str) -> EmnistFiles:
+def _choose_emnist_files(subset: str) -> EmnistFiles:
     if subset not in EMNIST_SUBSETS:
         raise ValueError(f"The subsets of EMNIST are {', '.join(EMNIST_SUBSETS)}; got {subset!r}.")
     return EmnistFiles(subset)
 
 
-class CIFAR10Dataset(ImageDataset):
+class CIFAR10Dataset(StandardImageDataset):
     """Photographs of ten kinds: 50,000 and 10,000 images of 32 x 32 in colour."""
 
     files = CifarFiles(
@@ -189,7 +201,7 @@ class CIFAR10Dataset(ImageDataset):
     )
 
 
-class CIFAR100Dataset(ImageDataset):
+class CIFAR100Dataset(StandardImageDataset):
     """Photographs of a hundred kinds: 50,000 and 10,000 images of 32 x 32 in colour, with the fine labels."""
 
     files = CifarFiles(

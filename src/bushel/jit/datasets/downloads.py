@@ -1,4 +1,4 @@
-"""Files of data sets in a cache folder: found, downloaded whole and checked, unpacked. What is in them is elsewhere."""
+"""Files of data sets in a cache folder: find, download, check and unpack them. Their formats are elsewhere."""
 
 from __future__ import annotations
 
@@ -21,71 +21,71 @@ TIMEOUT_S = 30
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that can be downloaded: its name, where from, and its MD5 if that is public."""
+    """A file that can be downloaded: its name, its URL, and its MD5 if that is published."""
 
     name: str
     url: str
     md5: str | None = None
 
 
-def cache_folder(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
-    """The folder of a data set: `cache_dir`, or one of its own below the user's cache."""
+def get_cache_folder(name: str, cache_dir: str | os.PathLike[str] | None) -> Path:
+    """Return the folder of a data set: `cache_dir`, or by default a folder in the user's cache."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "bushel" / name
 
 
-def fetched(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
-    """The path of a file: as it is in the folder, packed or unpacked, or downloaded there."""
+def fetch(remote: Remote, folder: Path, also_in: Sequence[Path] = ()) -> Path:
+    """Return the path of a file, compressed or not. Download it into `folder` if it is in none of the folders."""
     for place in (folder, *also_in):
         for name in (remote.name, remote.name.removesuffix(".gz")):
             if (place / name).is_file():
                 return place / name
     try:
         download(remote, folder)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # a ValueError is an address that is none
+    except (OSError, http.client.HTTPException, ValueError) as error:  # urllib raises a ValueError for a malformed URL
         raise FileNotFoundError(
             f"{remote.name} is not in {folder}, and {remote.url} could not be downloaded ({error}). "
-            f"Get the file where there is a network and put it into that folder."
+            "Download the file on a machine with a network connection and put it into that folder."
         ) from error
     return folder / remote.name
 
 
 def download(remote: Remote, folder: Path) -> None:
-    """Downloads a file into a folder. It appears there whole and with the right checksum, or not at all."""
-    with written(folder / remote.name) as file:
+    """Download a file into a folder. The file appears there complete and with the right checksum, or not at all."""
+    with open_for_writing(folder / remote.name) as file:
         digest = hashlib.md5(usedforsecurity=False)
         with urllib.request.urlopen(remote.url, timeout=TIMEOUT_S) as answer:
             while block := answer.read(1 << 20):
                 digest.update(block)
                 file.write(block)
-            promised = answer.headers.get("Content-Length")
-        if promised is not None and file.tell() != int(promised):
-            raise OSError(f"the connection ended after {file.tell()} of {promised} bytes")
+            expected_bytes = answer.headers.get("Content-Length")
+        if expected_bytes is not None and file.tell() != int(expected_bytes):
+            raise OSError(f"the connection ended after {file.tell()} of {expected_bytes} bytes")
         if remote.md5 is not None and digest.hexdigest() != remote.md5:
             raise OSError(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
 
 
 @contextlib.contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that takes its place only when all went well."""
+def open_for_writing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that gets its name only when the block ends without an error. Create its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with sealed.replacing(path) as file:
         yield file
 
 
-def opened(path: Path) -> IO[bytes]:
-    """A file to read, unpacked on the way if its name ends in .gz."""
+def open_for_reading(path: Path) -> IO[bytes]:
+    """Open a file, and decompress it while it is read if its name ends in .gz."""
     return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # type: ignore[return-value]
 
 
-def unpacked(path: Path, folder: Path) -> Path:
-    """The unpacked form of a file, written to `folder` if need be: for mapping into memory."""
+def unpack(path: Path, folder: Path) -> Path:
+    """Return the path of the decompressed file, so that it can be mapped into memory. Write it if needed."""
     if path.suffix != ".gz":
         return path
     target = folder / path.name.removesuffix(".gz")
     if not target.is_file():
-        with opened(path) as packed, written(target) as file:
+        with open_for_reading(path) as packed, open_for_writing(target) as file:
             shutil.copyfileobj(packed, file, 1 << 20)
     return target

@@ -1,4 +1,7 @@
-"""Random changes of images on the device: flip, crop, cutout, colours, mixtures of pairs. Keys come from outside."""
+"""Random changes of images on the device: flip, crop, cutout, colours, mixtures of two images.
+
+The keys come from transform_base.py.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,26 @@ import jax
 import jax.numpy as jnp
 
 from bushel.base import checks, trees
-from bushel.jit.protocol import Tree
-from bushel.jit.transform import Elementwise
-from bushel.jit.transforms import entry_spec, replaced
+from bushel.jit.common_transforms import get_entry_spec, replace_entry
+from bushel.jit.source import Tree
+from bushel.jit.transform_base import ElementTransform
 
 
-class ImageAugmentation(Elementwise):
-    """A random change of each image, (rows, columns) or (rows, columns, colours), before a batch or behind it."""
+class ImageAugmentation(ElementTransform):
+    """A random change of each image, before or after a `BatchTransform`.
+
+    Images are (rows, columns) or (rows, columns, colours).
+    """
 
     random = True
     image_key: str
 
     @abc.abstractmethod
     def change(self, image: jax.Array, key: jax.Array) -> jax.Array:
-        """One image, changed."""
+        """Return one image, changed."""
 
     def check(self, spec: Tree) -> None:
-        entry_spec(spec, self.image_key, type(self).__name__)
+        get_entry_spec(spec, self.image_key, type(self).__name__)
 
     def apply(self, value: Tree, mask: jax.Array, keys: jax.Array | None) -> tuple[Tree, jax.Array]:
         assert keys is not None
@@ -34,22 +40,22 @@ class ImageAugmentation(Elementwise):
         if image.ndim - keys.ndim not in (2, 3):
             raise ValueError(
                 f"{type(self).__name__} takes images (rows, columns) or (rows, columns, colours), "
-                f"got {trees.describe(image)} for {keys.ndim or 'no'} axes of records."
+                f"got {trees.describe(image)}, of which the first {keys.ndim} axes are those of the batch."
             )
         for _ in keys.shape:
             change = jax.vmap(change)
-        return replaced(value, self.image_key, change(image, keys)), mask
+        return replace_entry(value, self.image_key, change(image, keys)), mask
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomFlipTransform(ImageAugmentation):
-    """Images mirrored left to right, with a probability."""
+    """Mirror images left to right, each with this probability."""
 
     image_key: str = "image"
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        _probability(self.probability)
+        _check_fraction(self.probability, "probability")
 
     def change(self, image: jax.Array, key: jax.Array) -> jax.Array:
         return jnp.where(jax.random.uniform(key) < self.probability, image[:, ::-1], image)
@@ -57,10 +63,12 @@ class RandomFlipTransform(ImageAugmentation):
 
 @dataclasses.dataclass(frozen=True)
 class RandomCropTransform(ImageAugmentation):
-    """Images with a border of `padding` pixels, cut to their own size again somewhere in it.
+    """Pad images with a border of `padding` pixels, then cut out a random part of the original size.
 
     Args:
-      mode: what the border shows: "constant" for zeros, "reflect" for the image mirrored.
+      padding: the width of the border in pixels.
+      image_key: the name of the entry with the image.
+      mode: what the border shows: "constant" for zeros, "reflect" for the mirrored image.
     """
 
     padding: int = 4
@@ -70,7 +78,7 @@ class RandomCropTransform(ImageAugmentation):
     def __post_init__(self) -> None:
         checks.positive(self.padding, "padding")
         if self.mode not in ("constant", "reflect"):
-            raise ValueError(f"mode is 'constant' or 'reflect', got {self.mode!r}.")
+            raise ValueError(f"mode must be 'constant' or 'reflect', got {self.mode!r}.")
 
     def change(self, image: jax.Array, key: jax.Array) -> jax.Array:
         border = [(self.padding, self.padding)] * 2 + [(0, 0)] * (image.ndim - 2)
@@ -81,7 +89,7 @@ class RandomCropTransform(ImageAugmentation):
 
 @dataclasses.dataclass(frozen=True)
 class CutoutTransform(ImageAugmentation):
-    """Images with a square of `size` pixels blanked, around any pixel; at the edges it is cut off."""
+    """Set a square of `size` x `size` pixels around a random pixel to zero. At the edges the square is cut off."""
 
     size: int = 8
     image_key: str = "image"
@@ -90,11 +98,11 @@ class CutoutTransform(ImageAugmentation):
         checks.positive(self.size, "size")
 
     def change(self, image: jax.Array, key: jax.Array) -> jax.Array:
-        return jnp.where(_square(image.shape, key, self.size, self.size), jnp.zeros((), image.dtype), image)
+        return jnp.where(_draw_box(image.shape, key, self.size, self.size), jnp.zeros((), image.dtype), image)
 
 
-def _square(shape: tuple[int, ...], key: jax.Array, height: Any, width: Any) -> jax.Array:
-    """True inside a box around a random pixel."""
+def _draw_box(shape: tuple[int, ...], key: jax.Array, height: Any, width: Any) -> jax.Array:
+    """Return a mask that is True inside a box around a random pixel."""
     row_key, column_key = jax.random.split(key)
     top = jax.random.randint(row_key, (), 0, shape[0]) - height // 2
     left = jax.random.randint(column_key, (), 0, shape[1]) - width // 2
@@ -105,9 +113,9 @@ def _square(shape: tuple[int, ...], key: jax.Array, height: Any, width: Any) -> 
 
 @dataclasses.dataclass(frozen=True)
 class ColorJitterTransform(ImageAugmentation):
-    """Images made brighter or darker, with more or less contrast and colour, each by a factor from 1 - x to 1 + x.
+    """Change brightness, contrast and saturation of images, each by a random factor from 1 - x to 1 + x.
 
-    Whole numbers stay in their range; floats are not cut off.
+    Images of integers are clipped to the range of their dtype; images of floats are not clipped.
     """
 
     brightness: float = 0.0
@@ -117,8 +125,7 @@ class ColorJitterTransform(ImageAugmentation):
 
     def __post_init__(self) -> None:
         for name in ("brightness", "contrast", "saturation"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}.")
+            _check_fraction(getattr(self, name), name)
 
     def change(self, image: jax.Array, key: jax.Array) -> jax.Array:
         ranges = jnp.array([self.brightness, self.contrast, self.saturation])
@@ -134,8 +141,8 @@ class ColorJitterTransform(ImageAugmentation):
         return out.astype(image.dtype)
 
 
-class PairMixture(Elementwise):
-    """A mixture of each record of a batch with the one before it; labels become shares of classes."""
+class PairMixture(ElementTransform):
+    """A mixture of each record of a batch with the record before it. Labels become a share for each class."""
 
     random = True
     num_classes: int
@@ -144,61 +151,61 @@ class PairMixture(Elementwise):
     label_key: str
 
     @abc.abstractmethod
-    def mixed(self, image: jax.Array, other: jax.Array, share: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One image with another in it, and the share of the first that is left."""
+    def mix_pair(self, image: jax.Array, other: jax.Array, share: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Return a mixture of two images, and the share that the first has in it."""
 
     def check(self, spec: Tree) -> None:
         checks.positive(self.num_classes, "num_classes")
         if not self.alpha > 0:
             raise ValueError(f"alpha must be positive, got {self.alpha}.")
-        entry_spec(spec, self.image_key, type(self).__name__)
-        entry_spec(spec, self.label_key, type(self).__name__)
+        get_entry_spec(spec, self.image_key, type(self).__name__)
+        get_entry_spec(spec, self.label_key, type(self).__name__)
 
     def apply(self, value: Tree, mask: jax.Array, keys: jax.Array | None) -> tuple[Tree, jax.Array]:
         assert keys is not None
         if keys.ndim != 1:
-            raise ValueError(f"{type(self).__name__} mixes the records of a batch: put it behind a BatchTransform.")
-        # A record whose neighbour is padding stays alone.
+            raise ValueError(f"{type(self).__name__} mixes the records of a batch: put it after a BatchTransform.")
+        # A record is not mixed with padding: where the record before it is padding, it is mixed with itself.
         other = jnp.where(jnp.roll(mask, 1), jnp.roll(jnp.arange(len(mask)), 1), jnp.arange(len(mask)))
         share_keys, place_keys = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
         shares = jax.vmap(lambda key: jax.random.beta(key, self.alpha, self.alpha))(share_keys)
         image = value[self.image_key]
-        image, kept = jax.vmap(self.mixed)(image, image[other], shares, place_keys)
+        image, kept = jax.vmap(self.mix_pair)(image, image[other], shares, place_keys)
         classes = jax.nn.one_hot(value[self.label_key], self.num_classes)
         labels = kept[:, None] * classes + (1 - kept[:, None]) * classes[other]
-        return replaced(replaced(value, self.image_key, image), self.label_key, labels), mask
+        return replace_entry(replace_entry(value, self.image_key, image), self.label_key, labels), mask
 
 
 @dataclasses.dataclass(frozen=True)
 class MixupTransform(PairMixture):
-    """Each image faded with another of its batch, by a share from Beta(alpha, alpha)."""
+    """Blend each image with another image of its batch, with a share drawn from Beta(alpha, alpha)."""
 
     num_classes: int
     alpha: float = 0.2
     image_key: str = "image"
     label_key: str = "label"
 
-    def mixed(self, image: jax.Array, other: jax.Array, share: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def mix_pair(self, image: jax.Array, other: jax.Array, share: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         image, other = image.astype(jnp.float32), other.astype(jnp.float32)
         return share * image + (1 - share) * other, share
 
 
 @dataclasses.dataclass(frozen=True)
 class CutMixTransform(PairMixture):
-    """Each image with a box of another of its batch in it; shares are those of the pixels."""
+    """Paste a box of another image of the batch into each image. The shares of the labels are those of the pixels."""
 
     num_classes: int
     alpha: float = 1.0
     image_key: str = "image"
     label_key: str = "label"
 
-    def mixed(self, image: jax.Array, other: jax.Array, share: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def mix_pair(self, image: jax.Array, other: jax.Array, share: Any, key: jax.Array) -> tuple[jax.Array, jax.Array]:
         side = jnp.sqrt(1 - share)
         height, width = ((side * size).astype(jnp.int32) for size in image.shape[:2])
-        inside = _square(image.shape, key, height, width)
+        inside = _draw_box(image.shape, key, height, width)
         return jnp.where(inside, other, image), 1 - inside.mean()
 
 
-def _probability(value: float) -> None:
+def _check_fraction(value: float, name: str) -> None:
     if not 0 <= value <= 1:
-        raise ValueError(f"probability must be from 0 to 1, got {value}.")
+        raise ValueError(f"{name} must be from 0 to 1, got {value}.")

@@ -1,6 +1,6 @@
-"""Replay buffers as pure functions: items are kept in arrays of fixed size, first in first out or as a reservoir.
+"""`ReplayBuffer`, a replay buffer as pure functions over arrays of fixed size, and `BufferTransform`, a stage with one.
 
-Priorities are in priority.py, sequences of steps in trajectories.py.
+Draws by priority are in prioritised_buffer.py, sequences of steps in trajectory_buffer.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import jax
 import jax.numpy as jnp
 
 from bushel.base import checks, trees
-from bushel.jit import words
-from bushel.jit.nodes import child, node
-from bushel.jit.order import growing
-from bushel.jit.protocol import Source, Tree, specs_of, stacked_spec
-from bushel.jit.transform import Transform
+from bushel.jit.pytree import Pytree, child, pytree_dataclass
+from bushel.jit.record_order import permute_growing
+from bushel.jit.source import Source, Tree, find_specs, stack_spec
+from bushel.jit.transform_base import Transform
+from bushel.jit.uint32 import derive_seed, to_key, to_seed, to_uint32
 
 
 class ReplayState(NamedTuple):
-    """What a buffer holds. `seen` counts all items that ever came, modulo 2**32."""
+    """The items of a buffer. The first `held` slots are in use, and `place` is the slot that is written next.
+
+    `seen` counts all items that were ever added, modulo 2**32.
+    """
 
     items: Tree
     held: jax.Array
@@ -30,7 +33,7 @@ class ReplayState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ReplayBuffer:
-    """Keeps the newest `capacity` items, or with `write="reservoir"` a fair sample of all that ever came.
+    """A buffer of the newest `capacity` items, or with `write="reservoir"` of a uniform sample of all items so far.
 
     >>> buffer = ReplayBuffer(4)
     >>> state = buffer.init({"x": jnp.int32(0)})
@@ -45,91 +48,94 @@ class ReplayBuffer:
     def __post_init__(self) -> None:
         checks.positive(self.capacity, "capacity")
         if self.write not in ("fifo", "reservoir"):
-            raise ValueError(f"write is 'fifo' or 'reservoir', got {self.write!r}.")
+            raise ValueError(f"write must be 'fifo' or 'reservoir', got {self.write!r}.")
 
     def init(self, example: Tree) -> ReplayState:
-        """An empty buffer for items like `example`, or like specs of shapes and dtypes."""
+        """Return an empty buffer for items like `example`, which may also be a tree of `jax.ShapeDtypeStruct`."""
         zero = jnp.int32(0)
         items = jax.tree.map(
             lambda leaf: jnp.zeros((self.capacity, *jnp.shape(leaf)), getattr(leaf, "dtype", None)), example
         )
         if not jax.tree.leaves(items):
-            raise ValueError(f"A buffer keeps arrays, got {trees.describe(example)}.")
+            raise ValueError(f"A buffer needs items with at least one array, got {trees.describe(example)}.")
         return ReplayState(items, zero, zero, jnp.uint32(0))
 
     def add(self, state: ReplayState, items: Tree, mask: jax.Array | None = None, key: Any = None) -> ReplayState:
-        """The state with a batch of items added, all but those where `mask` is False. A reservoir needs a key."""
-        size = fitting(state.items, items)
+        """Return the state with a batch of items added, without those where `mask` is False. Reservoirs need a key."""
+        size = count_items(state.items, items)
         mask = jnp.ones(size, bool) if mask is None else mask
-        number = jnp.cumsum(mask) - mask  # how many real items come before each in this batch
+        number = jnp.cumsum(mask) - mask  # how many real items of this batch come before each item
         added = mask.sum()
         if self.write == "fifo":
-            mask = mask & (number >= added - self.capacity)  # of more items than there is place for, the last
+            mask = mask & (number >= added - self.capacity)  # of more items than the capacity, only the last are kept
             slot = (state.place + number) % self.capacity
         else:
             if key is None:
-                raise ValueError("A reservoir decides by chance which item makes room: add needs a key.")
-            drawn = draw_below(words.as_key(key), state.seen + words.word(number) + 1)
+                raise ValueError("A reservoir replaces random items, so add needs a key.")
+            drawn = draw_below(to_key(key), state.seen + to_uint32(number) + 1)
             filling = state.held + number < self.capacity
             slot = jnp.where(filling, state.held + number, drawn.astype(jnp.int32))
             mask = mask & (filling | (drawn < self.capacity))
-            mask = mask & _last_of_each(jnp.where(mask, slot, -1))
-        slot = jnp.where(mask, slot, self.capacity)  # out of bounds: dropped
+            mask = mask & _is_last_of_slot(jnp.where(mask, slot, -1))
+        slot = jnp.where(mask, slot, self.capacity)  # a slot out of bounds is not written
         kept = jax.tree.map(lambda old, new: old.at[slot].set(new, mode="drop"), state.items, items)
         count = jnp.minimum(state.held + added, self.capacity).astype(jnp.int32)
         place = ((state.place + added) % self.capacity).astype(jnp.int32)
-        return ReplayState(kept, count, place, state.seen + words.word(added))
+        return ReplayState(kept, count, place, state.seen + to_uint32(added))
 
     def sample(self, state: ReplayState, key: Any, size: int) -> tuple[Tree, jax.Array]:
-        """`size` items drawn with replacement, all with one probability, and their places."""
-        place = jax.random.randint(words.as_key(key), (size,), 0, jnp.maximum(state.held, 1))
+        """Draw `size` items with replacement, each with the same probability; return them and their slots."""
+        place = jax.random.randint(to_key(key), (size,), 0, jnp.maximum(state.held, 1))
         return self.take(state, place), place
 
     def take(self, state: ReplayState, place: jax.Array) -> Tree:
-        """The items at these places."""
+        """Return the items in these slots."""
         return jax.tree.map(lambda leaf: leaf[place], state.items)
 
     def steps_per_epoch(self, state: ReplayState, size: int) -> jax.Array:
-        """How many batches of `size` an epoch over what is there now has: a traced number."""
+        """Return the number of batches of `size` items in an epoch over the current items, as a traced number."""
         return -(-state.held // size)
 
     def epoch_batch(self, state: ReplayState, step: Any, size: int, key: Any = None, epoch: Any = 0) -> Any:
-        """Batch `step` of an epoch over what is in the buffer now: each item once, in an order of its own.
+        """Return batch `step` of an epoch over the current items, and its mask. Each item comes once in an epoch.
 
-        Returns the batch and its mask. The buffer may grow from epoch to epoch; nothing is compiled again.
+        Every epoch has another random order. The buffer may grow from epoch to epoch; JAX does not compile again.
         """
-        position = words.word(step) * size + jnp.arange(size, dtype=jnp.uint32)
-        seed = words.derive(words.seed_of(key)) + words.word(epoch)
-        place = growing(position, length=words.word(state.held), seed=seed)
-        return self.take(state, place), position < words.word(state.held)
+        position = to_uint32(step) * size + jnp.arange(size, dtype=jnp.uint32)
+        seed = derive_seed(to_seed(key)) + to_uint32(epoch)
+        place = permute_growing(position, length=to_uint32(state.held), seed=seed)
+        return self.take(state, place), position < to_uint32(state.held)
 
 
-def fitting(kept: Tree, items: Tree) -> int:
-    """How many items there are, once it is clear that a buffer can keep them."""
-    ours, theirs = jax.tree.structure(kept), jax.tree.structure(items)
-    same = ours == theirs and all(
-        new.ndim and new.shape[1:] == old.shape[1:] and new.dtype == old.dtype
+def count_items(kept: Tree, items: Tree, axis: int = 0) -> int:
+    """Return the number of new items along `axis`. Raise an error if a buffer of `kept` items cannot hold them."""
+
+    def drop_axis(shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape[:axis] + shape[axis + 1 :]
+
+    same = jax.tree.structure(kept) == jax.tree.structure(items) and all(
+        new.ndim > axis and drop_axis(new.shape) == drop_axis(old.shape) and new.dtype == old.dtype
         for old, new in zip(jax.tree.leaves(kept), jax.tree.leaves(items), strict=True)
     )
-    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(items) if leaf.ndim}
+    sizes = {leaf.shape[axis] for leaf in jax.tree.leaves(items) if leaf.ndim > axis}
     if not same or len(sizes) != 1:
-        raise ValueError(f"This buffer keeps {trees.describe(kept)}, got a batch of {trees.describe(items)}.")
+        raise ValueError(f"This buffer holds {trees.describe(kept)}, got a batch of {trees.describe(items)}.")
     return sizes.pop()
 
 
 def draw_below(key: jax.Array, limits: jax.Array) -> jax.Array:
-    """A random word below each of `limits`."""
+    """Draw a random uint32 below each of `limits`."""
     return jax.random.randint(key, limits.shape, jnp.uint32(0), limits, dtype=jnp.uint32)
 
 
-def _last_of_each(slot: jax.Array) -> jax.Array:
-    """Where no later item goes to the same slot: with several for one, XLA does not say which is written."""
+def _is_last_of_slot(slot: jax.Array) -> jax.Array:
+    """Return a mask that is False where a later item has the same slot: XLA does not say which one it would write."""
     later = jnp.triu(slot[:, None] == slot[None, :], k=1)
     return ~later.any(axis=1)
 
 
 class BufferState(NamedTuple):
-    """The state of a buffered pipeline."""
+    """The state of a stage with a buffer. `read` is the slot that a sequential buffer returns next."""
 
     inner_state: Any
     buffer: ReplayState
@@ -139,13 +145,16 @@ class BufferState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BufferTransform(Transform):
-    """Keeps elements as they come and gives out what it holds: one comes in, `sample_size` go out.
+    """Put each element into a buffer and return `sample_size` elements of the buffer.
 
-    Until `prefill` elements are there, each goes through as it came, alone in its row; the mask tells.
+    Until the buffer has `prefill` elements, each result is the new element alone: the mask is False for all other rows.
 
     Args:
-      mode: "sequential" walks through the buffer in a circle, "shuffled" draws at random.
-      write_mode: "fifo" or "reservoir".
+      capacity: the most elements that the buffer holds.
+      prefill: how many elements the buffer needs before it is read.
+      sample_size: how many elements are returned for each new one.
+      mode: "sequential" reads the buffer slot by slot, from the start again after the end; "shuffled" draws at random.
+      write_mode: "fifo" replaces the oldest element, "reservoir" keeps a uniform sample of all elements.
     """
 
     capacity: int
@@ -164,18 +173,18 @@ class BufferTransform(Transform):
                 f"{self.capacity}."
             )
         if self.mode not in ("sequential", "shuffled"):
-            raise ValueError(f"mode is 'sequential' or 'shuffled', got {self.mode!r}.")
+            raise ValueError(f"mode must be 'sequential' or 'shuffled', got {self.mode!r}.")
 
     def __call__(self, inner: Source) -> Source:
-        return Buffered(inner, self)
+        return BufferedStream(inner, self)
 
 
-@node
-class Buffered:
-    """Elements of a source by way of a buffer."""
+@pytree_dataclass
+class BufferedStream(Pytree):
+    """The elements of a source, read through a buffer."""
 
     inner: Any = child()
-    settings: BufferTransform = dataclasses.field(default=BufferTransform(1, 1))
+    settings: BufferTransform
 
     @property
     def steps_per_epoch(self) -> int:
@@ -186,12 +195,12 @@ class Buffered:
         return ReplayBuffer(self.settings.capacity, self.settings.write_mode)
 
     def element_spec(self) -> Tree:
-        spec = specs_of(self.inner)[0]
-        return spec if self.settings.sample_size == 1 else stacked_spec(spec, self.settings.sample_size)
+        spec = find_specs(self.inner)[0]
+        return spec if self.settings.sample_size == 1 else stack_spec(spec, self.settings.sample_size)
 
     def init_state(self, key: Any = None) -> BufferState:
-        buffer = self._buffer.init(specs_of(self.inner)[0])
-        return BufferState(self.inner.init_state(key), buffer, jnp.int32(0), jax.random.fold_in(words.as_key(key), 1))
+        buffer = self._buffer.init(find_specs(self.inner)[0])
+        return BufferState(self.inner.init_state(key), buffer, jnp.int32(0), jax.random.fold_in(to_key(key), 1))
 
     def next(self, state: BufferState) -> tuple[Tree, jax.Array, BufferState]:
         value, mask, inner_state = self.inner.next(state.inner_state)

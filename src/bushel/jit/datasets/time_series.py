@@ -1,4 +1,4 @@
-"""The data sets of time series: sunspots and temperatures, as windows with the steps that follow."""
+"""Data sets of time series: sunspots and temperatures, as windows with the steps that follow each."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from bushel.jit.datasets.time_utils import (
     make_sequence_disk_source,
     prepare_time_series_windows,
 )
-from bushel.jit.records import Records
+from bushel.jit.host_callbacks import DiskSource
 
 CSV_URL = "https://raw.githubusercontent.com/jbrownlee/Datasets/master/"
 
 
 @dataclass
 class SeriesDataset:
-    """Windows of a series: {"context": ..., "target": ...}, of `context_length` steps and the following ones.
+    """Windows of a time series: {"context": ..., "target": ...}.
 
-    The file is taken from a cache folder, and downloaded if it is not there.
+    A context has `context_length` successive steps, and its target has the `prediction_length` steps that follow. The
+    file is read from a cache folder, and downloaded if it is not there.
 
     Args:
-      split: "train", "val" or "test", successive parts of the time.
-      overlapping: changes nothing, as in cyreal: there is a window from every step on.
-      train_fraction, val_fraction: how much of the time is in these splits; the rest is "test".
-      data_path: a CSV file to read instead, with a line of names and the values as second column.
+      split: "train", "val" or "test". The splits follow each other in time.
+      overlapping: has no effect, as in cyreal: a window begins at every step.
+      train_fraction, val_fraction: which fractions of the steps these splits have; the rest is "test".
+      cache_dir: the folder for the file; by default one in the user's cache.
+      data_path: a CSV file to read instead, with a header line, and the values in the second column.
     """
 
     folder: ClassVar[str]
@@ -63,16 +65,16 @@ class SeriesDataset:
         return {"context": self._contexts[index], "target": self._targets[index]}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All windows and targets: views of the series, not copies."""
+        """Return all windows and targets, as views of the series and not as copies."""
         return {"context": self._contexts, "target": self._targets}
 
     def as_array_dict(self) -> dict[str, np.ndarray]:
-        """All windows and targets: views of the series, not copies."""
+        """Return all windows and targets, as views of the series and not as copies."""
         return self.arrays()
 
     @classmethod
-    def make_disk_source(cls, *, ordering: str = "shuffle", prefetch_size: int = 64, **arguments: Any) -> Records:
-        """A source that cuts windows when they are needed; it takes the arguments of the data set too."""
+    def make_disk_source(cls, *, ordering: str = "shuffle", prefetch_size: int = 64, **arguments: Any) -> DiskSource:
+        """Return a source that copies windows when the loader needs them. It takes the data set's arguments too."""
         windows = cls(**arguments).arrays()
         return make_sequence_disk_source(
             contexts=windows["context"], targets=windows["target"], ordering=ordering, prefetch_size=prefetch_size
@@ -81,7 +83,7 @@ class SeriesDataset:
 
 @dataclass
 class SunspotsDataset(SeriesDataset):
-    """Monthly means of sunspots, 1749 to 1983: 2,820 values."""
+    """The mean number of sunspots in each month from 1749 to 1983: 2,820 values."""
 
     folder = "sunspots"
     filename = "monthly-sunspots.csv"
@@ -89,7 +91,7 @@ class SunspotsDataset(SeriesDataset):
 
 @dataclass
 class DailyMinTemperaturesDataset(SeriesDataset):
-    """The lowest temperature of each day in Melbourne, 1981 to 1990: 3,650 values."""
+    """The lowest temperature of each day in Melbourne from 1981 to 1990: 3,650 values."""
 
     folder = "daily-min-temperatures"
     filename = "daily-min-temperatures.csv"
