@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.jpeg import Photos
 from bushel.trajectory.augmentations import augment_image
-from bushel.trajectory.images import decode_image, resize_image
+from bushel.trajectory.pixels import decode_image, resize_image
 
 SIZE = (224, 224)
 ORDER = ["random_resized_crop", "random_brightness", "random_contrast", "random_saturation", "random_hue"]

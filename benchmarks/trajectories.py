@@ -76,8 +76,8 @@ class PlainRobot(Robot):
 
 def w5(settings: Settings) -> list[Row]:
     """Samples of a mixture of three robots, shuffled, in batches of 64; per sample."""
-    from bushel.trajectory.applying import apply_trajectory_transforms
     from bushel.trajectory.dataset import TrajectoryDataset
+    from bushel.trajectory.dataset_transforms import apply_trajectory_transforms
     from bushel.trajectory.episodes import Episodes
 
     robots = [Robot(seed, episodes) for seed, episodes in enumerate(EPISODES)]

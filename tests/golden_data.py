@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.reading import make_dataset_from_rlds
+from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
 
 GOLDEN = Path(__file__).parent / "trajectory" / "golden"
 LENGTHS = [12, 3, 40, 5, 8, 20, 27, 4]

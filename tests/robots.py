@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from golden_data import GOLDEN
 
-from bushel.trajectory.config import MixtureConfig
+from bushel.trajectory.mixture_config import MixtureConfig
 
 FRAMES = 119
 

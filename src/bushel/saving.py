@@ -37,7 +37,7 @@ INFO = "dataset_info.json"
 """What makes a folder an RLDS data set, or another one that TFDS reads."""
 
 _PROGRESS = ".saving.json"
-_ELSEWHERE = {"rlds": "bushel.trajectory.rlds_saving"}
+_ELSEWHERE = {"rlds": "bushel.trajectory.rlds.saved_episodes"}
 """Formats of higher layers: modules with a function `form(folder)`, loaded when such a format is asked for."""
 _RECORDS = {
     "array_record": writers.ArrayRecordWriter,

@@ -39,7 +39,7 @@ from bushel.sources import (
     tfrecord_stream,
 )
 from bushel.sources.crc import length_checksums, masked
-from bushel.trajectory import images as robots_images
+from bushel.trajectory import pixels as robots_images
 
 MIB = 1 << 20
 

@@ -113,12 +113,12 @@ def test_without_grain_the_error_names_the_way_to_get_it(config, monkeypatch):
 
 def test_bushel_under_grains_name_is_no_grain(config, monkeypatch):
     monkeypatch.setitem(sys.modules, "grain", bushel)
-    with pytest.raises(ImportError, match=r"`import grain` is answered by Bushel\. Run it with plain Python"):
+    with pytest.raises(ImportError, match=r"`import grain` imports Bushel\. Run it with plain Python"):
         get_dataloader(config, data_backend="grain")
 
 
 def test_what_grain_needs_of_workers_is_told(config):
-    with pytest.raises(ValueError, match="Grain does not find out how many workers are good"):
+    with pytest.raises(ValueError, match="Grain cannot choose the number of workers"):
         iter(get_dataloader(config, use_grain=True, workers=None))
     parsed = flags.FLAGS.is_parsed()
     flags.FLAGS.unparse_flags()

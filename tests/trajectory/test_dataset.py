@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel.base import trees
-from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
-from bushel.trajectory.columns import flat
+from bushel.trajectory.data_utils import flatten_tree
 from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
+from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.episodes import Episodes, load, save
-from bushel.trajectory.reading import make_dataset_from_rlds
 from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds_writer import write_rlds
+from bushel.trajectory.rlds.writer import write_rlds
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -48,7 +48,7 @@ def places(frames) -> list[tuple[int, ...]]:
 
 
 def same(ours, theirs) -> None:
-    ours, theirs = flat(ours), flat(theirs)
+    ours, theirs = flatten_tree(ours), flatten_tree(theirs)
     assert ours.keys() == theirs.keys()
     for path in theirs:
         np.testing.assert_array_equal(ours[path], theirs[path], err_msg=str(path))
@@ -282,10 +282,10 @@ def test_time_is_counted():
 
 
 def test_filters_that_leave_nothing_are_told():
-    sentence = r"No trajectory of robot 7 is left: max_action=-1.0, max_proprio=9 refuses all 4 trajectories"
+    sentence = r"No trajectory of robot 7 is left: max_action=-1.0, max_proprio=9 removes all 4 trajectories"
     with pytest.raises(ValueError, match=sentence):
         windows(robots(robot=7), max_action=-1.0, max_proprio=9)
-    with pytest.raises(ValueError, match=r"No frame of robot 7 is left: frame_filter=.*nothing.* refuses all 18 "):
+    with pytest.raises(ValueError, match=r"No frame of robot 7 is left: frame_filter=.*nothing.* removes all 18 "):
         windows(robots(robot=7), frame_filter=nothing)
     with pytest.raises(ValueError, match="there was none before the transforms"):
         windows(robots().filter(lambda trajectory: False))
@@ -297,17 +297,17 @@ def of(observation, action):
 
 def test_layouts_that_transforms_do_not_know_are_refused():
     ones = np.ones((3, 2))
-    with pytest.raises(ValueError, match=r"observation/hand is a dict with \['x', 'y'\].*by traj_map"):
+    with pytest.raises(ValueError, match=r"observation/hand is a dict with \['x', 'y'\].*with traj_map"):
         windows(of({"hand": {"x": ones, "y": ones}}, ones))
-    with pytest.raises(ValueError, match=r"action is a dict with \['arm'\].*by traj_map"):
+    with pytest.raises(ValueError, match=r"action is a dict with \['arm'\].*with traj_map"):
         windows(of({"x": ones}, {"arm": ones}))
-    with pytest.raises(ValueError, match=r"task/goal is a dict with \['x'\].*by traj_map"):
+    with pytest.raises(ValueError, match=r"task/goal is a dict with \['x'\].*with traj_map"):
         windows(robots().traj_map(lambda t: {**t, "task": {"goal": {"x": t["action"]}}}))
     for again in (windows(robots()), windows(robots()).traj_map(lambda t: t)):
         with pytest.raises(ValueError, match="apply_trajectory_transforms was applied to this dataset before"):
             windows(again)
     pixels = of({"image_top": np.zeros((3, 4, 4, 3), np.uint8)}, ones).flatten()
-    with pytest.raises(ValueError, match=r"no pad_mask_dict beside image_top.*call apply_trajectory_transforms before"):
+    with pytest.raises(ValueError, match=r"no pad_mask_dict beside image_top.*Call apply_trajectory_transforms before"):
         apply_frame_transforms(pixels, train=True, resize_size=(2, 2))[0]
 
 
@@ -551,9 +551,9 @@ def test_a_table_is_the_same_from_disk(tmp_path):
     assert kept.folder and kept.lengths.tolist() == LENGTHS
     again = load(str(tmp_path / "table"), None)
     frames = np.array([[3, 4], [0, 17]])
-    for path, column in flat(table.columns).items():
+    for path, column in flatten_tree(table.columns).items():
         for other in (kept, again):
-            np.testing.assert_array_equal(flat(other.columns)[path].take(frames), column.take(frames))
+            np.testing.assert_array_equal(flatten_tree(other.columns)[path].take(frames), column.take(frames))
     assert save(table, str(tmp_path / "table")).lengths.tolist() == LENGTHS  # a second one finds it there
     assert [entry.name for entry in tmp_path.iterdir()] == ["table"]
 

@@ -138,7 +138,7 @@ def test_wrong_arguments_are_refused(shape, keys, order, sentence):
 
 
 def test_wrong_masks_and_parameters_are_refused():
-    with pytest.raises(ValueError, match=r"has the shape \(4, 2\), got \(4,\)"):
+    with pytest.raises(ValueError, match=r"must have the shape \(4, 2\), got \(4,\)"):
         augment_images(pictures(4, 2, 8, 8, 3), jax.random.key(0), [], mask=np.ones(4, bool))
     with pytest.raises(ValueError, match="augment_order has 1 operations, and there are 2 parameters"):
         augment_images(pictures(4, 8, 8, 3), None, ["random_rot90"], parameters=[[1] * 4, [2] * 4])

@@ -4,7 +4,7 @@ from golden_data import text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.trajectory.goal_relabeling import goals, uniform
+from bushel.trajectory.goal_relabeling import choose_goals, uniform
 
 DISTRIBUTIONS = text("goal/uniform_distribution")
 
@@ -16,7 +16,7 @@ def test_distributed_as_the_original(name):
     length, distance = int(length), None if distance == "None" else int(distance)
     rows, rng = theirs["draws"], np.random.default_rng(0)
     times = np.tile(np.arange(length), rows)
-    drawn = goals(times, length, rng.random(len(times)), distance).reshape(rows, length)
+    drawn = choose_goals(times, length, rng.random(len(times)), distance).reshape(rows, length)
     for step in range(length):
         low, high = theirs["support_lo"][step], theirs["support_hi"][step]
         counts = np.bincount(drawn[:, step], minlength=length)
@@ -37,7 +37,7 @@ def test_goals_lie_in_the_future_of_their_episode(rows, distance, data):
     lengths = np.array([length for length, _ in rows])
     times = np.array([data.draw(st.integers(0, length - 1)) for length in lengths])
     draws = np.array([draw for _, draw in rows])  # also 1.0, to which a product may be rounded
-    found = goals(times, lengths, draws, distance)
+    found = choose_goals(times, lengths, draws, distance)
     assert found.dtype == np.int64
     assert (found >= times).all() and (found < lengths).all()
     if distance is not None:
@@ -69,7 +69,7 @@ def test_the_task_gets_the_whole_observation():
 
 def test_bad_input():
     with pytest.raises(ValueError, match="max_goal_distance must be positive, but got 0"):
-        goals([0], 3, [0.5], 0)
+        choose_goals([0], 3, [0.5], 0)
     with pytest.raises(ValueError, match="The observation is empty"):
         uniform({"observation": {}, "task": {}})
     with pytest.raises(ValueError, match="A trajectory needs 'task'"):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from golden_data import GOLDEN, arrays, assert_same_tree, made, manifest, statistics, text, tree
 
-from bushel.trajectory.applying import apply_trajectory_transforms
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.draws import Draws
+from bushel.trajectory.dataset_transforms import apply_trajectory_transforms
+from bushel.trajectory.indexed_draws import Draws
 from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds_writer import write_rlds
+from bushel.trajectory.rlds.writer import write_rlds
 from bushel.trajectory.samples import read_images
 
 DATA = str(GOLDEN / "tfds")
@@ -172,7 +172,7 @@ def test_filters_leave_out_what_the_original_leaves_out(cache):
     with pytest.raises(ValueError, match=theirs["skip_unlabeled_without_language_error"]):
         apply_trajectory_transforms(unlabelled, train=False, skip_unlabeled=True)
     right, _ = made(cache, dataset_statistics=statistics(), compat=None)
-    with pytest.raises(ValueError, match=r"No trajectory of synth_rlds is left: max_proprio=0.001 refuses all 8"):
+    with pytest.raises(ValueError, match=r"No trajectory of synth_rlds is left: max_proprio=0.001 removes all 8"):
         apply_trajectory_transforms(right, train=False, max_proprio=0.001)
 
 

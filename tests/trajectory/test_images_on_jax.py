@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bushel.trajectory.arrays import as_key
 from bushel.trajectory.augmentations import augment_image, draw_parameters
-from bushel.trajectory.images import resize_depth_image, resize_image
-from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, kept_images, over_window
-from bushel.trajectory.task_augmentation import conditioning_deleted, delete_task_conditioning
+from bushel.trajectory.numpy_or_jax import make_key
+from bushel.trajectory.obs_transforms import augment, choose_images, decode_and_resize, image_dropout, over_window
+from bushel.trajectory.pixels import resize_depth_image, resize_image
+from bushel.trajectory.task_augmentation import delete_conditioning, delete_task_conditioning
 
 KEYS = (jax.random.key, jax.random.PRNGKey)
 AUGMENT = {
@@ -78,7 +78,7 @@ def test_the_pixels_of_a_frame_are_resized_inside_of_jit():
 def test_the_same_draws_keep_the_same_images(keep, keep_padding):
     rng = np.random.default_rng(0)
     real, uniforms = rng.random((300, 3)) < 0.6, rng.random((300, 4), np.float32)
-    kept = functools.partial(kept_images, dropout_prob=0.7, keep=keep, keep_padding=keep_padding)
+    kept = functools.partial(choose_images, dropout_prob=0.7, keep=keep, keep_padding=keep_padding)
     found = jax.jit(jax.vmap(kept))(real, uniforms)
     for own, numbers, one in zip(real, uniforms, np.asarray(found), strict=True):
         expected = kept(own, numbers)
@@ -150,7 +150,7 @@ def test_an_image_is_changed_by_a_key_as_its_parameters_say():
     outside, inside = brighter(image, rng=jax.random.key(0)), jax.jit(lambda i, k: brighter(i, rng=k))
     assert_same_pixels(outside, np.asarray(inside(image, jax.random.key(0))))
     assert_same_pixels(brighter(jnp.asarray(image), parameters=[0.1]), brighter(image, parameters=[0.1]))
-    with pytest.raises(ValueError, match=r"inside of jit or vmap needs rng, a jax\.random key"):
+    with pytest.raises(ValueError, match=r"inside jit or vmap needs rng, a jax\.random key"):
         jax.jit(lambda i: change(i, rng=0))(image)
 
 
@@ -205,7 +205,7 @@ def test_seeds_of_all_kinds_make_keys_for_images_of_jax():
     np.testing.assert_array_equal(
         augment(obs, raw, BRIGHTER)["image_a"], augment(obs, jnp.asarray(raw), BRIGHTER)["image_a"]
     )
-    assert as_key(2**40 + 3) != as_key(3) and as_key(2**32) != as_key(2**33)
+    assert make_key(2**40 + 3) != make_key(3) and make_key(2**32) != make_key(2**33)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -241,9 +241,9 @@ def test_conditioning_is_deleted_by_keys(make, compat):
 
 def test_the_same_draws_delete_the_same():
     task, numbers = conditioned(50, 3)["task"], np.random.default_rng(2).random(50).astype(np.float32)
-    expected = conditioning_deleted(task, numbers, 50, 0.5)
+    expected = delete_conditioning(task, numbers, 50, 0.5)
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(expected))
-    found = jax.jit(lambda task, numbers: conditioning_deleted(task, numbers, 50, 0.5))(task, numbers)
+    found = jax.jit(lambda task, numbers: delete_conditioning(task, numbers, 50, 0.5))(task, numbers)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
@@ -251,5 +251,7 @@ def test_texts_inside_of_jit_are_told():
     task = {"language_instruction": np.full(3, b"lift", object), "image_a": np.zeros((3, 2, 2, 3), np.uint8)}
     task["pad_mask_dict"] = {name: np.ones(3, bool) for name in task}
     traj = {"task": task, "action": np.zeros((3, 1))}
-    with pytest.raises(ValueError, match=r"task/language_instruction holds texts.*words that process_text has encoded"):
+    with pytest.raises(
+        ValueError, match=r"task/language_instruction holds texts.*instructions encoded by process_text"
+    ):
         jax.jit(lambda key: delete_task_conditioning(traj, 0.5, rng=key)["task"]["image_a"])(jax.random.key(0))

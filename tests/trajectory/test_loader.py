@@ -19,11 +19,11 @@ from bushel.base.blocks import rows_of
 from bushel.base.errors import StateMismatch, TooManySkipped
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.sharding import ShardByJaxProcess, ShardOptions
-from bushel.trajectory.config import MixtureConfig
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.loader import build_dataset_from_config, get_dataloader, get_dataset
-from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
-from bushel.trajectory.rlds_writer import write_rlds
+from bushel.trajectory.mixture_config import MixtureConfig
+from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
+from bushel.trajectory.rlds.writer import write_rlds
 from bushel.trajectory.text_processing import process_text
 
 
@@ -425,9 +425,9 @@ def test_without_failures_batches_are_the_same(config, expected):
 
 
 def test_hosts_and_grain_cannot_leave_out_frames(config):
-    with pytest.raises(ValueError, match='on_error="skip" works on one host'):
+    with pytest.raises(ValueError, match='on_error="skip" works with a single host'):
         get_dataloader(config, on_error="skip", shard_options=ShardOptions(shard_index=0, shard_count=2))
-    with pytest.raises(ValueError, match=r"done by Bushel's engine. Leave out data_backend"):
+    with pytest.raises(ValueError, match=r"needs Bushel's engine. Leave out data_backend"):
         get_dataloader(config, on_error="skip", data_backend="grain")
     with pytest.raises(ValueError, match='on_error must be "raise" or "skip"'):
         get_dataloader(config, on_error="ignore")
@@ -471,7 +471,7 @@ def test_a_batch_whose_texts_fail_is_not_lost(config, expected):
     ("arguments", "error", "sentence"),
     [
         ({"arrays": "torch"}, ValueError, "arrays must be one of numpy, jax; got 'torch'"),
-        ({"shard_options": ShardOptions(0, 3)}, ValueError, "8 rows cannot be shared alike by 3"),
+        ({"shard_options": ShardOptions(0, 3)}, ValueError, "8 rows cannot be divided equally among 3 hosts"),
         ({"shard_options": 2}, TypeError, "shard_options must be ShardOptions, got 2"),
         ({"process_text": "clip"}, TypeError, "process_text must have a method `encode`"),
         ({"process_text": 3}, TypeError, "or be a function of a batch; got 3"),

@@ -74,7 +74,7 @@ def test_a_loader_explains_its_next_batches(config):
 def test_what_grain_does_not_tell_is_said_with_the_way_out(config):
     with iter(get_dataloader(config, data_backend="grain")) as batches:
         next(batches)
-        with pytest.raises(NotImplementedError, match="Leave the back end out for a report"):
+        with pytest.raises(NotImplementedError, match="Leave out data_backend for a report"):
             batches.report()
         with pytest.raises(NotImplementedError, match="Restore the state of this iterator in a loader without"):
             batches.explain()

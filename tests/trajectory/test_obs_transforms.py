@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bushel.trajectory import obs_transforms
 from bushel.trajectory.augmentations import augment_image
-from bushel.trajectory.obs_transforms import augment, decode_and_resize, image_dropout, kept_images, over_window
+from bushel.trajectory.obs_transforms import augment, choose_images, decode_and_resize, image_dropout, over_window
 
 FOLDER = Path(__file__).parent / "golden" / "frame"
 FRAMES = np.load(FOLDER / "decode_resize.npz")
@@ -125,7 +125,7 @@ def test_pixels_are_resized_too():
     [
         ({"image_a": np.zeros((2, 2, 3), np.float32)}, r"image_a must be encoded or uint8, got float32 \(2, 2, 3\)"),
         ({"depth_a": np.zeros((2, 2), np.uint16)}, r"depth_a must be encoded or float32, got uint16 \(2, 2\)"),
-        ({"image_a": b"nonsense"}, "These 8 bytes are no complete image"),
+        ({"image_a": b"nonsense"}, "These 8 bytes are not a complete image"),
     ],
 )
 def test_wrong_images_are_refused(obs, sentence):
@@ -287,7 +287,7 @@ def test_encoded_images_need_not_be_decoded_to_be_dropped():
 @settings(deadline=None)
 def test_what_stays_is_real_and_never_nothing(real, uniforms, probability):
     real = np.array(real)
-    kept = kept_images(real, np.array(uniforms[: len(real) + 1]), probability)
+    kept = choose_images(real, np.array(uniforms[: len(real) + 1]), probability)
     assert not (kept & ~real).any() and kept.any() == real.any()
     if probability == 0:
         np.testing.assert_array_equal(kept, real)
@@ -329,7 +329,7 @@ def test_compat_is_checked(function):
 def test_importing_loads_no_decoder_and_no_jax():
     program = (
         "import sys\n"
-        "from bushel.trajectory import augmentations, device_augmentations, images, obs_transforms\n"
+        "from bushel.trajectory import augmentations, device_augmentations, obs_transforms, pixels\n"
         "print(sorted({'PIL', 'jax', 'simplejpeg', 'scipy'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
@@ -421,5 +421,5 @@ def test_steps_of_different_sizes_are_refused():
 @pytest.mark.parametrize("lengths", [(2, 3), (0, 0)])
 def test_windows_without_a_common_length_are_refused(lengths):
     obs = {"timestep": np.zeros(lengths[0]), "proprio": np.zeros((lengths[1], 4))}
-    with pytest.raises(ValueError, match="All leaves of a window have as many steps, at least one"):
+    with pytest.raises(ValueError, match="All leaves of a window must have the same number of steps, at least one"):
         over_window(decode_and_resize)(obs, (4, 4), {})

@@ -104,9 +104,9 @@ def test_what_was_added_may_change_afterwards():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="no rows to take quantiles of"):
+    with pytest.raises(ValueError, match="no rows to compute quantiles from"):
         Quantiles(2).at(0.5)
-    with pytest.raises(ValueError, match="Rows of 3 numbers cannot join rows of 2"):
+    with pytest.raises(ValueError, match="Rows of 3 numbers cannot be added to rows of 2"):
         of([np.zeros((1, 2)), np.zeros((1, 3))])
-    with pytest.raises(ValueError, match="Rows of 1 numbers cannot join rows of 2"):
+    with pytest.raises(ValueError, match="Rows of 1 numbers cannot be added to rows of 2"):
         Quantiles(2).absorb(Quantiles(1))

@@ -28,14 +28,14 @@ from bushel.sources import TFRecordDataSource, decode_image, encode_example
 from bushel.sources.example import locate_example
 from bushel.sources.tfds_json import Entry
 from bushel.testing import same
-from bushel.trajectory import encoded
-from bushel.trajectory.encoded import Encoded, RecordParts, read_all
+from bushel.trajectory import encoded_images
+from bushel.trajectory.encoded_images import Encoded, RecordParts, read_all
 from bushel.trajectory.rlds import RLDSBuilder
-from bushel.trajectory.rlds_features import Values, features_of
-from bushel.trajectory.rlds_folders import find_folder
-from bushel.trajectory.rlds_index import index_of, length_of
-from bushel.trajectory.rlds_splits import ranges
-from bushel.trajectory.rlds_writer import write_rlds
+from bushel.trajectory.rlds.dataset_folder import find_folder
+from bushel.trajectory.rlds.episode_index import count_stored_steps, index_episodes
+from bushel.trajectory.rlds.features import Values, parse_features
+from bushel.trajectory.rlds.splits import parse_split
+from bushel.trajectory.rlds.writer import write_rlds
 
 GOLDEN = Path(__file__).parent / "golden"
 QUICK = settings(max_examples=25, deadline=None)
@@ -46,11 +46,11 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("BUSHEL_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def flat(tree, path=""):
+def flatten_tree(tree, path=""):
     """The leaves of a tree by their path."""
     found = {}
     for key, value in tree.items():
-        found |= flat(value, f"{path}{key}/") if isinstance(value, dict) else {path + key: value}
+        found |= flatten_tree(value, f"{path}{key}/") if isinstance(value, dict) else {path + key: value}
     return found
 
 
@@ -58,7 +58,7 @@ def plain(tree):
     """A trajectory with its images read, so that it can be compared."""
     return {
         path: np.array([*read_all(leaf.ravel().tolist()), None], object)[:-1] if leaf.dtype == object else leaf
-        for path, leaf in flat(tree).items()
+        for path, leaf in flatten_tree(tree).items()
     }
 
 
@@ -82,7 +82,7 @@ def test_trajectories_are_those_of_dlimp(mode):
         episodes.index()
     order = []
     for place in range(len(episodes)):
-        trajectory = flat(episodes[place])
+        trajectory = flatten_tree(episodes[place])
         order.append(int(trajectory["traj_metadata/episode_metadata/episode_id"][0]))
         assert trajectory.keys() == facts["spec"].keys()
         for path, leaf in trajectory.items():
@@ -104,9 +104,9 @@ def test_an_episode_without_steps():
     wanted = json.loads((GOLDEN / "meta" / "filters_splits_language.json").read_text())
     episodes = RLDSBuilder("synth_rlds_edge", GOLDEN / "tfds").episodes()
     assert [n for n in episodes.lengths().tolist() if n] == wanted["edge_lengths_after_is_nonzero_length"]
-    empty = flat(episodes[episodes.lengths().tolist().index(0)])
+    empty = flatten_tree(episodes[episodes.lengths().tolist().index(0)])
     assert {path: leaf.shape[1:] for path, leaf in empty.items()} == {
-        path: leaf.shape[1:] for path, leaf in flat(episodes[0]).items()
+        path: leaf.shape[1:] for path, leaf in flatten_tree(episodes[0]).items()
     }
     assert {len(leaf) for leaf in empty.values()} == {0}
 
@@ -162,7 +162,7 @@ def as_texts(values):
 
 def expected(episode, place):
     """The trajectory that an episode should be read as; images as pixels."""
-    steps = {path: _leaf(leaf) for path, leaf in flat(episode["steps"]).items()}
+    steps = {path: _leaf(leaf) for path, leaf in flatten_tree(episode["steps"]).items()}
     length = len(steps["is_first"])
     for name, value in episode["episode_metadata"].items():
         repeated = as_texts([value.encode()] * length) if isinstance(value, str) else np.repeat([value], length, axis=0)
@@ -274,7 +274,9 @@ def test_image_formats(tmp_path):
     assert np.abs(decode_image(bytes(found["a"][0])).astype(int) - scene[0]).max() < 20
     assert same(decode_image(bytes(found["b"][0])), scene[0])
     assert same(decode_image(bytes(found["depth"][0]), None).astype(np.uint16), depth[0])
-    with pytest.raises(ValueError, match=r"image_format is 'png' or 'jpeg', or one of them for each image, got 'gif'"):
+    with pytest.raises(
+        ValueError, match=r"image_format must be 'png' or 'jpeg', or one of them for each image, got 'gif'"
+    ):
         write_rlds(tmp_path, "other", {"train": [{"steps": steps}]}, image_format="gif")
     with pytest.raises(ValueError, match=r"uint16 of \[40, 30, 1\] cannot be a JPEG image. Choose 'png'."):
         write_rlds(tmp_path, "other", {"train": [{"steps": steps}]}, image_format="jpeg")
@@ -296,7 +298,7 @@ def ones(length, **more):
         ({"splits": {"all": []}}, ValueError, "and is not 'all', got 'all'"),
         ({"splits": {"train": []}}, ValueError, "The split 'train' has no episodes. Leave it out."),
         ({"splits": {"train": iter([])}, "shards": 2}, ValueError, "need to know how many episodes there are"),
-        ({"splits": {"train": [3]}}, ValueError, "episode 0 of 'train': an episode is a dict with 'steps'"),
+        ({"splits": {"train": [3]}}, ValueError, "episode 0 of 'train': an episode must be a dict with 'steps'"),
         ({"splits": {"train": [ones(1), ones(2, y=[1, 2])]}}, ValueError, "only one of them has steps/y"),
         ({"splits": {"train": [ones(2, y=[1])]}}, ValueError, "steps/y has 1 steps, and steps/x has 2"),
         ({"splits": {"train": [ones(2, y=1)]}}, ValueError, "steps/y has no axis of steps"),
@@ -331,7 +333,9 @@ def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
     for name in ("mine:1.0.0", "mine/1.0.0"):
         assert RLDSBuilder(name, tmp_path).folder == folder
     assert RLDSBuilder("mine", folder).version == "1.0.0"
-    with pytest.raises(ValueError, match=r"holds the data set mine 1.0.0, not yours. Name the folder above it."):
+    with pytest.raises(
+        ValueError, match=r"holds the data set mine 1.0.0, not yours. Give the folder above it as data_dir."
+    ):
         RLDSBuilder("yours", folder)
     with pytest.raises(FileNotFoundError, match=r"no prepared data set 'mine:2.0.0'.*there are 1.0.0, 1.10.0, 1.9.0"):
         RLDSBuilder("mine:2.0.0", tmp_path)
@@ -367,13 +371,13 @@ def test_parts_of_a_split_are_all_of_it(shards, cut, data):
         found = []
         for part in (low, high):
             try:
-                found += ranges(name + part, shards)
+                found += parse_split(name + part, shards)
             except ValueError as error:
                 assert "names no episodes" in str(error)
         assert sum(stop - start for _, start, stop in found) == total
         assert [start for _, start, _ in found[1:]] == [stop for _, _, stop in found[:-1]]
     if sum(map(sum, shards.values())):
-        assert ranges("all", shards) == ranges("+".join(shards), shards)
+        assert parse_split("all", shards) == parse_split("+".join(shards), shards)
 
 
 def test_a_part_reads_the_files_it_needs(tmp_path):
@@ -407,7 +411,7 @@ def test_a_part_reads_the_files_it_needs(tmp_path):
         ("train[95%:]", r"The split 'train\[95%:\]' names no episodes \('train' has 8, 'val' has 2\)"),
         ("train[5:20]", r"the split 'train' has 8 episodes; there is no part \[5:20\] of them"),
         ("train[110%:]", "percents lie between -100 and 100"),
-        ("all[:50%]", r"'all' cannot be cut. Cut each split: 'train\[:50%\]\+val\[:50%\]'."),
+        ("all[:50%]", r"a part of 'all' is not possible. Name a part of each split: 'train\[:50%\]\+val\[:50%\]'."),
         ("train[3]", "one number names a shard"),
         ("train[", "cannot be read. Splits are written 'train'"),
         ("train[a:b]", "cannot be read"),
@@ -417,7 +421,7 @@ def test_a_part_reads_the_files_it_needs(tmp_path):
 )
 def test_splits_that_are_none(split, sentence):
     with pytest.raises(ValueError, match=sentence):
-        ranges(split, {"train": [3, 5], "val": [2]})
+        parse_split(split, {"train": [3, 5], "val": [2]})
 
 
 # The index.
@@ -483,13 +487,15 @@ def test_a_changed_file_is_indexed_again(folder, tmp_path):
     other = write_rlds(tmp_path / "other", "mine", {"train": [ones(7), ones(8)]}, shards=1)
     image = builder.episodes()[0]["observation"]["image"][0]
     sent = pickle.dumps(image)
-    encoded._opened.clear()
+    encoded_images._opened.clear()
     path = folder / "mine-train.tfrecord-00000-of-00002"
     shutil.copy(Path(other, "mine-train.tfrecord-00000-of-00001"), path)
     with pytest.raises(DamagedFile, match="when the source was made, and is"):
         bytes(pickle.loads(sent))
     for read in (lambda episodes: episodes[0], lambda episodes: episodes.index()):
-        with pytest.raises(DamagedFile, match=r"steps/observation/image is not what features.json says: the record is"):
+        with pytest.raises(
+            DamagedFile, match=r"steps/observation/image is not what features.json says: the record does not have it"
+        ):
             read(RLDSBuilder("mine", folder).episodes())
 
 
@@ -531,20 +537,20 @@ def test_features_that_contradict_the_records(folder):
     ):
         builder.episodes()[0]
     builder = changed(folder, lambda steps: steps.update(action=steps["reward"], text=steps["reward"]))
-    with pytest.raises(DamagedFile, match=r"steps/text is not .*it should be numbers and is bytes"):
+    with pytest.raises(DamagedFile, match=r"steps/text is not .*it should be numbers, but it is bytes"):
         builder.episodes()[0]
 
 
 def test_features_that_are_not_read():
-    with pytest.raises(ValueError, match=r"x is no RLDS data set: .* \(image\). Use bushel.sources.TFDSDataSource"):
-        features_of(Entry({"featuresDict": {"features": {"image": {}}}}, "features.json"), "x")
+    with pytest.raises(ValueError, match=r"x is not an RLDS data set: .* \(image\). Use bushel.sources.TFDSDataSource"):
+        parse_features(Entry({"featuresDict": {"features": {"image": {}}}}, "features.json"), "x")
     audio = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
     steps = {"sequence": {"feature": {"featuresDict": {"features": {"sound": audio}}}}}
-    with pytest.raises(ValueError, match="x: steps/sound is a feature of the kind Audio, which is not read here"):
-        features_of(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "x")
-    with pytest.raises(ValueError, match=r"in an old form of TFDS, which is not read here. A newer TFDS rewrites it"):
+    with pytest.raises(ValueError, match="x: steps/sound is a feature of the kind Audio, which Bushel cannot read"):
+        parse_features(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "x")
+    with pytest.raises(ValueError, match=r"has an old form of TFDS that Bushel cannot read. A newer TFDS rewrites it"):
         old = {"type": "tensorflow_datasets.core.features.features_dict.FeaturesDict", "content": {}}
-        features_of(Entry(old, "features.json"), "x")
+        parse_features(Entry(old, "features.json"), "x")
 
 
 def sequence(feature, length=-1):
@@ -563,7 +569,7 @@ def test_sequences_inside_of_steps():
         "x": number,
     }
     steps = sequence({"featuresDict": {"features": inner}})
-    features = features_of(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "mine")
+    features = parse_features(Entry({"featuresDict": {"features": {"steps": steps}}}, "features.json"), "mine")
     stored = {
         "steps/x": [7, 8, 9],
         "steps/a/ragged_flat_values": [1, 2, 3],
@@ -580,7 +586,7 @@ def test_sequences_inside_of_steps():
     def read(**changes):
         record = encode_example(stored | {name.replace("__", "/"): value for name, value in changes.items()})
         values = Values(record, locate_example(record), "here")
-        length = length_of(values, features)
+        length = count_stored_steps(values, features)
         return {leaf.path: values.read(leaf, length, unpack=False) for leaf in features.steps}
 
     found = read()
@@ -648,7 +654,7 @@ def test_records_of_chunked_files_are_kept(tmp_path, monkeypatch):
     calls = counted(monkeypatch, type(found.parts.source), "__getitems__")
     first = found.parts.read(*places[:4].T)
     assert found.parts.read(*places[:4].T) == first and len(calls) == 1
-    monkeypatch.setattr(encoded, "_KEPT_BYTES", 1)
+    monkeypatch.setattr(encoded_images, "_KEPT_BYTES", 1)
     assert found.parts.read(*places[::-1].T)[::-1][:4] == first
     assert len(found.parts._kept) == 1
 
@@ -676,7 +682,7 @@ def test_positions(folder):
         episodes[3]
     with pytest.raises(KeyError, match="has no images 'image'; it has observation/image"):
         episodes.frames("image")
-    with pytest.raises(ValueError, match="images is 'lazy' or 'bytes', got 'eager'"):
+    with pytest.raises(ValueError, match="images must be 'lazy' or 'bytes', got 'eager'"):
         RLDSBuilder("mine", folder).episodes(images="eager")
     assert repr(episodes) == "RLDSEpisodes(mine/train[1:]: 3 episodes)"
 
@@ -700,19 +706,19 @@ def test_a_data_set_in_a_store(folder, tmp_path):
 
 def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
     source, features = RLDSBuilder("mine", folder).episodes().parts.source, RLDSBuilder("mine", folder).features
-    index_of(source, features, cache_dir=str(folder / "a"))
+    index_episodes(source, features, cache_dir=str(folder / "a"))
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    index_of(source, features, cache_dir=str(folder / "b"), progress=False)
+    index_episodes(source, features, cache_dir=str(folder / "b"), progress=False)
     assert capsys.readouterr().err == ""
-    index_of(source, features, cache_dir=str(folder / "c"))
+    index_episodes(source, features, cache_dir=str(folder / "c"))
     assert capsys.readouterr().err.endswith("index of episodes: 4 of 4 (100%)\n")
     assert isinstance(RecordParts(source).read([0], [0], [1]), list)
 
 
 def test_import_is_light():
     code = (
-        "import sys, bushel.trajectory.rlds, bushel.trajectory.rlds_writer, bushel.trajectory.text_processing;"
+        "import sys, bushel.trajectory.rlds, bushel.trajectory.rlds.writer, bushel.trajectory.text_processing;"
         "print({'jax', 'PIL', 'simplejpeg', 'tokenizers', 'yaml', 'crc32c'} & set(sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
@@ -746,10 +752,10 @@ def test_splits_as_tfds_reads_them(shards, data):
     except Exception:
         wanted = []
     if wanted:
-        assert ranges(split, shards) == wanted
+        assert parse_split(split, shards) == wanted
     else:
         with pytest.raises(ValueError):
-            ranges(split, shards)
+            parse_split(split, shards)
 
 
 def png(pixels):
@@ -830,7 +836,7 @@ def test_what_tfds_writes(tmp_path):
     episodes, packed = builder.episodes(unpack=True, images="bytes"), builder.episodes().index()
     seen = set()
     for place in range(7):
-        found, left = flat(episodes[place]), flat(packed[place])
+        found, left = flatten_tree(episodes[place]), flatten_tree(packed[place])
         steps = left["_len"].shape[0]
         if not steps:
             assert {len(leaf) for leaf in found.values()} == {0}

@@ -141,7 +141,7 @@ def test_a_data_set_of_others_is_left_alone(tmp_path):
         (
             lambda x: {"x": x},
             ValueError,
-            "Element 0 cannot be saved with the others: the episode: an episode is a dict",
+            "Element 0 cannot be saved with the others: the episode: an episode must be a dict",
         ),
         (lambda x: {"steps": {"a" if x < 2 else "b": np.zeros(3)}}, ValueError, "Element 2 .* have different leaves"),
         (lambda x: {"steps": {"a": np.zeros((2, 2 + x))}}, ValueError, "Element 1 .* Give all episodes the same"),

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel.trajectory import goal_relabeling, task_augmentation, traj_transforms
-from bushel.trajectory.applying import apply_trajectory_transforms
-from bushel.trajectory.columns import flat
+from bushel.trajectory.data_utils import flatten_tree
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.draws import Draws, uniform
+from bushel.trajectory.dataset_transforms import apply_trajectory_transforms
 from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.joining import joined
+from bushel.trajectory.frame_windows import Windows
+from bushel.trajectory.indexed_draws import Draws, draw_for_numbers
+from bushel.trajectory.joined_samples import join_samples
 from bushel.trajectory.samples import Samples, Transforms
-from bushel.trajectory.windows import Windows
 
 lengths_of_episodes = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 compats = st.sampled_from([None, "crossformer"])
@@ -49,7 +49,7 @@ def samples_of(lengths: list[int], **changes) -> Samples:
 
 
 def same(ours, theirs) -> None:
-    ours, theirs = flat(ours), flat(theirs)
+    ours, theirs = flatten_tree(ours), flatten_tree(theirs)
     assert ours.keys() == theirs.keys()
     for path, leaf in theirs.items():
         assert (ours[path].dtype, ours[path].shape) == (leaf.dtype, leaf.shape), path
@@ -97,7 +97,7 @@ def test_rows_are_what_the_trajectory_functions_make(
         expected = traj_transforms.pad_actions_and_proprio(expected, width, width, compat=compat)
         chance = Draws(0, np.arange(length), np.zeros(length, int))
         if relabel:
-            chosen = goal_relabeling.goals(np.arange(length), length, chance.per_sample(0), distance)
+            chosen = goal_relabeling.choose_goals(np.arange(length), length, chance.per_sample(0), distance)
             observed = traj_transforms.take(expected["observation"], chosen)
             expected["task"] = traj_transforms_merge(expected["task"], observed)
         expected = traj_transforms.add_head_action_mask(expected, transforms.head_to_dataset)
@@ -137,10 +137,10 @@ def test_deleting_is_that_of_whole_trajectories(lengths, keep, compat):
         masks = before["pad_mask_dict"]
         has_image = None
         if compat is not None:
-            frames = samples.episodes.columns["observation"]["image_primary"].there(np.arange(sum(lengths)))
+            frames = samples.episodes.columns["observation"]["image_primary"].is_present(np.arange(sum(lengths)))
             start = sum(lengths[:episode])
             has_image = np.full(length, frames[start : start + length].any())
-        expected = task_augmentation.conditioning_deleted(
+        expected = task_augmentation.delete_conditioning(
             before, rows[2].per_sample(1), length, keep, has_image=has_image
         )
         ours = samples.rows(*rows)["task"]
@@ -168,7 +168,7 @@ def test_deleting_asks_the_task_for_images(lengths, keep, compat):
         task = traj_transforms.add_pad_mask_dict(trajectories[episode])["task"]
         has_image = np.full(length, task["pad_mask_dict"]["image_goal"].any()) if compat else None
         chance = Draws(3, np.arange(length), np.zeros(length, int))
-        expected = task_augmentation.conditioning_deleted(task, chance.per_sample(1), length, keep, has_image=has_image)
+        expected = task_augmentation.delete_conditioning(task, chance.per_sample(1), length, keep, has_image=has_image)
         same(samples.rows(np.full(length, episode), np.arange(length), chance)["task"], expected)
 
 
@@ -196,7 +196,7 @@ def test_no_sample_without_words_where_unlabelled_ones_are_skipped(spoken, skip,
     else:
         possible = {e: words | ({b""} if not all(drawable[e]) else set()) for e, words in possible.items()}
     if not possible:
-        with pytest.raises(ValueError, match="skip_unlabeled=True refuses all"):
+        with pytest.raises(ValueError, match="skip_unlabeled=True removes all"):
             apply_trajectory_transforms(ds, train=True, skip_unlabeled=True, compat=compat)
         return
     frames = apply_trajectory_transforms(ds, train=True, skip_unlabeled=skip, compat=compat).flatten()
@@ -352,14 +352,14 @@ def test_joined_samples_are_those_of_the_parts(first, second, third, compat):
         samples_of(lengths, transforms=transforms, compat=compat, normalize=Scaled(number + 2.0))
         for number, lengths in enumerate((first, second, third))
     ]
-    together = joined(parts)
+    together = join_samples(parts)
     assert len(together) == sum(map(len, parts))
     numbers = np.random.default_rng(0).permutation(len(together))
     rows = together(numbers)
     offset = 0
     for part in parts:
         here = np.flatnonzero((numbers >= offset) & (numbers < offset + len(part)))
-        episode, time = part.space.located(numbers[here] - offset, np.zeros(len(here), int))
+        episode, time = part.space.locate(numbers[here] - offset, np.zeros(len(here), int))
         chance = Draws(0, numbers[here], episode)
         same(traj_transforms.take(rows, here), part.rows(episode, time, chance))
         offset += len(part)
@@ -377,10 +377,10 @@ class Scaled:
 
 def test_what_differs_is_not_joined():
     one = samples_of([3], transforms=Transforms(Windows()))
-    assert joined([one, samples_of([3], transforms=Transforms(Windows(2)))]) is None
-    assert joined([one, dataclasses.replace(one, labelled_only=True)]) is None
+    assert join_samples([one, samples_of([3], transforms=Transforms(Windows(2)))]) is None
+    assert join_samples([one, dataclasses.replace(one, labelled_only=True)]) is None
     wider = Episodes.of([{**trajectory(0, 3), "action": np.zeros((3, 9), np.float32)}])
-    assert joined([one, Samples(wider, np.arange(1), transforms=Transforms(Windows()))]) is None
+    assert join_samples([one, Samples(wider, np.arange(1), transforms=Transforms(Windows()))]) is None
 
 
 # Widths.
@@ -389,7 +389,7 @@ def test_what_differs_is_not_joined():
 def test_proprio_without_a_width_is_not_filled_up():
     observation = {"proprio_grip": np.arange(4.0), "proprio_arm": np.ones((4, 2))}
     ds = TrajectoryDataset.from_trajectories([{"observation": observation, "action": np.ones((4, 2))}])
-    with pytest.raises(ValueError, match=r"observation/proprio_grip is one number per step .* max_proprio_dim=3"):
+    with pytest.raises(ValueError, match=r"observation/proprio_grip is one number per step, so max_proprio_dim=3"):
         apply_trajectory_transforms(ds, train=True, window_size=2, max_proprio_dim=3)
     with pytest.raises(ValueError, match=r"proprio_arm has 2 dimensions, more than max_proprio_dim=1"):
         apply_trajectory_transforms(ds.traj_map(without_grip), train=True, max_proprio_dim=1)
@@ -424,12 +424,12 @@ def without_grip(trajectory):
 def test_draws_are_even_and_independent():
     numbers = np.arange(200_000)
     for key in (0, 1, 12345):
-        found = uniform(numbers, key)
+        found = draw_for_numbers(numbers, key)
         assert found.min() >= 0 and found.max() < 1
         counts = np.histogram(found, bins=50, range=(0, 1))[0]
         assert ((counts - 4000) ** 2 / 4000).sum() < 100  # chi-square with 49 degrees of freedom
         assert abs(np.corrcoef(found[:-1], found[1:])[0, 1]) < 0.01
-    assert abs(np.corrcoef(uniform(numbers, 0), uniform(numbers, 1))[0, 1]) < 0.01
+    assert abs(np.corrcoef(draw_for_numbers(numbers, 0), draw_for_numbers(numbers, 1))[0, 1]) < 0.01
     chance = Draws(5, np.arange(1000), np.arange(1000) // 10)
     assert len(np.unique(chance.per_trajectory(3))) == 100
     assert abs(np.corrcoef(chance.per_sample(0), chance.per_sample(1))[0, 1]) < 0.1

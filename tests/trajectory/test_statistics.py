@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from watching import wait_until, workers
 
 import bushel
-from bushel.trajectory.spec import ModuleSpec
+from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.statistics import (
     Statistics,
     code_of,
@@ -184,7 +184,7 @@ def test_an_error_leaves_no_worker_behind():
         def __getitem__(self, index):
             return super().__getitem__(index) if index < 3 else {"observation": {}, "action": np.full((1, 3), np.inf)}
 
-    with pytest.raises(ValueError, match="Trajectory 3, action: Numbers that are infinite") as error:
+    with pytest.raises(ValueError, match="Trajectory 3, action: Some numbers are infinite") as error:
         get_dataset_statistics(Bad(40), [], ["x"], workers=bushel.MultiprocessingOptions(2))
     wait_until(lambda: not workers())
     assert error.traceback  # which keeps all that was open alive
@@ -203,8 +203,8 @@ def test_other_shapes():
 @pytest.mark.parametrize(
     ("trajectories", "error", "sentence"),
     [
-        ([], ValueError, "0 trajectories with no step in all. Do the split and the filters fit"),
-        ([{"action": np.zeros((0, 2))}], ValueError, "1 trajectories with no step"),
+        ([], ValueError, "0 trajectories have no steps. Check the split and the filters"),
+        ([{"action": np.zeros((0, 2))}], ValueError, "1 trajectories have no steps"),
         (
             [{"action": np.zeros(5)}],
             ValueError,
@@ -217,7 +217,7 @@ def test_other_shapes():
         ),
         ([{"action": np.array([[0, np.nan]])}], ValueError, r"Trajectory 0, action: .*NaN, in the dimensions \[1\]"),
         ([{"observation": {}}], ValueError, "A trajectory needs 'action'"),
-        ({"action": np.zeros((1, 2))}, TypeError, "of many trajectories, got a dict"),
+        ({"action": np.zeros((1, 2))}, TypeError, "need many trajectories, got a dict"),
     ],
 )
 def test_bad_trajectories(trajectories, error, sentence):
@@ -234,7 +234,7 @@ def test_bad_arguments():
         get_dataset_statistics([], "proprio", ["bad"])
     with pytest.raises(ValueError, match="compat must be None"):
         get_dataset_statistics([], [], [], compat="octo")
-    with pytest.raises(ValueError, match="no rows to take statistics of"):
+    with pytest.raises(ValueError, match="no rows to compute statistics from"):
         Statistics().summary()
     with pytest.raises(ValueError, match=r"arrays of rows, got the number 1\.0"):
         Statistics().add(1.0)

@@ -75,7 +75,7 @@ def test_paddings(folder):
     assert longest["attention_mask"].sum(axis=1).tolist() == [2, 6] and longest["input_ids"].shape == (2, 6)
     none = HFTokenizer(str(folder), {"padding": False})
     assert none.encode(["pick up"])["input_ids"].shape == (1, 3)
-    with pytest.raises(ValueError, match=r"Texts of 2 to 6 tokens make no array. Pass padding='longest'"):
+    with pytest.raises(ValueError, match=r"Texts of 2 to 6 tokens cannot be one array. Pass padding='longest'"):
         none.encode(texts)
     assert HFTokenizer(str(folder)).encode([])["input_ids"].shape == (0, 64)
     left = json.loads((folder / "tokenizer_config.json").read_text()) | {"padding_side": "left"}
@@ -123,9 +123,9 @@ def test_batches(folder):
     ("arguments", "error", "sentence"),
     [
         ({"stride": 3}, TypeError, "tokenizer_kwargs may have .*; got stride"),
-        ({"padding": "left"}, ValueError, "padding is one of 'max_length', 'longest'.*, got 'left'"),
-        ({"truncation": "only_second"}, ValueError, "truncation is one of"),
-        ({"return_tensors": "tf"}, ValueError, "return_tensors is one of 'np', None, got 'tf'"),
+        ({"padding": "left"}, ValueError, "padding must be one of 'max_length', 'longest'.*, got 'left'"),
+        ({"truncation": "only_second"}, ValueError, "truncation must be one of"),
+        ({"return_tensors": "tf"}, ValueError, "return_tensors must be one of 'np', None, got 'tf'"),
         ({"padding": "max_length"}, ValueError, "need a max_length"),
     ],
 )

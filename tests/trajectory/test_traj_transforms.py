@@ -12,8 +12,8 @@ from bushel.trajectory.normalization import normalize_action_and_proprio
 from bushel.trajectory.traj_transforms import (
     add_head_action_mask,
     add_pad_mask_dict,
+    choose_steps,
     chunk_act_obs,
-    kept_steps,
     pad_actions_and_proprio,
     subsample,
     zero_out_future_proprio,
@@ -108,7 +108,7 @@ def test_no_steps_at_all(compat):
 
 
 def test_chunking_refuses():
-    with pytest.raises(ValueError, match="chunks of 2, which action_horizon=4 exceeds"):
+    with pytest.raises(ValueError, match="chunks of 2, which is less than action_horizon=4"):
         chunk_act_obs(numbered(3, chunk=2), 1, 4)
     with pytest.raises(ValueError, match=r"needs 'action_pad_mask'.* pad_actions_and_proprio makes it"):
         chunk_act_obs({"observation": {}, "task": {}, "action": np.zeros((3, 2))})
@@ -271,7 +271,7 @@ def test_subsampling_keeps_whole_steps(length, wanted, seed):
 def test_subsampling_is_distributed_as_the_original(wanted):
     theirs = text("subsample/distribution")[str(wanted)]
     rng = np.random.default_rng(0)
-    draws = [kept_steps(rng.random(10), wanted) for _ in range(800)]
+    draws = [choose_steps(rng.random(10), wanted) for _ in range(800)]
     counts = collections.Counter(np.concatenate(draws).tolist())
     assert {str(len(kept)) for kept in draws} == set(theirs["out_lengths"])
     expected = np.sum(theirs["counts"]) / 10

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
         text_processing,
         traj_transforms,
     )
-    from bushel.trajectory.applying import apply_frame_transforms, apply_trajectory_transforms
     from bushel.trajectory.augmentations import augment_image
-    from bushel.trajectory.config import DatasetConfig, MixtureConfig
     from bushel.trajectory.dataset import TrajectoryDataset
+    from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
+    from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
     from bushel.trajectory.device_augmentations import augment_images
-    from bushel.trajectory.encoded import Encoded, read_all
+    from bushel.trajectory.encoded_images import Encoded, read_all
     from bushel.trajectory.episodes import Episodes
-    from bushel.trajectory.images import decode_depth, decode_image, resize_depth_image, resize_image
+    from bushel.trajectory.frame_windows import Windows
     from bushel.trajectory.loader import TrajectoryLoader, build_dataset_from_config, get_dataloader, get_dataset
-    from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
+    from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
+    from bushel.trajectory.module_spec import ModuleSpec
     from bushel.trajectory.normalization import (
         NormalizationType,
         normalize,
@@ -32,10 +33,9 @@ if TYPE_CHECKING:
         unnormalize,
         unnormalize_action_and_proprio,
     )
-    from bushel.trajectory.reading import make_dataset_from_rlds
-    from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes
-    from bushel.trajectory.rlds_writer import write_rlds
-    from bushel.trajectory.spec import ModuleSpec
+    from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
+    from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
+    from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes, write_rlds
     from bushel.trajectory.statistics import (
         Statistics,
         code_of,
@@ -44,35 +44,28 @@ if TYPE_CHECKING:
         save_statistics,
     )
     from bushel.trajectory.text_processing import CLIPTextProcessor, HFTokenizer, TextProcessor, process_text
-    from bushel.trajectory.windows import Windows
 
 _MODULES = {
-    "applying": ("apply_frame_transforms", "apply_trajectory_transforms"),
-    "augmentations": ("augment_image",),
-    "config": ("DatasetConfig", "MixtureConfig"),
-    "dataset": ("TrajectoryDataset",),
-    "device_augmentations": ("augment_images",),
-    "encoded": ("Encoded", "read_all"),
-    "episodes": ("Episodes",),
-    "images": ("decode_depth", "decode_image", "resize_depth_image", "resize_image"),
-    "loader": ("TrajectoryLoader", "build_dataset_from_config", "get_dataloader", "get_dataset"),
-    "mixing": ("make_interleaved_dataset", "make_single_dataset"),
-    "normalization": (
-        "NormalizationType",
-        "normalize",
-        "normalize_action_and_proprio",
-        "unnormalize",
-        "unnormalize_action_and_proprio",
-    ),
-    "reading": ("make_dataset_from_rlds",),
-    "rlds": ("RLDSBuilder", "RLDSEpisodes"),
-    "rlds_writer": ("write_rlds",),
-    "spec": ("ModuleSpec",),
-    "statistics": ("Statistics", "code_of", "get_dataset_statistics", "load_statistics", "save_statistics"),
-    "text_processing": ("CLIPTextProcessor", "HFTokenizer", "TextProcessor", "process_text"),
-    "windows": ("Windows",),
+    "augmentations": "augment_image",
+    "dataset": "TrajectoryDataset",
+    "dataset_from_rlds": "make_dataset_from_rlds",
+    "dataset_transforms": "apply_frame_transforms apply_trajectory_transforms",
+    "device_augmentations": "augment_images",
+    "encoded_images": "Encoded read_all",
+    "episodes": "Episodes",
+    "frame_windows": "Windows",
+    "loader": "TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
+    "mixture_config": "DatasetConfig MixtureConfig",
+    "module_spec": "ModuleSpec",
+    "normalization": "NormalizationType normalize unnormalize "
+    "normalize_action_and_proprio unnormalize_action_and_proprio",
+    "pipelines": "make_interleaved_dataset make_single_dataset",
+    "pixels": "decode_depth decode_image resize_depth_image resize_image",
+    "rlds": "RLDSBuilder RLDSEpisodes write_rlds",
+    "statistics": "Statistics code_of get_dataset_statistics load_statistics save_statistics",
+    "text_processing": "CLIPTextProcessor HFTokenizer TextProcessor process_text",
 }
-_WHERE = {name: module for module, names in _MODULES.items() for name in names}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "CLIPTextProcessor",

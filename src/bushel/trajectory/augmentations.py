@@ -1,6 +1,6 @@
-"""Images changed at random as dlimp does: some operations one after the other, each cut off at black and white.
+"""Random changes of images as dlimp makes them: operations one after another, each clipped to black and white.
 
-The operations themselves are in image_operations.py.
+The operations themselves are in `image_operations.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.arrays import Rng, draws, is_jax, is_traced, namespace
-from bushel.trajectory.compat import faithful
-from bushel.trajectory.image_operations import Array, Operation, operations, strips
+from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.image_operations import Array, Operation, make_operations, split_strips
+from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_jax, is_traced
 
 
 def draw_parameters(
@@ -22,7 +22,7 @@ def draw_parameters(
     compat: str | None = None,
     **augment_kwargs: Any,
 ) -> list[Any]:
-    """One parameter for each operation of `augment_order`: what `augment_image` does with an image.
+    """One parameter for each operation of `augment_order`. `augment_image` takes them as `parameters`.
 
     >>> draw_parameters(["random_flip_left_right"], rng=0)
     [np.False_]
@@ -30,23 +30,23 @@ def draw_parameters(
     Args:
       augment_order: names of operations.
       rng: a generator, a seed, or None for a fresh one; with a `jax.random` key the parameters are arrays of JAX.
-      compat: "crossformer" uses one number for all that an operation draws, as dlimp does: the area of
+      compat: "crossformer" uses one number for all draws of an operation, as dlimp does: the area of
         `random_resized_crop`, its ratio and both offsets are then the same fraction of their ranges.
       **augment_kwargs: arguments of operations, by name.
     """
-    return draw(operations(augment_order, **augment_kwargs), rng, faithful(compat))
+    return draw(make_operations(augment_order, **augment_kwargs), rng, is_faithful(compat))
 
 
 def draw(chosen: Sequence[Operation], rng: Rng, same: bool) -> list[Any]:
-    """One parameter for each operation. `same` uses one number for all that an operation draws.
+    """One parameter for each operation. With `same` an operation uses one number for all of its draws.
 
-    >>> draw(operations(["random_flip_up_down"]), 0, same=False)
+    >>> draw(make_operations(["random_flip_up_down"]), 0, same=False)
     [np.False_]
     """
     counts = [operation.uniforms for operation in chosen]
     if is_jax(rng):
-        xp = namespace(rng)
-        uniforms = xp.split(draws(rng, sum(counts), np.float32), np.cumsum(counts)[:-1]) if counts else []
+        xp = get_namespace(rng)
+        uniforms = xp.split(draw_uniform(rng, sum(counts), np.float32), np.cumsum(counts)[:-1]) if counts else []
     else:
         xp, source = np, np.random.default_rng(rng)
         uniforms = [source.random(count, dtype=np.float32) for count in counts]
@@ -64,47 +64,47 @@ def augment_image(
     compat: str | None = None,
     **augment_kwargs: Any,
 ) -> Any:
-    """An image after the random changes of `augment_order`, one after the other, each cut off at black and white.
+    """An image after the random changes of `augment_order`, one after another, each clipped to black and white.
 
     >>> image = np.full((2, 2, 3), 100, np.uint8)
     >>> int(augment_image(image, ["random_brightness"], random_brightness=[0.1], parameters=[0.1])[0, 0, 0])
     125
 
-    With an image of JAX, or a `jax.random` key as `rng`, the result is an array of JAX, also inside of `jit` and
-    `vmap`. There `rng` must be a key: numbers that are drawn on the host would be the same in every call.
+    With an image of JAX, or a `jax.random` key as `rng`, the result is an array of JAX, also inside `jit` and
+    `vmap`. There `rng` must be a key: numbers drawn on the host would be the same in every call.
 
     Args:
       image: uint8 or float32 between 0 and 1, (..., height, width, channels); several images get the same change.
       augment_order: names of operations.
       rng: a generator, a seed, or None for a fresh one; or a `jax.random` key.
-      parameters: what to do instead of drawing it, one for each operation, as from `draw_parameters`.
+      parameters: the parameters to use instead of random ones, one for each operation, as from `draw_parameters`.
       compat: see `draw_parameters`.
       **augment_kwargs: arguments of operations, by name: a mapping, or a sequence of positional ones.
     """
-    xp = namespace(image, rng, *(() if parameters is None else parameters))
+    xp = get_namespace(image, rng, *(() if parameters is None else parameters))
     image = xp.asarray(image)
-    chosen = operations(augment_order, **augment_kwargs)
+    chosen = make_operations(augment_order, **augment_kwargs)
     if parameters is None:
         if is_traced(image) and not is_jax(rng):
             raise ValueError(
-                "augment_image inside of jit or vmap needs rng, a jax.random key: numbers drawn on the host would "
+                "augment_image inside jit or vmap needs rng, a jax.random key: numbers drawn on the host would "
                 "become constants of the compiled function, the same in every call."
             )
-        parameters = draw(chosen, rng, faithful(compat))
+        parameters = draw(chosen, rng, is_faithful(compat))
     elif len(parameters) != len(chosen):
         raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(parameters)} parameters.")
     return change(chosen, image, parameters, xp)
 
 
 def change(chosen: Sequence[Operation], image: Array, parameters: Sequence[Any], xp: Any = np) -> Array:
-    """An image after operations, each with its parameter.
+    """An image after these operations, each with its parameter.
 
-    >>> change(operations(["random_flip_up_down"]), np.zeros((4, 6, 3), np.uint8), [True]).shape
+    >>> change(make_operations(["random_flip_up_down"]), np.zeros((4, 6, 3), np.uint8), [True]).shape
     (4, 6, 3)
     """
     planes = to_planes(image, xp)
     for operation, parameter in zip(chosen, parameters):
-        planes = _applied(operation, planes, parameter, xp)
+        planes = _apply(operation, planes, parameter, xp)
     return from_planes(planes, image.dtype, xp)
 
 
@@ -128,7 +128,7 @@ def to_planes(image: Array, xp: Any = np) -> Array:
 
 
 def from_planes(planes: Array, dtype: Any, xp: Any = np) -> Array:
-    """Planes between 0 and 1 as images (..., height, width, channels) again; uint8 has an equal part for each value.
+    """Planes between 0 and 1 as images (..., height, width, channels). The values of uint8 stand for equal ranges.
 
     >>> from_planes(np.ones((3, 4, 6), np.float32), np.uint8).shape
     (4, 6, 3)
@@ -138,21 +138,22 @@ def from_planes(planes: Array, dtype: Any, xp: Any = np) -> Array:
         return np.ascontiguousarray(images) if xp is np else images
     if xp is not np:
         return (images * np.float32(255.5)).astype(np.uint8)
-    found = np.empty(images.shape, np.uint8)
-    for channel in range(images.shape[-1]):  # as one product it would read and write with large steps
-        np.multiply(images[..., channel], np.float32(255.5), out=found[..., channel], casting="unsafe")
-    return found
+    pixels = np.empty(images.shape, np.uint8)
+    for channel in range(images.shape[-1]):  # a single product would be slow: it would access memory with large strides
+        np.multiply(images[..., channel], np.float32(255.5), out=pixels[..., channel], casting="unsafe")
+    return pixels
 
 
-def _applied(operation: Operation, planes: Array, parameter: Any, xp: Any) -> Array:
-    """Planes after an operation, cut off at 0 and 1; in place where that can be."""
-    parameter = operation.looked(planes, parameter)
+def _apply(operation: Operation, planes: Array, parameter: Any, xp: Any) -> Array:
+    """Planes after an operation, clipped to [0, 1]. They are changed in place if the operation allows it."""
+    if operation.needs_mean:
+        parameter = parameter, planes.mean(axis=(-2, -1), keepdims=True)
     if xp is not np:
         return operation.apply(planes, parameter, xp).clip(0, 1)
     if not operation.by_pixel:
         planes = operation.apply(planes, parameter)
         return np.clip(planes, 0, 1, out=planes)
-    for rows in strips(planes.shape):
+    for rows in split_strips(planes.shape):
         part = planes[..., rows, :]
         np.clip(operation.apply(part, parameter), 0, 1, out=part)
     return planes

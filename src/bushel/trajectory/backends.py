@@ -1,4 +1,4 @@
-"""What drives a loader: Bushel's own engine, or Google's Grain. Batches and states of both are the same."""
+"""The engines that can run a loader: Bushel's own, or Google's Grain. Batches and states are the same for both."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bushel.iterator import DatasetIterator
 from bushel.state import envelope, identity
 from bushel.trajectory.dataset import TrajectoryDataset
 
-_POSITION = "global_next_index"  # as ElasticIterator has it, so that states move between the two
+_POSITION = "global_next_index"  # the key of ElasticIterator, so that each back end restores the states of the other
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Running:
-    """How batches are made of the frames of a dataset: none of it changes a row, but which of them this host gets."""
+    """How batches are computed from the frames of a dataset. The rows are the same; `shard` says which a host gets."""
 
     dataset: TrajectoryDataset
     batch_size: int
@@ -41,26 +41,26 @@ class Running:
             raise TypeError(f"shard_options must be ShardOptions, got {self.shard!r}.")
         if self.batch_size % self.shard.shard_count:
             raise ValueError(
-                f"batch_size is that of all hosts together: {self.batch_size} rows cannot be shared alike by "
-                f"{self.shard.shard_count}. Choose a multiple."
+                f"batch_size counts the rows of all hosts: {self.batch_size} rows cannot be divided equally among "
+                f"{self.shard.shard_count} hosts. Choose a multiple."
             )
         if self.options.on_error == "skip" and self.shard.shard_count > 1:
             raise ValueError(
-                'on_error="skip" works on one host: others could not know which frames this one leaves out, and rows '
-                "would come twice. Find the frames that fail with a loader of one host, and leave them out by "
-                "frame_filter or filter_functions."
+                'on_error="skip" works with a single host: other hosts would not know which frames this one skips, so '
+                "rows would be delivered twice. Find the frames that fail with a loader of one host, and remove them "
+                "with frame_filter or filter_functions."
             )
 
     @property
     def rows(self) -> int:
-        """Rows of a batch on this host."""
+        """The number of rows of a batch on this host."""
         return self.batch_size // self.shard.shard_count
 
 
-def on_bushel(running: Running) -> DatasetIterator[Any]:
-    """Batches made by Bushel's engine."""
+def run_on_bushel(running: Running) -> DatasetIterator[Any]:
+    """Batches computed by Bushel's engine."""
     if running.options.on_error == "skip":
-        return _without_failures(running)
+        return _skip_failures(running)
     return ElasticIterator(
         running.dataset.dataset,
         running.batch_size,
@@ -71,41 +71,41 @@ def on_bushel(running: Running) -> DatasetIterator[Any]:
     )
 
 
-def _without_failures(running: Running) -> DatasetIterator[Any]:
-    """Batches of the frames that do not fail: those after one that does move up, so that all batches are full."""
+def _skip_failures(running: Running) -> DatasetIterator[Any]:
+    """Batches of the frames that do not fail. Later frames take the places of skipped ones, so all batches are full."""
     frames = running.dataset.dataset.to_iter_dataset(running.dataset.read_options)
     stream = WithOptionsIterDataset(frames.batch(running.batch_size, drop_remainder=True), running.options)
     return iter(stream if running.workers.num_workers == 0 else stream.mp_prefetch(running.workers))
 
 
-def on_grain(running: Running) -> DatasetIterator[Any]:
-    """The same batches made by Google's Grain."""
+def run_on_grain(running: Running) -> DatasetIterator[Any]:
+    """The same batches computed by Google's Grain."""
     return _GrainIterator(running)
 
 
-BACKENDS: dict[str, Callable[[Running], DatasetIterator[Any]]] = {"bushel": on_bushel, "grain": on_grain}
+BACKENDS: dict[str, Callable[[Running], DatasetIterator[Any]]] = {"bushel": run_on_bushel, "grain": run_on_grain}
 
 
-def grain() -> Any:
-    """Google's Grain, or an error that says how to get it."""
+def import_grain() -> Any:
+    """The package of Google's Grain, or an error that says how to install it."""
     try:
-        found = importlib.import_module("grain")
+        package = importlib.import_module("grain")
     except ImportError as error:
         raise ImportError(
             'data_backend="grain" needs Google\'s Grain: pip install grain. Leave it out to run on Bushel.',
             name="grain",
         ) from error
-    if found.MapDataset is MapDataset:
+    if package.MapDataset is MapDataset:
         raise ImportError(
-            'data_backend="grain" needs Google\'s Grain, but in this program `import grain` is answered by Bushel. '
-            "Run it with plain Python."
+            'data_backend="grain" needs Google\'s Grain, but in this program `import grain` imports Bushel. '
+            "Run it with plain Python, not with `bushel run`."
         )
-    return found
+    return package
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Positions:
-    """A random-access source for Grain: number of a batch -> positions of this host's rows in the mixture."""
+    """A random-access source for Grain: from the number of a batch to the positions of this host's rows."""
 
     running: Running
     start: int
@@ -121,7 +121,7 @@ class _Positions:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Frames:
-    """Positions -> a batch of the frames there: a pure function, in which draws belong to the position."""
+    """A function from positions to a batch of their frames. Draws are functions of the position."""
 
     dataset: MapDataset[Any]
 
@@ -130,39 +130,39 @@ class _Frames:
 
 
 class _GrainIterator(DatasetIterator[Any]):
-    """Batches that Grain's pipeline makes, at a global position that either back end restores."""
+    """Batches of a pipeline of Grain. The state is a global position, which either back end can restore."""
 
     _same_on_all_processes = True
 
     def __init__(self, running: Running):
         super().__init__()
         if running.workers.num_workers is None:
-            raise ValueError("Grain does not find out how many workers are good: give a number of them.")
+            raise ValueError("Grain cannot choose the number of workers. Give workers=N.")
         if running.workers.num_workers and not importlib.import_module("absl.flags").FLAGS.is_parsed():
             raise RuntimeError(
-                "Grain's workers read flags of absl, which this program has not parsed: start it by "
+                "Grain's workers read flags of absl, which this program has not parsed. Start the program with "
                 "absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first."
             )
-        self._grain, self._running = grain(), running
+        self._grain, self._running = import_grain(), running
         self._identity = identity.identify(running.dataset.dataset._node)
-        self._go(0)
+        self._move_to(0)
 
-    def _go(self, start: int) -> None:
-        self._start, self._taken = start, 0
-        self._iterator: Any = iter(self._pipeline(start))
+    def _move_to(self, start: int) -> None:
+        self._start, self._delivered = start, 0
+        self._iterator: Any = iter(self._build_pipeline(start))
 
-    def _pipeline(self, start: int) -> Any:
+    def _build_pipeline(self, start: int) -> Any:
         running, options = self._running, self._running.dataset.read_options
         batches = self._grain.MapDataset.source(_Positions(running, start)).map(_Frames(running.dataset.dataset))
-        stream = batches.to_iter_dataset(_as_grains(self._grain.ReadOptions, options))
+        stream = batches.to_iter_dataset(_convert_options(self._grain.ReadOptions, options))
         if not running.workers.num_workers:
             return stream
-        return stream.mp_prefetch(_as_grains(self._grain.MultiprocessingOptions, running.workers))
+        return stream.mp_prefetch(_convert_options(self._grain.MultiprocessingOptions, running.workers))
 
     def __next__(self) -> Any:
         self._assert_not_closed()
         batch = next(self._iterator)
-        self._taken += 1
+        self._delivered += 1
         return batch
 
     def start_prefetch(self) -> None:
@@ -171,18 +171,18 @@ class _GrainIterator(DatasetIterator[Any]):
 
     def report(self) -> Report:
         raise NotImplementedError(
-            'With data_backend="grain" Google\'s Grain runs the pipeline, and Bushel does not measure it. '
-            "Leave the back end out for a report: the batches are the same."
+            'With data_backend="grain" Google\'s Grain runs the pipeline, and Bushel cannot measure it. '
+            "Leave out data_backend for a report: the batches are the same."
         )
 
     def explain(self, steps: int = 1) -> list[Explanation]:
         raise NotImplementedError(
-            'With data_backend="grain" Google\'s Grain runs the pipeline, and does not tell what comes next. Restore '
-            "the state of this iterator in a loader without that back end, and ask that one: the batches are the same."
+            'With data_backend="grain" Google\'s Grain runs the pipeline, and cannot explain the next batches. Restore '
+            "the state of this iterator in a loader without data_backend: its batches are the same."
         )
 
     def get_state(self) -> State:
-        position = self._start + self._taken * self._running.batch_size
+        position = self._start + self._delivered * self._running.batch_size
         return envelope.seal({_POSITION: position}, self._identity)
 
     def set_state(self, state: State, *, check: bool = True) -> None:
@@ -193,7 +193,7 @@ class _GrainIterator(DatasetIterator[Any]):
                 f"This state is at frame {position}; the dataset has {length}. Was it saved with more?", _POSITION
             )
         before = self._iterator
-        self._go(position)
+        self._move_to(position)
         before.close()
 
     def close(self) -> None:
@@ -201,10 +201,10 @@ class _GrainIterator(DatasetIterator[Any]):
             self._closed = True
             if "_iterator" in vars(self):
                 self._iterator.close()
-                del self._iterator  # Grain's own would fail when the interpreter ends
+                del self._iterator  # its destructor would fail when the interpreter exits
 
 
-def _as_grains(kind: Any, options: ReadOptions | MultiprocessingOptions) -> Any:
-    """Options as Grain has them: those fields that it knows too."""
+def _convert_options(kind: Any, options: ReadOptions | MultiprocessingOptions) -> Any:
+    """Grain's options, with the fields of ours that Grain has too."""
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in dataclasses.asdict(options).items() if name in known})

@@ -1,16 +1,18 @@
-"""Whether the original pipeline's faults are asked for. Each function that knows one says in its docstring which."""
+"""Whether the original pipeline's faults are wanted. A function that can reproduce one says so in its docstring."""
 
 from __future__ import annotations
 
 
-def faithful(compat: str | None) -> bool:
-    """Whether the original's faults are asked for.
+def is_faithful(compat: str | None) -> bool:
+    """True for "crossformer", which reproduces the original's faults, and False for None.
 
-    >>> faithful(None), faithful("crossformer")
+    >>> is_faithful(None), is_faithful("crossformer")
     (False, True)
     """
     if compat is None:
         return False
     if compat == "crossformer":
         return True
-    raise ValueError(f"compat must be None (the right values) or 'crossformer' (the original's), got {compat!r}.")
+    raise ValueError(
+        f"compat must be None (correct values) or 'crossformer' (the original's values and faults), got {compat!r}."
+    )

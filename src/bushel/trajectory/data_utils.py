@@ -1,4 +1,4 @@
-"""Small tools on trajectories: trees, padding, names, gripper actions, shares of threads. Nothing is read."""
+"""Small functions for trajectories: trees, padding, names, gripper actions, shares of threads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import checks
-from bushel.trajectory.arrays import Rng, draws, generator, is_jax, is_text, is_traced, namespace, rows, running_max
-from bushel.trajectory.compat import faithful
+from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, running_max, take_rows
 
 Tree = dict[str, Any]
 
 
 def tree_map(fn: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
-    """A nested dict with each value that is no dict replaced by `fn` of it.
+    """A nested dict with `fn` applied to each value that is not a dict.
 
     >>> tree_map(abs, {"a": -1, "b": {"c": -2}})
     {'a': 1, 'b': {'c': 2}}
@@ -27,7 +27,7 @@ def tree_map(fn: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
 
 
 def tree_merge(*trees: Mapping[str, Any]) -> Tree:
-    """Nested dicts as one; where two have a value for the same place, the later wins.
+    """Nested dicts merged into one. If two have a value for the same path, the later one is used.
 
     >>> tree_merge({"a": 1, "b": {"c": 2}}, {"b": {"c": 3, "d": 4}})
     {'a': 1, 'b': {'c': 3, 'd': 4}}
@@ -43,19 +43,46 @@ def tree_merge(*trees: Mapping[str, Any]) -> Tree:
     return merged
 
 
+def flatten_tree(tree: Mapping[str, Any], above: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """The leaves of a nested dict by their paths.
+
+    >>> flatten_tree({"a": 1, "b": {"c": 2}})
+    {('a',): 1, ('b', 'c'): 2}
+    """
+    leaves: dict[tuple[str, ...], Any] = {}
+    for name, value in tree.items():
+        leaves |= flatten_tree(value, (*above, name)) if isinstance(value, Mapping) else {(*above, name): value}
+    return leaves
+
+
+def nest_leaves(leaves: Mapping[tuple[str, ...], Any]) -> Tree:
+    """The nested dict with these leaves: the inverse of `flatten_tree`.
+
+    >>> nest_leaves({("a",): 1, ("b", "c"): 2})
+    {'a': 1, 'b': {'c': 2}}
+    """
+    tree: Tree = {}
+    for (*above, name), value in leaves.items():
+        inner = tree
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[name] = value
+    return tree
+
+
 def take(tree: Mapping[str, Any], times: Any) -> Tree:
     """A tree of arrays with the rows at `times`, an integer array of any shape.
 
     >>> take({"a": np.arange(3) * 10}, np.array([[2, 0]]))["a"].tolist()
     [[20, 0]]
     """
-    return tree_map(lambda leaf: rows(leaf, times), tree)
+    return tree_map(lambda leaf: take_rows(leaf, times), tree)
 
 
-def entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", hint: str = "") -> Any:
-    """`tree[name]`, or an error that says what there is instead.
+def get_entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", hint: str = "") -> Any:
+    """`tree[name]`, or an error that lists the entries of the tree.
 
-    >>> entry({"action": 1}, "action")
+    >>> get_entry({"action": 1}, "action")
     1
     """
     if name not in tree:
@@ -64,7 +91,7 @@ def entry(tree: Mapping[str, Any], name: str, *, of: str = "A trajectory", hint:
 
 
 def not_empty(leaf: np.ndarray) -> np.ndarray:
-    """Which strings of an array are not padding. An encoded image is not read for it.
+    """Which strings of an array are not empty. Encoded images in files are not read.
 
     >>> not_empty(np.array([b"", b"a"], object)).tolist()
     [False, True]
@@ -73,7 +100,7 @@ def not_empty(leaf: np.ndarray) -> np.ndarray:
 
 
 def to_padding(leaf: Any) -> Any:
-    """Padding in the place of an array: zeros, or empty strings.
+    """Padding of the shape of an array: zeros, or empty strings.
 
     >>> to_padding(np.array([b"jpeg"], object)), to_padding(np.ones(2, np.float32))
     (array([b''], dtype=object), array([0., 0.], dtype=float32))
@@ -81,12 +108,12 @@ def to_padding(leaf: Any) -> Any:
     if leaf.dtype.kind == "O":
         return np.full(leaf.shape, b"", object)
     if is_text(leaf) or leaf.dtype.kind in "iufc":
-        return namespace(leaf).zeros_like(leaf)
-    raise ValueError(f"There is no padding for an array of {leaf.dtype}; give numbers or strings.")
+        return get_namespace(leaf).zeros_like(leaf)
+    raise ValueError(f"There is no padding for an array of {leaf.dtype}. Use numbers or strings.")
 
 
 def fnmatch_filter(template: str, xs: Iterable[str]) -> list[str]:
-    """The names that match a pattern such as `"image_*"`, in their order.
+    """The names that match a pattern such as `"image_*"`, in the given order.
 
     >>> fnmatch_filter("image_*", ["image_left", "proprio"])
     ['image_left']
@@ -95,43 +122,41 @@ def fnmatch_filter(template: str, xs: Iterable[str]) -> list[str]:
 
 
 def matching_key(names: Iterable[str], key_template: str, draw: float, *, compat: str | None = None) -> str:
-    """One of the names that match a pattern, by a draw from [0, 1): all of them alike.
+    """One of the names that match a pattern, by a draw from [0, 1). All of them are equally likely.
 
     With `compat="crossformer"` the last of several is never chosen.
 
     >>> matching_key(["a_1", "a_2", "b"], "a_*", 0.7)
     'a_2'
     """
-    choices = _matching(names, key_template, compat)
+    choices = _list_matches(names, key_template, compat)
     return choices[int(draw * len(choices))]
 
 
-def _matching(names: Iterable[str], key_template: str, compat: str | None) -> list[str]:
+def _list_matches(names: Iterable[str], key_template: str, compat: str | None) -> list[str]:
     names = list(names)
-    found = fnmatch_filter(key_template, names)
-    if not found:
+    matches = fnmatch_filter(key_template, names)
+    if not matches:
         raise ValueError(f"No key matches {key_template!r}. There are: {names}.")
-    return found[:-1] if faithful(compat) and len(found) > 1 else found
+    return matches[:-1] if is_faithful(compat) and len(matches) > 1 else matches
 
 
 def sample_match_keys_uniform(
     d: Mapping[str, Any], key_template: str, *, rng: Rng = None, compat: str | None = None
 ) -> Any:
-    """The value of a key that is drawn from those that match a pattern.
+    """The value of a key that is drawn from the keys that match a pattern.
 
-    With `compat="crossformer"` the last of several is never drawn. With a `jax.random` key as `rng` it runs inside of
-    `jit` and `vmap` too, where the values must be numbers of one shape.
+    With `compat="crossformer"` the last of several is never drawn. With a `jax.random` key as `rng` it runs inside
+    `jit` and `vmap`, where the values must be numbers of one shape.
 
     >>> sample_match_keys_uniform({"text": 1, "state": 2}, "te*")
     1
     """
-    if not is_jax(rng):
-        return d[matching_key(d, key_template, generator(rng).random(), compat=compat)]
-    choices = _matching(d, key_template, compat)
-    (drawn,) = (draws(rng, 1) * len(choices)).astype(int)
+    choices = _list_matches(d, key_template, compat)
+    (drawn,) = (draw_uniform(rng, 1) * len(choices)).astype(int)
     if not is_traced(drawn):
         return d[choices[int(drawn)]]
-    return namespace(drawn).stack([d[key] for key in choices])[drawn]
+    return get_namespace(drawn).stack([d[key] for key in choices])[drawn]
 
 
 def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], dataset_weights: Sequence[float]) -> None:
@@ -150,14 +175,14 @@ def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], datase
 
 
 def binarize_gripper_actions(actions: Any) -> Any:
-    """Gripper positions as open (1, above 0.95) and closed (0, below 0.05); those between get the next one reached.
+    """Gripper positions as open (1, above 0.95) or closed (0, below 0.05). Others get the next state that is reached.
 
-    If a trajectory ends between, its last stretch keeps the last position as it is.
+    If no state is reached before the end of the trajectory, the last position is used as it is.
 
     >>> binarize_gripper_actions([1, 0.5, 0, 0.5]).tolist()
     [1.0, 0.0, 0.0, 0.5]
     """
-    xp, positions = _steps(actions)
+    xp, positions = _check_steps(actions)
     is_open = positions > 0.95
     to_end = xp.where(is_open | (positions < 0.05), np.arange(len(positions), 0, -1), 0)
     reached = len(positions) - running_max(to_end[::-1])[::-1]
@@ -167,17 +192,17 @@ def binarize_gripper_actions(actions: Any) -> Any:
 def rel2abs_gripper_actions(actions: Any) -> Any:
     """Relative gripper actions (above 0.1 closes, below -0.1 opens) as states: 1 for open, 0 for closed.
 
-    The first motion is taken to change the state; without any, the gripper is open.
+    The first motion is assumed to change the state. Without any motion the gripper is open.
 
     >>> rel2abs_gripper_actions([0, 1, 0, -1]).tolist()
     [1.0, 0.0, 0.0, 1.0]
     """
-    xp, moves = _steps(actions)
+    xp, moves = _check_steps(actions)
     if not len(moves):
         return moves
     opens, moved = moves < -0.1, abs(moves) > 0.1
     last = running_max(xp.where(moved, np.arange(len(moves)), -1))
-    first = ~opens[moved.argmax()]  # the state before the first motion, or before none
+    first = ~opens[moved.argmax()]  # the state before the first motion; open if there is no motion
     return xp.where(last < 0, first, opens[last]).astype(np.float32)
 
 
@@ -189,19 +214,19 @@ def rel_open_or_closed(actions: Any, *, compat: str | None = None) -> Any:
     >>> float(rel_open_or_closed([0, -1, 1]))
     1.0
     """
-    xp, moves = _steps(actions)
+    xp, moves = _check_steps(actions)
     if not len(moves):
         moves = np.zeros(1, np.float32)
     moved = abs(moves) > 1e-3
     was_open = ~moved.any() | (moves[moved.argmax()] < 0)
-    return xp.asarray(was_open & (not faithful(compat)), np.float32)
+    return xp.asarray(was_open & (not is_faithful(compat)), np.float32)
 
 
-def _steps(actions: Any) -> tuple[Any, Any]:
-    xp = namespace(actions)
+def _check_steps(actions: Any) -> tuple[Any, Any]:
+    xp = get_namespace(actions)
     values = xp.asarray(actions, np.float32)
     if values.ndim != 1:
-        raise ValueError(f"Gripper actions are one number per step, got an array of shape {values.shape}.")
+        raise ValueError(f"Gripper actions must be one number per step, got an array of shape {values.shape}.")
     return xp, values
 
 
@@ -215,7 +240,7 @@ def invert_gripper_actions(actions: Any) -> Any:
 
 
 def relabel_actions(traj: Mapping[str, Any]) -> Tree:
-    """Actions that were reached instead of commanded: differences of the first six numbers of `observation/state`.
+    """Replaces actions by the motion that was reached: differences of the first six numbers of `observation/state`.
 
     The last number of an action, the gripper, stays. The last step has no successor and is dropped.
 
@@ -223,23 +248,23 @@ def relabel_actions(traj: Mapping[str, Any]) -> Tree:
     >>> relabel_actions(traj)["action"].tolist()
     [[7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 1.0]]
     """
-    state = entry(entry(traj, "observation"), "state", of="Relabelling an observation")[:, :6]
+    state = get_entry(get_entry(traj, "observation"), "state", of="Relabelling an observation")[:, :6]
     shorter = tree_map(lambda leaf: leaf[:-1], traj)
-    moved, gripper = state[1:] - state[:-1], entry(traj, "action")[:-1, -1:]
-    return shorter | {"action": namespace(moved, gripper).concatenate([moved, gripper], axis=1)}
+    moved, gripper = state[1:] - state[:-1], get_entry(traj, "action")[:-1, -1:]
+    return shorter | {"action": get_namespace(moved, gripper).concatenate([moved, gripper], axis=1)}
 
 
 def moving(actions: Any, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: float = 1e-5) -> Any:
-    """Which frames move: any of the first `dims` numbers of the action differs from `at_rest`, for filters of frames.
+    """Which frames move: one of the first `dims` numbers of the action differs from `at_rest`. For a `frame_filter`.
 
-    For normalised actions `at_rest` is what a zero becomes, number by number.
+    For normalised actions `at_rest` must be the normalised zero of each dimension.
 
     >>> moving([[0, 0, 1], [0, 0.5, 1]], dims=2).tolist()
     [False, True]
     """
-    values = namespace(actions).asarray(actions)
+    values = get_namespace(actions).asarray(actions)
     if values.ndim < 2:
-        raise ValueError(f"Actions have a number per step and dimension, got an array of shape {values.shape}.")
+        raise ValueError(f"Actions must have the shape [T, A], got {list(values.shape)}.")
     moved = abs(values - np.asarray(at_rest))[..., :dims] > tolerance
     return moved.any(axis=tuple(range(1, moved.ndim)))
 
@@ -247,10 +272,10 @@ def moving(actions: Any, *, at_rest: ArrayLike = 0.0, dims: int = 6, tolerance: 
 def combine_dataset_statistics(
     all_dataset_statistics: Sequence[Mapping[str, Any]], *, compat: str | None = None
 ) -> Tree:
-    """The statistics of several data sets taken together: mean, std, min and max of actions and proprioception.
+    """The statistics of several data sets together: mean, std, min and max of actions and proprioception.
 
-    An entry that only some data sets have is combined over those. Percentiles are left out, since those of the parts
-    do not tell those of the whole; `get_dataset_statistics` of all trajectories computes them. With
+    An entry that only some data sets have is combined over those. Percentiles are left out, since they cannot be
+    computed from those of the parts; `get_dataset_statistics` of all trajectories computes them. With
     `compat="crossformer"` the numbers of trajectories and transitions are lists, one number for each data set.
 
     >>> one = {"action": {"mean": [0.0], "std": [0.0], "min": [0.0], "max": [0.0]}, "num_transitions": 1}
@@ -260,7 +285,7 @@ def combine_dataset_statistics(
     """
     if isinstance(all_dataset_statistics, Mapping):
         raise TypeError(
-            "combine_dataset_statistics takes a list of statistics. Of a mixture, give "
+            "combine_dataset_statistics takes a list of statistics. For a mixture pass "
             "list(loader.dataset_statistics.values())."
         )
     if not all_dataset_statistics:
@@ -269,10 +294,11 @@ def combine_dataset_statistics(
     names = {name: None for stats in all_dataset_statistics for name, value in stats.items() if _has_moments(value)}
     for name in names:
         having = [stats for stats in all_dataset_statistics if name in stats]
-        counts = np.array([float(entry(stats, "num_transitions", of="Statistics")) for stats in having])
+        counts = np.array([float(get_entry(stats, "num_transitions", of="Statistics")) for stats in having])
         parts = {}
         for key in ("mean", "std", "min", "max"):
-            values = [np.asarray(entry(stats[name], key, of=f"Statistics of {name}"), np.float64) for stats in having]
+            owner = f"Statistics of {name}"
+            values = [np.asarray(get_entry(stats[name], key, of=owner), np.float64) for stats in having]
             if len(widths := {value.shape for value in values}) > 1:
                 raise ValueError(
                     f"{name} has the shapes {sorted(widths)} in these data sets, which cannot be combined."
@@ -285,8 +311,8 @@ def combine_dataset_statistics(
         whole = {**extremes, "mean": mean, "std": np.sqrt(variance)}
         combined[name] = {key: value.tolist() for key, value in whole.items()}
     for count in ("num_trajectories", "num_transitions"):
-        numbers = [int(entry(stats, count, of="Statistics")) for stats in all_dataset_statistics]
-        combined[count] = numbers if faithful(compat) else sum(numbers)
+        numbers = [int(get_entry(stats, count, of="Statistics")) for stats in all_dataset_statistics]
+        combined[count] = numbers if is_faithful(compat) else sum(numbers)
     return combined
 
 
@@ -295,28 +321,28 @@ def _has_moments(value: Any) -> bool:
 
 
 def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = None) -> np.ndarray:
-    """`n` threads shared by weight, at least one for each weight above zero. No `n`: None for each.
+    """`n` threads divided by weight, at least one for each weight above zero. If `n` is None: None for each.
 
-    With `compat="crossformer"` no `n` gives -1 for each, TensorFlow's sign for "find out".
+    With `compat="crossformer"` and no `n` the result is -1 for each, which means "choose" in TensorFlow.
 
     >>> allocate_threads(8, [0.9, 0.05, 0.05]).tolist()
     [6, 1, 1]
     """
     shares = np.array(weights, float)
     if n is None:
-        return np.full(len(shares), -1) if faithful(compat) else np.full(len(shares), None, object)
+        return np.full(len(shares), -1) if is_faithful(compat) else np.full(len(shares), None, object)
     left = checks.integer(n, "The number of threads")
     if not np.all(np.isfinite(shares) & (shares >= 0)) or not shares.any():
         raise ValueError(f"Weights must not be negative and not all be zero, got {shares.tolist()}.")
     if len(shares) > left:
-        raise ValueError(f"{len(shares)} data sets need as many threads, got {left}.")
+        raise ValueError(f"{len(shares)} data sets need at least {len(shares)} threads, got {left}.")
     shares /= shares.sum()
     given = np.zeros(len(shares), int)
     while (small := (shares * left < 1) & (shares > 0)).any():
         left -= int(small.sum())
         given += small
         shares[small] = 0
-        if not shares.any():  # rounding: all were just below one
+        if not shares.any():  # because of rounding all shares were just below one thread
             return given
         shares /= shares.sum()
     fractions, whole = np.modf(shares * left)
@@ -326,7 +352,7 @@ def allocate_threads(n: int | None, weights: ArrayLike, *, compat: str | None = 
 
 
 def filter_success_droid(trajectory: Mapping[str, Any]) -> bool:
-    """Whether the file that a DROID trajectory came from lies in a folder `success`.
+    """Whether the file of a DROID trajectory is in a folder `success`.
 
     >>> filter_success_droid({"traj_metadata": {"episode_metadata": {"file_path": [b"/r2d2/success/x.h5"]}}})
     True

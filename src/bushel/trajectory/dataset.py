@@ -1,18 +1,16 @@
-"""Trajectories as a dataset, with the habits of dlimp's `DLataset`: thin names over `MapDataset`.
+"""`TrajectoryDataset`: trajectories as a dataset, with the methods of dlimp's `DLataset`, over `MapDataset`.
 
-What has to be known for a global shuffle, an exact mixture and an exact resume stays known as long as it can be: a part
-of a dataset is a table of episodes and a description of what becomes of them, until a function is applied that the
-library cannot look into.
+As long as possible a part of the dataset is a table of episodes and a description of the samples (`dataset_parts.py`).
+Global shuffles, exact mixtures and exact resumes need that. It ends when a user's function of whole trajectories is
+applied, since the library cannot compute single frames of its result.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import functools
 import os
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,141 +19,21 @@ from bushel.base import checks, trees
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
-from bushel.trajectory.arrays import to_numpy
+from bushel.trajectory.dataset_parts import OnFrames, OnTrajectories, OpaquePart, Part, TablePart, flatten_opaque
 from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.joining import joined
-from bushel.trajectory.passes import is_endless, results, verdicts
-from bushel.trajectory.rlds import RLDSBuilder
+from bushel.trajectory.joined_samples import join_samples
+from bushel.trajectory.numpy_or_jax import to_numpy
+from bushel.trajectory.rlds.reader import RLDSBuilder
 from bushel.trajectory.samples import Samples, read_images
-from bushel.trajectory.tickets import tickets
-
-_KEPT_TRAJECTORIES = 8
-
-
-_Move = Callable[[MapDataset[Any]], MapDataset[Any]]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Known:
-    """A data set of which it is known what becomes of its episodes: trajectories, or frames by their tickets."""
-
-    samples: Samples
-    moves: tuple[_Move, ...] = ()
-    """What was done to the order of frames."""
-    epochs: int | None = 1
-    """How many epochs of it a mixture has; None for no end."""
-
-    def trajectories(self) -> MapDataset[Any]:
-        return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
-
-    def tickets(self, first: int, total: int) -> MapDataset[Any]:
-        found = tickets(len(self.samples), first, total, self.samples.told)
-        for move in self.moves:
-            found = move(found)
-        return found
-
-    def frames(self) -> MapDataset[Any]:
-        return self.tickets(0, len(self.samples)).map(self.samples, vectorized=True)
-
-    def moved(self, move: _Move) -> _Known:
-        return dataclasses.replace(self, moves=(*self.moves, move))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Made:
-    """Trajectories or frames that are made by functions the library cannot look into."""
-
-    ds: MapDataset[Any]
-    epochs: int | None = 1
-
-    def trajectories(self) -> MapDataset[Any]:
-        return self.ds
-
-    def frames(self) -> MapDataset[Any]:
-        return self.ds
-
-    def moved(self, move: _Move) -> _Made:
-        return dataclasses.replace(self, ds=move(self.ds))
-
-
-_Part = _Known | _Made
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _OnTrajectories:
-    """A function of trajectories."""
-
-    function: Callable[..., Any]
-
-    def after(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
-        return ds.map(self.function)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _OnFrames:
-    """A function of frames; with a seed, of a frame and a generator."""
-
-    function: Callable[..., Any]
-    seed: int | None = None
-
-    def after(self, ds: MapDataset[Any], flattened: bool) -> MapDataset[Any]:
-        if self.seed is None:
-            return ds.map(self.function if flattened else functools.partial(_each_frame, self.function))
-        changed = self.function if flattened else functools.partial(_each_frame_randomly, self.function)
-        return ds.random_map(changed, seed=self.seed)
-
-
-def length_of(trajectory: Mapping[str, Any]) -> int:
-    """How many steps a trajectory has."""
-    return len(trees.leaves(trajectory)[0])
-
-
-class _Frames:
-    """Frames of trajectories that are made by functions the library cannot look into: each makes its trajectory."""
-
-    def __init__(self, trajectories: MapDataset[Any], lengths: np.ndarray):
-        self._trajectories, self._lengths = trajectories, lengths
-        self._ends = np.cumsum(lengths)
-        self._made: collections.OrderedDict[int, Any] = collections.OrderedDict()
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> Any:
-        return _Frames, (self._trajectories, self._lengths)
-
-    def __call__(self, index: int, number: int) -> Any:
-        place = int(np.searchsorted(self._ends, number, side="right"))
-        time = int(number - (self._ends[place] - self._lengths[place]))
-        trajectory = self._trajectory(int(index) // int(self._ends[-1]) * len(self._lengths) + place)
-        return trees.map_leaves(lambda leaf: np.array(leaf[time]) if leaf.dtype != object else leaf[time], trajectory)
-
-    def _trajectory(self, index: int) -> Any:
-        with self._lock:
-            found = self._made.pop(index, None)
-        found = trees.map_leaves(to_numpy, self._trajectories[index]) if found is None else found
-        with self._lock:
-            self._made[index] = found
-            while len(self._made) > _KEPT_TRAJECTORIES:
-                self._made.popitem(last=False)
-        return found
-
-
-def _flattened(trajectories: MapDataset[Any]) -> _Made:
-    found = dict(verdicts(trajectories, length_of, "lengths of trajectories"))
-    lengths = np.array([found.get(number, 0) for number in range(len(trajectories))], dtype=np.int64)
-    if len(lengths) and not lengths.any():
-        raise ValueError(
-            f"None of the {len(lengths)} trajectories has a frame: what was applied to them returned None, or nothing, "
-            "for all. Did you forget a return?"
-        )
-    return _Made(MapDataset.range(int(lengths.sum())).map_with_index(_Frames(trajectories, lengths)))
+from bushel.trajectory.single_pass import evaluate_once, is_endless, iterate_once
 
 
 class TrajectoryDataset:
     """Trajectories of one data set; after `flatten`, frames of one or a mixture of several.
 
-    An element is a tree of arrays: of a trajectory with a leading axis of time, of a frame without. Methods return new
-    datasets. `shuffle` is over all elements, without a buffer; `repeat` before it or after it is the same; every epoch
-    has an order and draws of its own.
+    An element is a tree of arrays. The arrays of a trajectory have a leading axis of time, those of a frame do not.
+    Methods return new datasets. `shuffle` shuffles all elements, without a buffer; it may come before or after
+    `repeat`. Every epoch has an order and draws of its own.
 
     >>> episodes = [{"observation": {"x": np.arange(n)}, "action": np.zeros((n, 2))} for n in (3, 5)]
     >>> ds = TrajectoryDataset.from_trajectories(episodes)
@@ -165,30 +43,30 @@ class TrajectoryDataset:
 
     def __init__(
         self,
-        parts: Sequence[_Part],
+        parts: Sequence[Part],
         *,
         weights: Sequence[float] | None = None,
         flattened: bool = False,
         epochs: int | None = 1,
         seed: int | None = None,
         threads: int = 0,
-        operations: Sequence[_OnFrames | _OnTrajectories] = (),
+        operations: Sequence[OnFrames | OnTrajectories] = (),
         statistics: Any = None,
         compat: str | None = None,
         options: DatasetOptions | None = None,
     ):
-        self._parts: tuple[_Part, ...] = tuple(parts)
+        self._parts: tuple[Part, ...] = tuple(parts)
         self._weights = None if weights is None else tuple(float(weight) for weight in weights)
         self._epochs, self._seed, self._threads = epochs, seed, threads
         self._operations, self._options = tuple(operations), options
         self.is_flattened = flattened
         self.dataset_statistics: Any = statistics
-        """Of actions and proprioception; of a mixture, by the names of its data sets."""
-        known = {part.samples.compat if isinstance(part, _Known) else compat for part in self._parts}
+        """The statistics of actions and proprioception. A mixture has them by the names of its data sets."""
+        known = {part.samples.compat if isinstance(part, TablePart) else compat for part in self._parts}
         self.compat: str | None = known.pop() if len(known) == 1 else None
-        """Which faults of the original it was made with, if all its parts were."""
+        """The `compat` argument that all parts were built with; None if they differ."""
 
-    def _but(self, parts: Sequence[_Part] | None = None, **changes: Any) -> TrajectoryDataset:
+    def _replace(self, parts: Sequence[Part] | None = None, **changes: Any) -> TrajectoryDataset:
         known: dict[str, Any] = {
             "weights": self._weights,
             "flattened": self.is_flattened,
@@ -202,44 +80,44 @@ class TrajectoryDataset:
         }
         return TrajectoryDataset(self._parts if parts is None else parts, **(known | changes))
 
-    # Where trajectories come from.
+    # Sources of trajectories.
 
     @staticmethod
     def from_episodes(episodes: Episodes, *, seed: int = 0) -> TrajectoryDataset:
-        """The episodes of a table. `seed` is that of all draws that transforms make."""
+        """The episodes of a table. `seed` is the seed of all draws of transforms."""
         return TrajectoryDataset.from_samples(Samples(episodes, np.arange(len(episodes)), seed=seed))
 
     @staticmethod
     def from_samples(samples: Samples, statistics: Any = None) -> TrajectoryDataset:
-        """What is described by `samples`."""
-        return TrajectoryDataset([_Known(samples)], statistics=statistics)
+        """The trajectories that `samples` describes."""
+        return TrajectoryDataset([TablePart(samples)], statistics=statistics)
 
     @staticmethod
     def from_trajectories(trajectories: Any, *, seed: int = 0) -> TrajectoryDataset:
-        """Trajectories of a list, or of any source: trees of arrays with a leading axis of time.
+        """The trajectories of a list, or of any source: trees of arrays with a leading axis of time.
 
-        `observation/timestep` is counted here, from 0 in each of them, in place of one that they have. None among them
-        is no trajectory and is left out, as what a `MapDataset`'s own `filter` refuses.
+        `observation/timestep` counts from 0 in each trajectory, and replaces an entry of that name. Elements that are
+        None are left out, as elements that `MapDataset.filter` has removed.
         """
         ds = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
-        return TrajectoryDataset.from_episodes(Episodes.of(results(ds, "episodes")), seed=seed)
+        return TrajectoryDataset.from_episodes(Episodes.of(iterate_once(ds, "episodes")), seed=seed)
 
     @staticmethod
     def from_rlds(
         builder: RLDSBuilder, split: str = "train", *, shuffle: bool = True, seed: int = 0
     ) -> TrajectoryDataset:
-        """The raw trajectories of a TFDS folder, as they are stored; images are read when they are looked at."""
-        made = TrajectoryDataset([_Made(MapDataset.source(builder.episodes(split)))])
-        return made.shuffle(seed=seed) if shuffle else made
+        """The raw trajectories of a TFDS folder, as they are stored. An image is read when it is used."""
+        dataset = TrajectoryDataset([OpaquePart(MapDataset.source(builder.episodes(split)))])
+        return dataset.shuffle(seed=seed) if shuffle else dataset
 
     @staticmethod
     def sample_from_datasets(
         datasets: Sequence[TrajectoryDataset], weights: Sequence[float] | None = None
     ) -> TrajectoryDataset:
-        """A mixture of flattened datasets: frames in proportion to weights, exact in every prefix to within one frame.
+        """A mixture of flattened datasets. In every prefix each has the share of its weight, to within one frame.
 
-        An endless mixture takes each dataset over and over, shuffled anew. When a dataset with an end has no frame
-        left, the others go on in their proportions, until none is left.
+        An endless mixture repeats each dataset, in a new order each time. When a finite dataset has no frame left, the
+        others continue in their proportions until no frame is left.
         """
         if not datasets:
             raise ValueError("sample_from_datasets needs at least one dataset.")
@@ -258,210 +136,226 @@ class TrajectoryDataset:
         )
 
     def with_samples(self, samples: Samples) -> TrajectoryDataset:
-        """What is described by `samples`, in place of these trajectories."""
-        return self._but([_Known(samples)])
+        """The same dataset with the trajectories that `samples` describes."""
+        return self._replace([TablePart(samples)])
 
     def as_table(self) -> TrajectoryDataset:
-        """The same trajectories, made once and put into a table: their functions are not called again.
+        """The same trajectories, computed once and put into a table. The functions before it are not called again.
 
-        Of several instructions the one that was drawn for the first epoch stays.
+        Where a trajectory draws one of several instructions, the one of the first epoch is kept for all epochs.
         """
         self.refuse_frames("as_table")
-        (part,), (elements,) = self._parts, self._elements()
-        table = Episodes.of(results(elements, "trajectories"))
-        made = Samples(table, np.arange(len(table)))
-        if isinstance(part, _Known):
-            told, before = part.samples, part.samples.episodes
-            made = Samples(table.padded_like(before), made.chosen, seed=told.seed, compat=told.compat)
-        return self._but([_Known(made)], operations=())
+        (part,), (elements,) = self._parts, self._build_elements()
+        table = Episodes.of(iterate_once(elements, "trajectories"))
+        samples = Samples(table, np.arange(len(table)))
+        if isinstance(part, TablePart):
+            old = part.samples
+            samples = Samples(table.padded_like(old.episodes), samples.chosen, seed=old.seed, compat=old.compat)
+        return self._replace([TablePart(samples)], operations=())
 
     def with_threads(self, threads: int | None) -> TrajectoryDataset:
-        """So many threads work ahead of an iterator, if none of the calls before asked for more."""
-        return self._but(threads=max(self._threads, threads or 0))
+        """The same dataset, whose iterators prefetch with at least this many threads."""
+        return self._replace(threads=max(self._threads, threads or 0))
 
-    # What becomes of them.
+    # Transforms.
 
     def traj_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
-        """`function` of each trajectory. Encoded images in it are handles: `bytes(handle)` reads one."""
+        """Applies `function` to each trajectory. Encoded images in it are handles; `bytes(handle)` reads one.
+
+        A function with the attribute `rowwise = True` looks at each step by itself. It is then called with any samples,
+        and not with whole trajectories.
+        """
         self.refuse_frames("traj_map")
         samples = self.samples
         if samples is not None and getattr(function, "rowwise", False):
             return self.with_samples(dataclasses.replace(samples, row_functions=(*samples.row_functions, function)))
-        return self._then(_OnTrajectories(function))
+        return self._append(OnTrajectories(function))
 
     def frame_map(self, function: Callable[[Any], Any], num_parallel_calls: int | None = None) -> TrajectoryDataset:
-        """`function` of each frame; of trajectories, frame by frame, and the results stacked."""
-        return self.with_threads(num_parallel_calls)._then(_OnFrames(function))
+        """Applies `function` to each frame. The results for the frames of a trajectory are stacked."""
+        return self.with_threads(num_parallel_calls)._append(OnFrames(function))
 
     def random_frame_map(
         self, function: Callable[[Any, np.random.Generator], Any], *, seed: int = 0
     ) -> TrajectoryDataset:
-        """`function(frame, rng)`, with a generator that belongs to the place of the frame in the whole stream."""
-        return self._then(_OnFrames(function, checks.seed(seed)))
+        """Applies `function(frame, rng)`. The generator is a function of the frame's position in the whole stream."""
+        return self._append(OnFrames(function, checks.seed(seed)))
 
     def with_keys(self, seed: int = 0) -> TrajectoryDataset:
-        """Each frame with a "key" of its own, uint32[2], for `jax.random`: it belongs to the place in the stream.
+        """Adds a "key" for `jax.random` to each frame, uint32[2]: a function of the frame's position in the stream.
 
-        Functions on the device take it, `augment_images(batch["observation"]["image_primary"], batch["key"], ...)` for
-        example, and give the same on any number of workers.
+        A function on the device can take it: `augment_images(batch["observation"]["image_primary"], batch["key"],
+          ...)`.
+        Its output is then the same for any number of workers.
         """
         return self.random_frame_map(_with_key, seed=seed)
 
-    def _as_part(self) -> _Part:
-        """All of it, as a part of a mixture."""
-        part: _Part
+    def _as_part(self) -> Part:
+        """This whole dataset as one part of a mixture."""
+        part: Part
         part, *others = self._parts
         if others:
-            return _Made(self.dataset)
+            return OpaquePart(self.dataset)
         if self._operations:
-            part = _Made(self._elements()[0], part.epochs)
+            part = OpaquePart(self._build_elements()[0], part.epochs)
         seed = self._seed
-        part = part if seed is None else part.moved(lambda ds: ds.shuffle(seed=seed))
+        part = part if seed is None else part.move(lambda ds: ds.shuffle(seed=seed))
         own, times = part.epochs, self._epochs
         return dataclasses.replace(part, epochs=None if own is None or times is None else own * times)
 
-    def _elements(self) -> list[MapDataset[Any]]:
-        """One epoch of each part, with all that was done to its trajectories or frames."""
-        return [self._done(part.frames() if self.is_flattened else part.trajectories()) for part in self._parts]
+    def _build_elements(self) -> list[MapDataset[Any]]:
+        """One epoch of each part, after all functions of trajectories or frames."""
+        return [
+            self._apply_operations(part.frames() if self.is_flattened else part.trajectories()) for part in self._parts
+        ]
 
-    def _then(self, operation: _OnFrames | _OnTrajectories) -> TrajectoryDataset:
-        return self._but(operations=(*self._operations, operation))
+    def _append(self, operation: OnFrames | OnTrajectories) -> TrajectoryDataset:
+        return self._replace(operations=(*self._operations, operation))
 
     def filter(self, predicate: Callable[[Any], Any]) -> TrajectoryDataset:
-        """Only the elements for which `predicate` is true; it looks at all of them once, now."""
+        """Only the elements for which `predicate` is true. It is called now, once for each element."""
         parts = []
-        for part, elements in zip(self._parts, self._elements()):
-            passing = [number for number, verdict in verdicts(elements, predicate, "filter") if bool(verdict)]
+        for part, elements in zip(self._parts, self._build_elements()):
+            # First the evaluation, which refuses an endless dataset: an array of its length does not fit into memory.
+            passing = [number for number, verdict in evaluate_once(elements, predicate, "filter") if bool(verdict)]
             kept = np.zeros(len(elements), dtype=bool)
             kept[passing] = True
-            if isinstance(part, _Known) and not self.is_flattened:
-                parts.append(_Known(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept])))
+            if isinstance(part, TablePart) and not self.is_flattened:
+                parts.append(TablePart(dataclasses.replace(part.samples, chosen=part.samples.chosen[kept])))
             else:
-                parts.append(part.moved(lambda ds, kept=kept: ds.where(kept)))
-        return self._but(parts)
+                parts.append(part.move(lambda ds, kept=kept: ds.where(kept)))
+        return self._replace(parts)
 
     def flatten(self, num_parallel_calls: int | None = None) -> TrajectoryDataset:
-        """Frames in place of trajectories."""
+        """The frames of the trajectories."""
         self.refuse_frames("flatten")
-        made = self.with_threads(num_parallel_calls)
-        known = all(isinstance(part, _Known) for part in self._parts)
-        if known and all(isinstance(operation, _OnFrames) for operation in self._operations):
-            return made._but(flattened=True)
-        return made._but([_flattened(ds) for ds in self._elements()], flattened=True, operations=())
+        dataset = self.with_threads(num_parallel_calls)
+        if self._has_tables and all(isinstance(operation, OnFrames) for operation in self._operations):
+            return dataset._replace(flattened=True)
+        return dataset._replace([flatten_opaque(ds) for ds in self._build_elements()], flattened=True, operations=())
 
-    def _done(self, ds: MapDataset[Any]) -> MapDataset[Any]:
+    def _apply_operations(self, ds: MapDataset[Any]) -> MapDataset[Any]:
         for operation in self._operations:
-            ds = operation.after(ds, self.is_flattened)
+            ds = operation.apply(ds, self.is_flattened)
         return ds
 
     def unbatch(self) -> TrajectoryDataset:
-        """Frames in place of trajectories: `flatten` under the name that training scripts use."""
+        """The frames of the trajectories: `flatten` under the name that training scripts use."""
         return self.flatten()
 
     def repeat(self, count: int | None = None) -> TrajectoryDataset:
-        """`count` epochs, or endlessly many."""
+        """`count` epochs, or an endless number of them."""
         if self._epochs is None or count is None or count == -1:
-            return self._but(epochs=None)
-        return self._but(epochs=self._epochs * checks.positive(count, "count"))
+            return self._replace(epochs=None)
+        return self._replace(epochs=self._epochs * checks.positive(count, "count"))
 
     def shuffle(self, buffer_size: int | None = None, seed: int = 0) -> TrajectoryDataset:
-        """All elements in an order of its own for every epoch. There is no buffer: `buffer_size` changes nothing."""
-        if any(isinstance(part, _Made) and is_endless(part.ds) for part in self._parts):
+        """All elements in a random order, another one in every epoch. `buffer_size` is ignored: there is no buffer."""
+        if any(isinstance(part, OpaquePart) and is_endless(part.ds) for part in self._parts):
             raise ValueError(
-                "Batches or a mixture without end have no order to shuffle. Call shuffle() before batch(), and on a "
-                "mixture before it is mixed with others."
+                "Endless batches and endless mixtures cannot be shuffled. Call shuffle() before batch(), and before a "
+                "mixture is mixed with others."
             )
-        return self._but(seed=checks.seed(seed))
+        return self._replace(seed=checks.seed(seed))
 
     def batch(self, batch_size: int, drop_remainder: bool = False) -> TrajectoryDataset:
-        """Batches of consecutive frames, their leaves stacked."""
+        """Batches of consecutive frames, with stacked leaves."""
         if not self.is_flattened:
             raise ValueError("Trajectories differ in length and cannot be stacked: call flatten() before batch().")
-        known = all(isinstance(part, _Known) for part in self._parts) and not self._operations
-        frames = self.dataset if known else self.dataset.map(_texts_as_objects)
+        plain = self._has_tables and not self._operations
+        frames = self.dataset if plain else self.dataset.map(_texts_as_objects)
         batches = frames.batch(batch_size, drop_remainder=drop_remainder)
-        return self._but([_Made(batches)], epochs=1, seed=None, operations=())
+        return self._replace([OpaquePart(batches)], epochs=1, seed=None, operations=())
 
     def take(self, count: int) -> TrajectoryDataset:
-        """The first `count` elements; -1 stands for all, as in TensorFlow."""
-        return self if count == -1 else self._piece(slice(checks.not_negative(count, "count")))
+        """The first `count` elements; -1 means all, as in TensorFlow."""
+        return self if count == -1 else self._slice(slice(checks.not_negative(count, "count")))
 
     def skip(self, count: int) -> TrajectoryDataset:
-        """All elements but the first `count`."""
-        return self._piece(slice(checks.not_negative(count, "count"), None))
+        """All elements except the first `count`."""
+        return self._slice(slice(checks.not_negative(count, "count"), None))
 
-    def _piece(self, piece: slice) -> TrajectoryDataset:
+    def _slice(self, piece: slice) -> TrajectoryDataset:
         samples = self.samples
         if samples is not None and not self.is_flattened and self._seed is None and self._epochs == 1:
             return self.with_samples(dataclasses.replace(samples, chosen=samples.chosen[piece]))
-        return self._but([_Made(self.dataset[piece])], weights=None, epochs=1, seed=None, operations=())
+        return self._replace([OpaquePart(self.dataset[piece])], weights=None, epochs=1, seed=None, operations=())
 
     def ignore_errors(self, log_warning: bool = False, *, skip_limit: int | None = None) -> TrajectoryDataset:
-        """Iterators leave out elements that fail, an image that cannot be decoded for example, and count them.
+        """Iterators skip elements that raise an error, for example an image that cannot be decoded, and count them.
 
-        The count is `iterator.skipped`, and the log tells of the first, the tenth ... of them, whatever `log_warning`
-        says. A batch with such a frame is left out whole; a loader leaves out the frame alone
+        `iterator.skipped` is the count. The first skipped element, the tenth, the hundredth and so on are logged,
+        whatever `log_warning` is. A batch with a frame that fails is skipped as a whole; a loader skips only the frame
         (`get_dataloader(..., on_error="skip")`).
 
         Args:
-          log_warning: accepted as TensorFlow has it.
-          skip_limit: how many may be left out before the next one raises; None for any number.
+          log_warning: has no effect; TensorFlow has this argument.
+          skip_limit: how many elements may be skipped before the next failure raises; None for any number.
         """
-        return self._but(options=DatasetOptions(on_error="skip", skip_limit=skip_limit))
+        return self._replace(options=DatasetOptions(on_error="skip", skip_limit=skip_limit))
 
     def prefetch(self, count: int | None = None) -> TrajectoryDataset:
-        """The same dataset: `iterator(prefetch=...)` and workers make elements ahead."""
+        """Returns the same dataset. `iterator(prefetch=...)` and workers do the prefetching."""
         return self
 
     def with_ram_budget(self, gigabytes: float) -> TrajectoryDataset:
-        """The same dataset: nothing is buffered but what threads and workers have in hand."""
+        """Returns the same dataset: only the elements that threads and workers are computing are in memory."""
         return self
 
     def refuse_frames(self, method: str) -> None:
-        """Refuses frames where `method` needs trajectories."""
+        """Raises ValueError if this dataset is flattened, for a `method` that needs trajectories."""
         if self.is_flattened:
             raise ValueError(
                 f"{method} works on trajectories, but this dataset is flattened. Call it before flatten()."
             )
 
-    # What comes out.
+    # Output.
+
+    @property
+    def _tables(self) -> list[TablePart]:
+        return [part for part in self._parts if isinstance(part, TablePart)]
+
+    @property
+    def _has_tables(self) -> bool:
+        """Whether all parts are tables."""
+        return len(self._tables) == len(self._parts)
 
     @property
     def samples(self) -> Samples | None:
-        """What the trajectories are made of, where that is still known."""
+        """The description of the samples; None for several parts, or after a function of whole trajectories."""
         part, *others = self._parts
-        return part.samples if isinstance(part, _Known) and not others and not self._operations else None
+        return part.samples if isinstance(part, TablePart) and not others and not self._operations else None
 
     @property
     def image_names(self) -> list[str] | None:
-        """The images of observations, without `image_`, where they are still known."""
-        known = [part for part in self._parts if isinstance(part, _Known)]
-        if len(known) < len(self._parts) or self._operations or any(part.samples.row_functions for part in known):
+        """The names of the images of observations, without `image_`; None if they are not known."""
+        tables = self._tables
+        if not self._has_tables or self._operations or any(part.samples.row_functions for part in tables):
             return None
-        names = {name for part in known for name in part.samples.episodes.columns.get("observation", {})}
+        names = {name for part in tables for name in part.samples.episodes.columns.get("observation", {})}
         return sorted(name.removeprefix("image_") for name in names if name.startswith("image_"))
 
     @property
     def sample_weights(self) -> np.ndarray | None:
-        """Shares of the data sets of a mixture."""
+        """The share of each data set of a mixture; None if this is not a mixture."""
         return None if self._weights is None else np.array(self._weights) / sum(self._weights)
 
     @functools.cached_property
     def dataset(self) -> MapDataset[Any]:
-        """The same as a `MapDataset`: to index, to `explain`, to go on with everything that it can."""
-        known = [part for part in self._parts if isinstance(part, _Known)]
-        together = None
-        if self.is_flattened and len(known) == len(self._parts):
-            together = joined([part.samples for part in known])
-        if together is None:
-            plain = [part.frames() if self.is_flattened else part.trajectories() for part in self._parts]
-            return self._done(self._ordered(plain))
-        firsts = np.cumsum([0, *(len(part.samples) for part in known)]).tolist()
-        drawn = [part.tickets(first, len(together)) for part, first in zip(known, firsts)]
-        return self._done(self._ordered(drawn).map(together, vectorized=True))
+        """The same elements as a `MapDataset`, with all of its methods."""
+        tables, joined = self._tables, None
+        if self.is_flattened and self._has_tables:
+            joined = join_samples([part.samples for part in tables])
+        if joined is None:
+            parts = [part.frames() if self.is_flattened else part.trajectories() for part in self._parts]
+            return self._apply_operations(self._order(parts))
+        # The numbers of samples are shuffled and mixed first. Then one function gathers the samples of all tables.
+        firsts = np.cumsum([0, *(len(part.samples) for part in tables)]).tolist()
+        numbers = [part.indices(first, len(joined)) for part, first in zip(tables, firsts)]
+        return self._apply_operations(self._order(numbers).map(joined, vectorized=True))
 
-    def _ordered(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:
-        """Shuffled, mixed, repeated, as was asked for."""
+    def _order(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:
+        """The parts after `shuffle` and `repeat`, mixed."""
         if self._seed is not None:
             parts = [ds.shuffle(seed=(self._seed + number) % (1 << 32)) for number, ds in enumerate(parts)]
         times = self._epochs
@@ -473,7 +367,7 @@ class TrajectoryDataset:
 
     @property
     def read_options(self) -> ReadOptions:
-        """The hints for threads as an option of the engine: at most one per core, as many elements ahead."""
+        """The number of threads that prefetch, at most one per core, and as many elements ahead."""
         threads = min(self._threads, os.cpu_count() or 1)
         return ReadOptions(threads, threads)
 
@@ -481,7 +375,7 @@ class TrajectoryDataset:
         return len(self.dataset)
 
     def cardinality(self) -> int:
-        """How many elements there are, with TensorFlow's -1 for no end."""
+        """The number of elements, or -1 for an endless dataset, as in TensorFlow."""
         return -1 if is_endless(self.dataset) else len(self)
 
     def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
@@ -489,7 +383,7 @@ class TrajectoryDataset:
         return enumerate(self.iterator(), start)
 
     def as_numpy_iterator(self) -> DatasetIterator[Any]:
-        """`iterator()`: elements are NumPy's in any case."""
+        """The same as `iterator()`: elements are always NumPy arrays."""
         return self.iterator()
 
     def __getitem__(self, index: int) -> Any:
@@ -504,9 +398,9 @@ class TrajectoryDataset:
         """An iterator with `get_state` and `set_state`.
 
         Args:
-          prefetch: so many elements are made ahead by a thread; accepted as dlimp has it.
-          workers: processes that make them; None leaves the number to the library. Output is the same for any number.
-          options: of these processes, in place of `workers`.
+          prefetch: how many elements a thread computes ahead, as in dlimp.
+          workers: number of worker processes; None lets the library choose it. The output is the same for any number.
+          options: options of the worker processes, instead of `workers`.
         """
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
         threads = max(self.read_options.num_threads, 1 if prefetch else 0)
@@ -522,8 +416,12 @@ class TrajectoryDataset:
         return self.dataset._repr_html_()
 
 
+# The identity in saved states holds the code of the next two functions: after a change of it the states of older runs
+# are refused.
+
+
 def _texts_as_objects(frame: Any) -> Any:
-    """A frame whose texts stack to arrays of objects: of bytes, their type would depend on the longest of a batch."""
+    """A frame with texts as objects. Stacked bytes would get a dtype that depends on the longest text of the batch."""
 
     def as_object(leaf: Any) -> Any:
         leaf = to_numpy(leaf)
@@ -534,30 +432,3 @@ def _texts_as_objects(frame: Any) -> Any:
 
 def _with_key(frame: Any, rng: np.random.Generator) -> Any:
     return {**frame, "key": rng.integers(1 << 32, size=2, dtype=np.uint32)}
-
-
-def _frames_of(trajectory: Any) -> Iterator[Any]:
-    for time in range(length_of(trajectory)):
-        yield trees.map_leaves(lambda leaf, time=time: leaf[time], trajectory)
-
-
-def _each_frame(function: Callable[[Any], Any], trajectory: Any) -> Any:
-    return _stacked([function(frame) for frame in _frames_of(trajectory)])
-
-
-def _each_frame_randomly(
-    function: Callable[[Any, np.random.Generator], Any], trajectory: Any, rng: np.random.Generator
-) -> Any:
-    return _stacked([function(frame, rng) for frame in _frames_of(trajectory)])
-
-
-def _stacked(frames: list[Any]) -> Any:
-    def stack(*found: Any) -> np.ndarray:
-        leaves = list(map(to_numpy, found))
-        if isinstance(leaves[0], (bytes, str)) or not hasattr(leaves[0], "dtype"):
-            array = np.empty(len(leaves), dtype=object)
-            array[:] = leaves
-            return array
-        return np.stack(leaves)
-
-    return trees.map_leaves(stack, *frames)

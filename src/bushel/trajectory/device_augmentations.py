@@ -1,4 +1,4 @@
-"""The augmentations of augmentations.py on a device: one key per sample, inside jit."""
+"""The augmentations of `augmentations.py` on a device: one key per sample, inside `jit`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from bushel.sources.needs import package
 from bushel.trajectory.augmentations import change, draw
-from bushel.trajectory.compat import faithful
-from bushel.trajectory.image_operations import Operation, operations
+from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.image_operations import Operation, make_operations
 
 
 def augment_images(
@@ -22,7 +22,7 @@ def augment_images(
     compat: str | None = None,
     **augment_kwargs: Any,
 ) -> Any:
-    """A batch of images after random changes, each sample after its own. May be called inside `jax.jit`.
+    """A batch of images after random changes, with draws of its own for each sample. May be called inside `jax.jit`.
 
     >>> import jax
     >>> images = jax.numpy.zeros((8, 2, 64, 64, 3), "uint8")  # eight samples, windows of two steps
@@ -31,48 +31,50 @@ def augment_images(
 
     Args:
       images: uint8 or float32 (samples, ..., height, width, channels). All images of a sample get the same change.
-      keys: one key, or one for each sample. A sample's change depends on its own key alone.
+      keys: one key, or one for each sample. The change of a sample depends on its own key only.
       augment_order: names of operations.
-      mask: bool (samples, ...), which images are no padding; the others stay as they are. None: all.
-      parameters: what to do instead of drawing it: for each operation an array with a row for each sample, as
-        `bushel.trajectory.augmentations.draw_parameters` gives for one. `keys` is not used then.
-      compat: "crossformer" uses one number for all that an operation draws, as dlimp does.
+      mask: bool (samples, ...), False for padding, which stays as it is. None: no image is padding.
+      parameters: the parameters to use instead of random ones: for each operation an array with a row per sample, as
+        `bushel.trajectory.augmentations.draw_parameters` returns for one sample. `keys` is not used then.
+      compat: "crossformer" uses one number for all draws of an operation, as dlimp does.
       **augment_kwargs: arguments of operations, by name: a mapping, or a sequence of positional ones.
     """
     jax = package("jax", "jax", "Augmentations on a device")
-    chosen = operations(augment_order, **augment_kwargs)
-    draw_all, change_all = _compiled(chosen, faithful(compat))
+    chosen = make_operations(augment_order, **augment_kwargs)
+    draw_all, change_all = _compile(chosen, is_faithful(compat))
     images = jax.numpy.asarray(images)
     if images.ndim < 4:
         raise ValueError(f"augment_images takes (samples, ..., height, width, channels), got shape {images.shape}.")
-    own = draw_all(_one_per_sample(jax, keys, len(images))) if parameters is None else list(parameters)
+    own = draw_all(_split_keys(jax, keys, len(images))) if parameters is None else list(parameters)
     if len(own) != len(chosen):
         raise ValueError(f"augment_order has {len(chosen)} operations, and there are {len(own)} parameters.")
-    found = change_all(images, [jax.numpy.asarray(parameter) for parameter in own])
+    changed = change_all(images, [jax.numpy.asarray(parameter) for parameter in own])
     if mask is None:
-        return found
+        return changed
     mask = jax.numpy.asarray(mask, dtype=bool)
     if mask.shape != images.shape[:-3]:
-        raise ValueError(f"The mask of images {images.shape} has the shape {images.shape[:-3]}, got {mask.shape}.")
-    return jax.numpy.where(mask[..., None, None, None], found, images)
+        raise ValueError(
+            f"The mask of images {images.shape} must have the shape {images.shape[:-3]}, got {mask.shape}."
+        )
+    return jax.numpy.where(mask[..., None, None, None], changed, images)
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(chosen: tuple[Operation, ...], same: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Functions of a batch, compiled once for each list of operations: keys to parameters, and images to images."""
+def _compile(chosen: tuple[Operation, ...], same: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Two functions of a batch, compiled once per list of operations: keys to parameters, and images to images."""
     import jax
 
-    def drawn(key: Any) -> list[Any]:
+    def draw_one(key: Any) -> list[Any]:
         return draw(chosen, key, same)
 
-    def changed(image: Any, own: list[Any]) -> Any:
+    def change_one(image: Any, own: list[Any]) -> Any:
         return change(chosen, image, own, jax.numpy)
 
-    return jax.jit(jax.vmap(drawn)), jax.jit(jax.vmap(changed))
+    return jax.jit(jax.vmap(draw_one)), jax.jit(jax.vmap(change_one))
 
 
-def _one_per_sample(jax: Any, keys: Any, samples: int) -> Any:
-    """Keys (samples,), of the new kind or as words of uint32."""
+def _split_keys(jax: Any, keys: Any, samples: int) -> Any:
+    """One key per sample, from one key or one per sample, typed or as words of uint32."""
     if not jax.numpy.issubdtype(keys.dtype, jax.dtypes.prng_key):
         keys = jax.random.wrap_key_data(keys)
     if keys.ndim == 0:

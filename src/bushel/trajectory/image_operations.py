@@ -1,8 +1,7 @@
-"""The random changes that an image may go through: what each one draws, and what it does with that.
+"""The random changes of images: what each operation draws, and what it does with the drawn parameter.
 
-An operation is a description. It turns uniform numbers into a parameter and applies a parameter to planes of float32
-between 0 and 1, under NumPy and under JAX (`xp`). Who draws and in which order: augmentations.py on the host,
-device_augmentations.py on a device.
+An operation turns uniform numbers into a parameter, and applies a parameter to planes of float32 between 0 and 1, with
+NumPy or JAX (`xp`). `augmentations.py` draws the numbers on the host, `device_augmentations.py` on a device.
 """
 
 from __future__ import annotations
@@ -18,36 +17,35 @@ import numpy as np
 Array = Any
 """An array of NumPy or of JAX."""
 
-_TINY = np.float32(1e-30)  # stands for zero where one divides
-_STRIP = 60_000  # values in one part of an image: what is computed on the way then stays in the cache
+_TINY = np.float32(1e-30)  # instead of zero as a divisor
+_STRIP = 60_000  # values per part of an image, so that intermediate results fit into the CPU's cache
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation(abc.ABC):
-    """A random change of an image. Its fields say how far it goes."""
+    """A random change of an image. Its fields are the limits of what is drawn."""
 
     uniforms: ClassVar[int] = 1
     """How many uniform numbers one draw needs."""
 
     by_pixel: ClassVar[bool] = False
-    """Whether a pixel of the result depends on the same pixel alone, and on what `looked` says of the whole image."""
+    """Whether a pixel of the result depends only on the same pixel and the means. Planes are then changed in strips."""
+
+    needs_mean: ClassVar[bool] = False
+    """Whether `apply` takes a pair: the parameter, and the mean of each channel of the whole image."""
 
     @abc.abstractmethod
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """What to do, drawn by `uniforms` numbers between 0 and 1."""
-
-    def looked(self, planes: Array, parameter: Array) -> Array:
-        """What `apply` takes: the parameter, along with what must be known of the whole image."""
-        return parameter
+        """The parameter of `apply`, computed from `uniforms` numbers between 0 and 1."""
 
     @abc.abstractmethod
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """Planes (..., channels, height, width) changed by what was drawn. May leave the range from 0 to 1."""
+        """Planes (..., channels, height, width) after the change. Values may lie outside [0, 1]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomResizedCrop(Operation):
-    """A part of the image, drawn by its area and its width over its height, in the size of the whole.
+    """A random crop, resized to the size of the whole image. Its area and its ratio width / height are drawn.
 
     The parameter is a box (top, left, bottom, right) in fractions of the image. Pixels are interpolated bilinearly,
     corner on corner, as in `tf.image.crop_and_resize`.
@@ -61,12 +59,12 @@ class RandomResizedCrop(Operation):
         for limits, name in ((self.scale, "scale"), (self.ratio, "ratio")):
             if len(limits) != 2 or not 0 < limits[0] <= limits[1]:
                 raise ValueError(f"{name} of random_resized_crop takes 0 < lower <= upper, got {limits!r}.")
-            object.__setattr__(self, name, tuple(limits))  # operations are compared and hashed
+            object.__setattr__(self, name, tuple(limits))  # hashable: compiled functions are cached by operations
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """The box: four numbers give area, ratio, and the two offsets."""
-        area = _within(uniforms[0], *self.scale)
-        ratio = xp.exp(_within(uniforms[1], math.log(self.ratio[0]), math.log(self.ratio[1])))
+        """The box. The four numbers give its area, its ratio, and its two offsets."""
+        area = _scale_uniform(uniforms[0], *self.scale)
+        ratio = xp.exp(_scale_uniform(uniforms[1], math.log(self.ratio[0]), math.log(self.ratio[1])))
         height = xp.clip(xp.sqrt(area / ratio), 0, 1)
         width = xp.clip(xp.sqrt(area * ratio), 0, 1)
         top, left = uniforms[2] * (1 - height), uniforms[3] * (1 - width)
@@ -75,16 +73,16 @@ class RandomResizedCrop(Operation):
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """The box, stretched over the whole image."""
         top, left, bottom, right = xp.asarray(parameter, dtype=np.float32)
-        rows, columns = _places(top, bottom, planes.shape[-2], xp), _places(left, right, planes.shape[-1], xp)
+        rows, columns = _interpolate(top, bottom, planes.shape[-2], xp), _interpolate(left, right, planes.shape[-1], xp)
         if xp is not np:
-            return _sampled(_sampled(planes, columns, -1, xp), rows, -2, xp)
-        found = np.empty_like(planes)
-        for some in strips(planes.shape):
+            return _sample(_sample(planes, columns, -1, xp), rows, -2, xp)
+        cropped = np.empty_like(planes)
+        for some in split_strips(planes.shape):
             before, after, share = (values[some] for values in rows)
             first, last = before.min(), after.max()
-            part = _sampled(planes[..., first : last + 1, :], columns, -1, np)
-            found[..., some, :] = _sampled(part, (before - first, after - first, share), -2, np)
-        return found
+            part = _sample(planes[..., first : last + 1, :], columns, -1, np)
+            cropped[..., some, :] = _sample(part, (before - first, after - first, share), -2, np)
+        return cropped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +98,7 @@ class RandomBrightness(Operation):
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The number."""
-        return _within(uniforms[0], -self.max_delta, self.max_delta)
+        return _scale_uniform(uniforms[0], -self.max_delta, self.max_delta)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """Values plus the number."""
@@ -114,17 +112,14 @@ class RandomContrast(Operation):
     lower: float
     upper: float
     by_pixel = True
+    needs_mean = True
 
     def __post_init__(self) -> None:
-        _ascending(self.lower, self.upper, "random_contrast")
+        _check_ascending(self.lower, self.upper, "random_contrast")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The number."""
-        return _within(uniforms[0], self.lower, self.upper)
-
-    def looked(self, planes: Array, parameter: Array) -> Array:
-        """The number, and the mean of each channel."""
-        return parameter, planes.mean(axis=(-2, -1), keepdims=True)
+        return _scale_uniform(uniforms[0], self.lower, self.upper)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """Values nearer to the mean of their channel, or farther from it."""
@@ -141,18 +136,18 @@ class RandomSaturation(Operation):
     by_pixel = True
 
     def __post_init__(self) -> None:
-        _ascending(self.lower, self.upper, "random_saturation")
+        _check_ascending(self.lower, self.upper, "random_saturation")
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The number."""
-        return _within(uniforms[0], self.lower, self.upper)
+        return _scale_uniform(uniforms[0], self.lower, self.upper)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """All channels of a pixel nearer to its largest one, or farther: but not below zero."""
-        _three_channels(planes, "random_saturation")
+        """All channels of a pixel moved towards its largest channel, or away from it, but not below zero."""
+        _check_three_channels(planes, "random_saturation")
         high = planes.max(axis=-3, keepdims=True)
         below = high - planes
-        most = high / xp.maximum(below.max(axis=-3, keepdims=True), _TINY)  # there the saturation is 1
+        most = high / xp.maximum(below.max(axis=-3, keepdims=True), _TINY)  # the factor at which the saturation is 1
         return high - below * xp.minimum(xp.asarray(parameter, dtype=np.float32), most)
 
 
@@ -169,11 +164,11 @@ class RandomHue(Operation):
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
         """The number."""
-        return _within(uniforms[0], -self.max_delta, self.max_delta)
+        return _scale_uniform(uniforms[0], -self.max_delta, self.max_delta)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """Hue in sixths of the circle, moved on; then each channel by its distance from its own colour."""
-        _three_channels(planes, "random_hue")
+        """The hue, in sixths of the circle, is turned. Each channel then follows from its distance to the new hue."""
+        _check_three_channels(planes, "random_hue")
         red, green, blue = (planes[..., channel, :, :] for channel in range(3))
         high, low = planes.max(axis=-3), planes.min(axis=-3)
         spread = high - low
@@ -190,11 +185,11 @@ class RandomFlipLeftRight(Operation):
     """The image mirrored left to right, half of the time."""
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """Whether to."""
+        """Whether to mirror the image."""
         return uniforms[0] < 0.5
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """Columns in the opposite order, if so."""
+        """The columns in reverse order, if the parameter is true."""
         return xp.where(parameter, planes[..., ::-1], planes)
 
 
@@ -203,20 +198,20 @@ class RandomFlipUpDown(Operation):
     """The image mirrored upside down, half of the time."""
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """Whether to."""
+        """Whether to mirror the image."""
         return uniforms[0] < 0.5
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
-        """Rows in the opposite order, if so."""
+        """The rows in reverse order, if the parameter is true."""
         return xp.where(parameter, planes[..., ::-1, :], planes)
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomRot90(Operation):
-    """The image turned against the clock by 0, 1, 2 or 3 quarters. Under JAX it must be square."""
+    """The image turned counterclockwise by 0, 1, 2 or 3 quarters. With JAX it must be square."""
 
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
-        """How many quarters."""
+        """The number of quarter turns."""
         return xp.asarray(uniforms[0] * 4, dtype=np.int32)
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
@@ -226,7 +221,7 @@ class RandomRot90(Operation):
         if planes.shape[-1] != planes.shape[-2]:
             height, width = planes.shape[-2:]
             raise ValueError(
-                f"random_rot90 would turn an image of {height} x {width} into one of {width} x {height}, and shapes "
+                f"random_rot90 would turn an image of {height} x {width} into one of {width} x {height}, but shapes "
                 "are fixed under JAX. Resize to a square, or leave random_rot90 out of augment_order."
             )
         turned = xp.where(parameter % 2 == 1, xp.rot90(planes, 1, axes=(-2, -1)), planes)
@@ -246,28 +241,28 @@ OPERATIONS: dict[str, type[Operation]] = {
 """The operations by the names that `augment_order` uses."""
 
 
-def operations(augment_order: Sequence[str], **augment_kwargs: Any) -> tuple[Operation, ...]:
-    """The operations of `augment_order`, each with its own arguments: a mapping or a sequence under its name.
+def make_operations(augment_order: Sequence[str], **augment_kwargs: Any) -> tuple[Operation, ...]:
+    """The operations of `augment_order`. The arguments of each are a mapping or a sequence under its name.
 
-    >>> operations(["random_brightness"], random_brightness={"max_delta": 0.1})
+    >>> make_operations(["random_brightness"], random_brightness={"max_delta": 0.1})
     (RandomBrightness(max_delta=0.1),)
     """
     if unknown := [name for name in (*augment_order, *augment_kwargs) if name not in OPERATIONS]:
         raise ValueError(f"There is no augmentation {unknown[0]!r}. There are {', '.join(OPERATIONS)}.")
-    found = []
+    operations = []
     for name in augment_order:
         given = augment_kwargs.get(name, ())
         try:
             named = isinstance(given, Mapping)
-            found.append(OPERATIONS[name](**given) if named else OPERATIONS[name](*given))
+            operations.append(OPERATIONS[name](**given) if named else OPERATIONS[name](*given))
         except TypeError as error:
             fields = ", ".join(field.name for field in dataclasses.fields(OPERATIONS[name]))
             raise TypeError(f"{name} takes ({fields}), got {given!r}.") from error
-    return tuple(found)
+    return tuple(operations)
 
 
-def _places(start: Array, stop: Array, length: int, xp: Any) -> tuple[Array, Array, Array]:
-    """For `length` points from the fraction `start` of an axis to `stop`: the index before, behind, and the share."""
+def _interpolate(start: Array, stop: Array, length: int, xp: Any) -> tuple[Array, Array, Array]:
+    """For `length` points from the fraction `start` of an axis to `stop`: the neighbouring indices, and the share."""
     last = length - 1
     points = start * last + xp.arange(length, dtype=np.float32) * ((stop - start) * last / max(last, 1))
     points = xp.clip(points, 0, last)
@@ -275,29 +270,29 @@ def _places(start: Array, stop: Array, length: int, xp: Any) -> tuple[Array, Arr
     return before.astype(np.int32), xp.ceil(points).astype(np.int32), points - before
 
 
-def _sampled(planes: Array, places: tuple[Array, Array, Array], axis: int, xp: Any) -> Array:
-    """Values between those of an axis, by linear interpolation."""
+def _sample(planes: Array, places: tuple[Array, Array, Array], axis: int, xp: Any) -> Array:
+    """Values between the elements of an axis, by linear interpolation."""
     before, after, share = places
     low = xp.take(planes, before, axis=axis)
     return low + (xp.take(planes, after, axis=axis) - low) * share.reshape(-1, *[1] * (-1 - axis))
 
 
-def strips(shape: tuple[int, ...]) -> list[slice]:
-    """Rows of planes (..., height, width) in parts of about `_STRIP` values."""
+def split_strips(shape: tuple[int, ...]) -> list[slice]:
+    """Slices of the rows of planes (..., height, width), each of about `_STRIP` values."""
     *lead, height, width = shape
     rows = max(1, _STRIP // max(math.prod(lead) * width, 1))
     return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
 
 
-def _within(uniform: Array, low: float, high: float) -> Array:
+def _scale_uniform(uniform: Array, low: float, high: float) -> Array:
     return uniform * np.float32(high - low) + np.float32(low)
 
 
-def _ascending(lower: float, upper: float, name: str) -> None:
+def _check_ascending(lower: float, upper: float, name: str) -> None:
     if not 0 <= lower < upper:
         raise ValueError(f"{name} takes 0 <= lower < upper, got {lower} and {upper}.")
 
 
-def _three_channels(planes: Array, name: str) -> None:
+def _check_three_channels(planes: Array, name: str) -> None:
     if planes.shape[-3] != 3:
         raise ValueError(f"{name} needs images with 3 channels, got one with {planes.shape[-3]}.")

@@ -1,4 +1,4 @@
-"""From a configuration to batches: datasets, and loaders that a training loop iterates over."""
+"""`get_dataset` and `get_dataloader`: datasets and batches for training, from a configuration."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bushel.graph.state_fields import State
 from bushel.iterator import DatasetIterator
 from bushel.sources.needs import package
 from bushel.trajectory import text_processing
-from bushel.trajectory.arrays import is_text
-from bushel.trajectory.backends import BACKENDS, Running, grain
-from bushel.trajectory.config import MixtureConfig, backend_of
+from bushel.trajectory.backends import BACKENDS, Running, import_grain
+from bushel.trajectory.data_utils import Tree
 from bushel.trajectory.dataset import TrajectoryDataset
-from bushel.trajectory.mixing import make_interleaved_dataset, make_single_dataset
-from bushel.trajectory.restructure import Tree
+from bushel.trajectory.mixture_config import MixtureConfig, choose_backend
+from bushel.trajectory.numpy_or_jax import is_text
+from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
 
 _ARRAYS = ("numpy", "jax")
 
 
 def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> TrajectoryDataset:
-    """The frames of a mixture without end, shuffled and transformed; in batches, if the config has a batch size.
+    """The frames of an endless mixture, shuffled and transformed; in batches if the config has a batch size.
 
     Args:
       config: a `MixtureConfig` or a `DatasetConfig`, a dict of fields, or a JSON or YAML file.
-      train: for training or for validation; by default as the config says.
-      changes: other values of fields of the `MixtureConfig`.
+      train: True for training, False for validation; by default as in the config.
+      changes: fields of the `MixtureConfig` with other values.
 
     >>> import tempfile
     >>> from bushel.trajectory import write_rlds
@@ -48,30 +48,16 @@ def get_dataset(config: Any, *, train: bool | None = None, **changes: Any) -> Tr
     ...     next(ds.iterator())["action"].shape
     (4, 1, 1, 2)
     """
-    chosen = _chosen(config, train, changes)
-    return make_interleaved_dataset(
-        [one.to_kwargs() for one in chosen.datasets],
-        chosen.weights,
-        train=chosen.train,
-        shuffle_buffer_size=chosen.shuffle_buffer_size,
-        traj_transform_kwargs=chosen.traj_transform_kwargs,
-        frame_transform_kwargs=chosen.frame_transform_kwargs,
-        batch_size=chosen.batch_size,
-        balance_weights=chosen.balance_weights,
-        traj_transform_threads=chosen.traj_transform_threads,
-        traj_read_threads=chosen.traj_read_threads,
-        seed=chosen.seed,
-        compat=chosen.compat,
-        cache_dir=chosen.cache_dir,
-    )
+    chosen = _load_config(config, train, changes)
+    return make_interleaved_dataset(**chosen.to_kwargs())
 
 
 def build_dataset_from_config(config: Any, *, train: bool | None = None, **changes: Any) -> TrajectoryDataset:
-    """What a config describes: of one data set its trajectories, transformed; of several the frames of the mixture.
+    """The dataset that a config describes: the trajectories of a single data set, or the frames of a mixture.
 
-    Arguments are those of `get_dataset`; weight and batch size say nothing about trajectories.
+    The arguments are those of `get_dataset`. For trajectories the weight and the batch size have no effect.
     """
-    chosen = _chosen(config, train, changes)
+    chosen = _load_config(config, train, changes)
     if len(chosen.datasets) > 1:
         return get_dataset(chosen)
     (one,) = chosen.datasets
@@ -104,32 +90,32 @@ def get_dataloader(
     execution_tracking_mode: ExecutionTrackingMode | Literal["disabled", "stage_timing"] = "disabled",
     **changes: Any,
 ) -> TrajectoryLoader:
-    """Batches for training: an endless iterable, whose iterators have `get_state` and `set_state`.
+    """Batches for training: an endless iterable whose iterators have `get_state` and `set_state`.
 
-    Order, draws and rows depend on the config alone: not on workers, threads, hosts or the back end.
+    The order, the draws and the rows depend only on the config, not on workers, threads, hosts or the back end.
 
     Args:
       config: a `MixtureConfig` or a `DatasetConfig`, a dict of fields, or a JSON or YAML file.
       train: for training or for validation; by default as the config says.
-      batch_size: rows of a batch, over all hosts; by default as the config says.
-      workers: processes that make batches, or options for them; None leaves the number to the library. Hints for
-        threads (`traj_transform_threads`, `traj_read_threads`, `num_parallel_calls`) are honoured as an option of the
-        engine, at most one thread per core.
-      arrays: "numpy", or "jax" for `jax.numpy` arrays; texts are NumPy's in either case, since JAX has none.
-      shard_options: which host this is: it gets its rows of each batch, `ShardByJaxProcess()` for example.
-      process_text: a `TextProcessor`, whose arrays take the place of `task/language_instruction` (and `dataset_name`
-        is left out, as in the original); or any function of a batch.
-      data_backend: "bushel", or "grain" for Google's Grain; by default as the config says.
-      use_grain: the same as a switch.
-      on_error: "skip" leaves out frames that fail, an image that cannot be decoded for example, and counts them in
-        `iterator.skipped`; the next ones move up. On one host and Bushel's engine, with states of their own: they do
-        not move to loaders without it. "raise" raises, and `next` tries again.
-      skip_limit: how many may be left out before the next one raises; None for any number.
+      batch_size: rows per batch, over all hosts; by default as in the config.
+      workers: number of worker processes, or options for them; None lets the library choose the number. The hints for
+        threads (`traj_transform_threads`, `traj_read_threads`, `num_parallel_calls`) set the number of prefetching
+        threads, at most one per core.
+      arrays: "numpy", or "jax" for `jax.numpy` arrays. Texts are always NumPy arrays, since JAX has none.
+      shard_options: which host this is, for example `ShardByJaxProcess()`. The host gets its own rows of each batch.
+      process_text: a `TextProcessor`, whose arrays replace `task/language_instruction` (`dataset_name` is then left
+        out, as in the original); or any function of a batch.
+      data_backend: "bushel", or "grain" for Google's Grain; by default as in the config.
+      use_grain: True for "grain", False for "bushel".
+      on_error: "skip" skips frames that raise an error, for example an image that cannot be decoded, and counts them in
+        `iterator.skipped`; later frames fill the batch. It needs a single host and Bushel's engine. Its states cannot
+        be restored without it. With "raise" the error is raised, and `next` tries again.
+      skip_limit: how many frames may be skipped before the next failure raises; None for any number.
       execution_tracking_mode: "stage_timing" times every stage, for `iterator.report()` and Prometheus.
-      changes: other values of fields of the `MixtureConfig`.
+      changes: fields of the `MixtureConfig` with other values.
 
     >>> import tempfile
-    >>> from bushel.trajectory.rlds_writer import write_rlds
+    >>> from bushel.trajectory.rlds.writer import write_rlds
     >>> steps = {"observation": {"state": np.zeros((20, 3), np.float32)}, "action": np.zeros((20, 2), np.float32)}
     >>> folder = tempfile.TemporaryDirectory()
     >>> _ = write_rlds(folder.name, "arm", {"train": [{"steps": steps}] * 3, "val": [{"steps": steps}]})
@@ -140,16 +126,16 @@ def get_dataloader(
     ((8, 2, 4, 2), 8)
     >>> folder.cleanup()
     """
-    asked = {"batch_size": batch_size, "data_backend": backend_of(data_backend, use_grain)}
-    chosen = _chosen(config, train, changes | {name: value for name, value in asked.items() if value is not None})
+    asked = {"batch_size": batch_size, "data_backend": choose_backend(data_backend, use_grain)}
+    chosen = _load_config(config, train, changes | {name: value for name, value in asked.items() if value is not None})
     if chosen.batch_size is None:
         raise ValueError("A loader needs a batch_size, as an argument or in its config.")
     if arrays not in _ARRAYS:
         raise ValueError(f"arrays must be one of {', '.join(_ARRAYS)}; got {arrays!r}.")
     if chosen.data_backend == "grain":
-        grain()
+        import_grain()
         if on_error == "skip":
-            raise ValueError('on_error="skip" is done by Bushel\'s engine. Leave out data_backend="grain".')
+            raise ValueError('on_error="skip" needs Bushel\'s engine. Leave out data_backend="grain".')
     if isinstance(process_text, str) or not (
         process_text is None or callable(process_text) or hasattr(process_text, "encode")
     ):
@@ -164,14 +150,14 @@ def get_dataloader(
     return TrajectoryLoader(running, chosen.data_backend, _Finish(process_text, arrays))
 
 
-def _chosen(config: Any, train: bool | None, changes: Mapping[str, Any]) -> MixtureConfig:
+def _load_config(config: Any, train: bool | None, changes: Mapping[str, Any]) -> MixtureConfig:
     asked = {} if train is None else {"train": train}
     return MixtureConfig.of(config).changed(**asked, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Finish:
-    """What is done to a batch in the process that asked for it."""
+    """The last steps on a batch, in the consumer's process: texts, and arrays of JAX."""
 
     process_text: Any
     arrays: str
@@ -183,14 +169,14 @@ class _Finish:
             batch.pop("dataset_name", None)
         elif self.process_text is not None:
             batch = self.process_text(batch)
-        return batch if self.arrays == "numpy" else _on_jax(batch)
+        return batch if self.arrays == "numpy" else _convert_to_jax(batch)
 
 
 def _texts_as_objects(leaf: Any) -> Any:
     return leaf.astype(object) if leaf.dtype.kind == "S" else leaf
 
 
-def _on_jax(batch: Tree) -> Tree:
+def _convert_to_jax(batch: Tree) -> Tree:
     jax_numpy: Any = package("jax.numpy", "jax", "Batches of jax.numpy arrays")
     return trees.map_leaves(lambda leaf: leaf if _is_text(leaf) else jax_numpy.asarray(leaf), batch)
 
@@ -200,32 +186,32 @@ def _is_text(leaf: Any) -> bool:
 
 
 class TrajectoryLoader:
-    """Batches of a mixture: iterate over it, or take an iterator for its state. Made by `get_dataloader`."""
+    """Batches of a mixture. `get_dataloader` makes it. Iterators of it can save and restore their state."""
 
     def __init__(self, running: Running, backend: str, finish: _Finish):
         self._running, self._finish = running, finish
         self.data_backend = backend
-        """What drives it."""
+        """The engine that runs the pipeline: "bushel" or "grain"."""
 
     @property
     def dataset(self) -> TrajectoryDataset:
-        """The frames that batches are made of."""
+        """The dataset of single frames."""
         return self._running.dataset
 
     @property
     def dataset_statistics(self) -> Any:
-        """Of actions and proprioception, by the names of the data sets."""
+        """The statistics of actions and proprioception, by the names of the data sets."""
         return self.dataset.dataset_statistics
 
     @property
     def sample_weights(self) -> np.ndarray:
-        """Shares of the data sets."""
+        """The share of each data set."""
         weights = self.dataset.sample_weights
         return np.ones(1) if weights is None else weights
 
     @functools.cached_property
     def element_spec(self) -> Any:
-        """Shapes and dtypes of a batch on this host, before `process_text`. One frame is made to see them."""
+        """Shapes and dtypes of a batch on this host, before `process_text`. Computes one frame to find them."""
         rows = self._running.rows
         batch = trees.map_leaves(_texts_as_objects, blocks.stack([self.dataset.dataset[0]]))
         return trees.map_leaves(lambda leaf: ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype), batch)
@@ -246,7 +232,10 @@ class TrajectoryLoader:
 
 
 class LoaderIterator(DatasetIterator[Tree]):
-    """A position in the batches of a loader, the same on all hosts; any back end and number of hosts restores it."""
+    """An iterator over the batches of a loader. Its state is the same on all hosts.
+
+    Any back end, with any number of hosts, can restore it.
+    """
 
     _same_on_all_processes = True
 
@@ -254,7 +243,7 @@ class LoaderIterator(DatasetIterator[Tree]):
         super().__init__(batches)
         self._finish, self._lock = finish, threading.RLock()
         self._held: tuple[State, Any] | None = None
-        """A batch that could not be finished, for the next try, and the state before it."""
+        """A batch for which `_finish` failed, and the state before it. `next` tries it again."""
 
     def __next__(self) -> Tree:
         with self._lock:
@@ -267,17 +256,17 @@ class LoaderIterator(DatasetIterator[Tree]):
 
     @property
     def skipped(self) -> int:
-        """How many frames failed and were left out so far, with `on_error="skip"`."""
+        """How many frames failed and were skipped so far, with `on_error="skip"`."""
         return self._parent.skipped
 
     def report(self) -> Report:
-        """Where the time went: see `bushel.Report`. Grain as the back end keeps no account."""
+        """The time that each stage takes, see `bushel.Report`. Not available with Grain as the back end."""
         return self._parent.report()
 
     def explain(self, steps: int = 1) -> list[Explanation]:
-        """Of which frames this host's rows of the next batches are made. Nothing is read."""
+        """The frames of this host's rows in the next batches. Nothing is read."""
         with self._lock:
-            if self._held is not None:  # the next batch is the one that could not be finished: it is made again
+            if self._held is not None:  # the next batch is the held one: the parent must stand before it
                 self.set_state(self._held[0])
             return self._parent.explain(steps)
 
@@ -287,7 +276,7 @@ class LoaderIterator(DatasetIterator[Tree]):
             return self._parent.get_state() if self._held is None else self._held[0]
 
     def set_state(self, state: State, *, check: bool = True) -> None:
-        """Goes to a position that any host has saved, with any number of hosts, workers, and either back end.
+        """Goes to a saved position, of any host and any number of hosts and workers, and of either back end.
 
         Args:
           state: what `get_state` returned.

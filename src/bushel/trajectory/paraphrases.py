@@ -1,4 +1,4 @@
-"""Where a file of paraphrases lies that Octo names by a repository of the Hugging Face hub. Nothing is downloaded."""
+"""Finds the local file of paraphrases that Octo names by a repository of the Hugging Face hub. Downloads nothing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from bushel.sources.needs import package
 
 
 def find_paraphrases(paraphrases_repo: Any, paraphrases_filename: Any) -> str:
-    """The local path of a file of paraphrases: in a folder, or in the cache of the Hugging Face hub.
+    """The local path of a file of paraphrases, in a folder or in the cache of the Hugging Face hub.
 
     Args:
       paraphrases_repo: a local folder, or the name of a data set on the hub that was downloaded before.
-      paraphrases_filename: the file in it.
+      paraphrases_filename: the name of the file in it.
     """
     for name, value in (("paraphrases_repo", paraphrases_repo), ("paraphrases_filename", paraphrases_filename)):
         if not isinstance(value, str | os.PathLike):

@@ -1,7 +1,8 @@
-"""Samples out of episodes: the trajectory transforms as arithmetic on rows (episode, time), all of them at once.
+"""`Samples`: the trajectory transforms as arithmetic on rows (episode, time) of a table, for many rows at once.
 
-A sample is what the original makes of one step of one trajectory. Since a row needs only the frames of its window, its
-actions and its goal, any set of rows is made by a few gathers: a shuffled batch costs what a batch in order costs.
+A sample is the result of the original's transforms for one step of one trajectory. A row needs only the frames of its
+window, its actions and its goal. A few gathers compute any set of rows, so a shuffled batch costs as much as one in
+order.
 """
 
 from __future__ import annotations
@@ -16,61 +17,59 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.graph.node import InTwoSteps, Origin
 from bushel.trajectory import goal_relabeling, normalization, task_augmentation
-from bushel.trajectory.arrays import to_numpy
-from bushel.trajectory.columns import Numbers, object_array, taken
-from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import not_empty, tree_merge
-from bushel.trajectory.draws import Draws
-from bushel.trajectory.encoded import read_all
+from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.data_utils import Tree, not_empty, tree_merge
+from bushel.trajectory.encoded_images import read_all
 from bushel.trajectory.episodes import LANGUAGES, Episodes
+from bushel.trajectory.frame_columns import Numbers, take_entries
+from bushel.trajectory.frame_windows import Windows
+from bushel.trajectory.indexed_draws import Draws
 from bushel.trajectory.normalization import NormalizationType
-from bushel.trajectory.space import Space
+from bushel.trajectory.numpy_or_jax import to_numpy, to_objects
+from bushel.trajectory.sample_index import SampleSpace
 from bushel.trajectory.task_augmentation import Rephraser
 from bushel.trajectory.traj_transforms import (
     add_head_action_mask,
     check_chunks,
     check_width,
+    list_proprio_names,
     pad_actions_and_proprio,
-    proprio_names,
 )
-from bushel.trajectory.windows import Windows
-
-Tree = dict[str, Any]
 
 WORDS = "language_instruction"
 _STRIDE = 1 << 16
-_COPIED_BYTES = 16 << 20  # each worker has its copy
+_COPIED_BYTES = 16 << 20  # of actions, in each worker
 _NO_ACTION = np.zeros((1, 1), dtype=np.float32)
 _GOAL, _DELETE, _REPHRASE, _PHRASE, _LANGUAGE = range(5)  # purposes of draws
 
 
 @dataclasses.dataclass(frozen=True)
 class Normalize:
-    """How actions and proprioception are normalised."""
+    """Normalises actions and proprioception of one data set."""
 
     statistics: Mapping[str, Any]
     kind: NormalizationType
     names: frozenset[str]
 
     def __call__(self, values: np.ndarray, name: str, episode: np.ndarray) -> np.ndarray:
-        """`values` of the entry `name`, a row for each `episode`, normalised if it is one of `names`."""
+        """`values` of the entry `name`, normalised if `name` is one of `names`. Row i belongs to `episode[i]`."""
         if name not in self.names:
             return values
-        facts = self.statistics[name]
-        return normalization.normalize(values, facts, self.kind)
+        return normalization.normalize(values, self.statistics[name], self.kind)
 
 
 @dataclasses.dataclass(frozen=True)
 class Transforms:
-    """What `apply_trajectory_transforms` was asked to do.
+    """The arguments of `apply_trajectory_transforms`, checked.
 
     Args:
-      windows: how many frames and actions a sample has, and which of the original's faults.
+      windows: which frames and actions a sample has.
       relabel_goals: whether a later frame becomes the goal, at most `max_goal_distance` steps away.
-      keep_image_prob: how often a task is told by its goal image alone; None leaves both.
-      rephraser: with `rephrase_prob`, how often words are replaced and by which.
-      subsample_length: so many samples of a trajectory at most, others in each epoch.
-      max_action_dim, max_proprio_dim: widths to which actions and proprioception are filled up.
+      keep_image_prob: the probability that a task keeps its goal images and loses its instruction, where it has both;
+        else it keeps the instruction only. None: a task keeps both.
+      rephraser, rephrase_prob: the paraphrases, and the probability that an instruction is replaced by one.
+      subsample_length: at most so many samples per trajectory, other ones in each epoch.
+      max_action_dim, max_proprio_dim: widths to which actions and proprioception are padded with zeros.
       head_to_dataset: which data sets train which head.
     """
 
@@ -93,17 +92,18 @@ class Transforms:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Samples(InTwoSteps):
-    """Rows of a table, as trajectory transforms make them.
+    """The samples of a table of episodes, after the trajectory transforms.
 
     Args:
       episodes: the table.
-      chosen: which of its episodes take part, in this order.
-      kept: one bool per frame of the table: which may be a sample; all, if None. Windows see the others too.
-      normalize: what is done to actions and proprioception.
-      transforms: None leaves trajectories as they are.
-      row_functions: functions of a tree of rows, after all others, that look at each row by itself.
-      seed: of all draws.
-      labelled_only: of several instructions one is drawn that some step of the episode has.
+      chosen: which of its episodes have samples, in this order.
+      kept: one bool per frame of the table: which frames may be samples. None: all. Windows contain the other frames
+        too.
+      normalize: the function that normalises actions and proprioception; None for no normalisation.
+      transforms: the transforms; None leaves trajectories as they are.
+      row_functions: functions of a tree of rows, applied last. Each looks at every row by itself.
+      seed: the seed of all draws.
+      labelled_only: an episode draws only from those of its instructions that are not empty in all steps.
     """
 
     episodes: Episodes
@@ -122,7 +122,7 @@ class Samples(InTwoSteps):
         self._check_actions(self.transforms)
         limit = self.transforms.max_proprio_dim
         if limit is not None:
-            for name in proprio_names(self._observed, self.compat):
+            for name in list_proprio_names(self._observed, self.compat):
                 column = self._observed[name]
                 if column.is_numeric:
                     check_width((len(column), *column.entry_shape), limit, f"observation/{name}", "max_proprio_dim")
@@ -142,66 +142,66 @@ class Samples(InTwoSteps):
             check_width((len(column), *shape), transforms.max_action_dim, "action", "max_action_dim")
 
     def __len__(self) -> int:
-        """How many samples one epoch has."""
+        """The number of samples of one epoch."""
         return len(self.space)
 
     def __repr__(self) -> str:
         return f"Samples({len(self):,} of {len(self.chosen):,} episodes)"
 
     @functools.cached_property
-    def space(self) -> Space:
-        """Which frames are samples."""
+    def space(self) -> SampleSpace:
+        """The numbering of the samples."""
         limit = None if self.transforms is None else self.transforms.subsample_length
-        return Space(self.episodes.lengths, self.chosen, self.kept, limit, self.seed)
+        return SampleSpace(self.episodes.lengths, self.chosen, self.kept, limit, self.seed)
 
     @functools.cached_property
     def name(self) -> str:
-        """What the data set is called, for messages."""
+        """The name of the data set, for messages."""
         column = self.episodes.columns.get("dataset_name")
         return "the data set" if column is None else column.take(np.zeros(1, np.int64))[0].decode()
 
     def any_label(self) -> np.ndarray:
-        """For each episode of the table, whether some step has an instruction that may be drawn."""
+        """One bool per episode of the table: whether some step has an instruction that can be drawn."""
         if not self._languages:
             raise ValueError("skip_unlabeled=True but dataset does not have language labels. Give a language_key.")
-        return np.logical_or.reduce(self._spoken)
+        return np.logical_or.reduce(self._any_instruction)
 
     def largest(self, name: str) -> np.ndarray:
-        """For each episode of the table, the largest absolute number of the actions, or of an entry observed."""
+        """For each episode of the table the largest absolute value of `action`, or of an entry of the observation."""
         columns = self.episodes.columns
         column = columns["action"] if name == "action" else columns["observation"][name]
-        found = np.empty(self.episodes.frames)
+        maxima = np.empty(self.episodes.frames)
         for low in range(0, self.episodes.frames, _STRIDE):
             frames = np.arange(low, min(low + _STRIDE, self.episodes.frames))
             episode = np.searchsorted(self.episodes.starts, frames, side="right") - 1
-            values = np.abs(self._normalized(column.take(frames), name, episode))
-            found[frames] = values.reshape(len(frames), -1).max(axis=1, initial=0)  # of no numbers
-        return np.maximum.reduceat(found, self.episodes.starts)
+            values = np.abs(self._normalize(column.take(frames), name, episode))
+            maxima[frames] = values.reshape(len(frames), -1).max(axis=1, initial=0)  # 0 if an entry has no numbers
+        return np.maximum.reduceat(maxima, self.episodes.starts)
 
     def trajectory(self, index: int, _: Any = None) -> Tree:
-        """Trajectory `index`, transformed: all its samples, in order (a random choice of them, when subsampled)."""
+        """Trajectory `index` after the transforms: all its samples in order, or a random choice if it is subsampled."""
         epoch, place = divmod(int(index), len(self.chosen))
         times = self.space.times(int(self.chosen[place]), epoch)
         same = np.zeros_like(times)
         return self.rows(same + self.chosen[place], times, Draws(self.seed, (index << 32) + times, same + int(index)))
 
     def ahead(self, values: np.ndarray) -> Tree:
-        """Where samples are, by tickets: a sample's number, plus `len` for each epoch before. Draws belong to these."""
+        """Which frames the samples `values` need. A value is the number of a sample + epoch * len."""
         epochs, numbers = np.divmod(values, len(self))
-        episode, time = self.space.located(numbers, epochs)
+        episode, time = self.space.locate(numbers, epochs)
         return {**self._places(episode, time), "sample": values, "trajectory": epochs * len(self.episodes) + episode}
 
     def after(self, known: Tree) -> Tree:
-        """The samples at these places."""
+        """The samples themselves, from what `ahead` has returned."""
         rows = self._rows(known, Draws(self.seed, known["sample"], known["trajectory"]))
         return read_images(rows) if self._has_images else rows
 
     def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
-        """The rows (episode, time), as the transforms make them. Encoded images are not read yet."""
+        """The rows (episode, time) after the transforms. Encoded images are not read yet."""
         return self._rows(self._places(episode, time), chance)
 
     def _places(self, episode: np.ndarray, time: np.ndarray) -> Tree:
-        """Which frames the rows (episode, time) are made of, as far as that is no matter of chance."""
+        """Which frames the rows (episode, time) need, as far as that does not depend on draws."""
         start, length = self.episodes.starts[episode], self.episodes.lengths[episode]
         known = {"episode": episode, "time": time, "start": start, "length": length, "frame": start + time}
         if self.transforms is not None:
@@ -213,7 +213,7 @@ class Samples(InTwoSteps):
 
     @functools.cached_property
     def _has_goals(self) -> bool:
-        """Whether a task may be done before its episode ends."""
+        """Whether the goal of a task may lie before the end of its episode."""
         assert self.transforms is not None
         return self.transforms.relabel_goals or "timestep" in self.episodes.columns.get("task", {})
 
@@ -221,9 +221,9 @@ class Samples(InTwoSteps):
     def _has_images(self) -> bool:
         return bool(self.episodes.image_columns)
 
-    def told(self, number: int, epoch: int) -> Origin:
-        """Of which frame of which episode a sample is made, for people."""
-        (episode,), (time,) = self.space.located(np.array([number]), np.array([epoch]))
+    def describe_origin(self, number: int, epoch: int) -> Origin:
+        """The frame and the episode of a sample, for messages."""
+        (episode,), (time,) = self.space.locate(np.array([number]), np.array([epoch]))
         numbers = self.episodes.numbers
         of = f" of {self.name}" if "dataset_name" in self.episodes.columns else ""
         return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (int(time),))
@@ -232,7 +232,7 @@ class Samples(InTwoSteps):
         episode, frames = at["episode"], at["frame"]
         columns = self.episodes.columns
         rows: Tree = {
-            name: taken(column, frames)
+            name: take_entries(column, frames)
             for name, column in columns.items()
             if name not in ("observation", "task", "action")
         }
@@ -242,101 +242,99 @@ class Samples(InTwoSteps):
             if "action" in columns:
                 rows["action"] = self._action(episode, frames)
         else:
-            rows = self._transformed(rows, at, chance)
+            rows = self._transform(rows, at, chance)
         for function in self.row_functions:
             rows = trees.map_leaves(to_numpy, function(rows))
         return rows
 
     def _observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
-        """Observations of `frames`, which are at `time` of their episodes, one or several for each row."""
-        found = {
-            name: self._normalized(taken(column, frames), name, episode) for name, column in self._observed.items()
-        }
-        return {**found, "timestep": time.astype(np.int32)}
+        """The observations of `frames`, one or several per row. `time` are their times in their episodes."""
+        columns = self._observed.items()
+        observation = {name: self._normalize(take_entries(column, frames), name, episode) for name, column in columns}
+        return {**observation, "timestep": time.astype(np.int32)}
 
     @functools.cached_property
     def _observed(self) -> Tree:
         columns = self.episodes.columns.get("observation", {})
-        return {name: column for name, column in columns.items() if name != "timestep"}  # which is counted here
+        return {name: column for name, column in columns.items() if name != "timestep"}  # `_observation` adds it
 
-    def _normalized(self, values: Any, name: str, episode: np.ndarray) -> Any:
+    def _normalize(self, values: Any, name: str, episode: np.ndarray) -> Any:
         return values if self.normalize is None else self.normalize(values, name, episode)
 
     def _action(self, episode: np.ndarray, frames: np.ndarray) -> np.ndarray:
-        return self._normalized(taken(self.episodes.columns["action"], frames), "action", episode)
+        return self._normalize(take_entries(self.episodes.columns["action"], frames), "action", episode)
 
     def _task(self, episode: np.ndarray, frames: np.ndarray, chance: Draws) -> Tree:
         columns = dict(self.episodes.columns.get("task", {}))
         several = columns.pop(LANGUAGES, None)
-        task = {name: taken(column, frames) for name, column in columns.items()}
+        task = {name: take_entries(column, frames) for name, column in columns.items()}
         if several is not None:
             texts = np.stack([column.take(frames) for column in self._languages])
-            task[WORDS] = texts[self._language(episode, chance), np.arange(len(frames))]
+            task[WORDS] = texts[self._draw_language(episode, chance), np.arange(len(frames))]
         return task
 
     @functools.cached_property
     def _languages(self) -> list[Any]:
-        """The instructions of which one is drawn for each trajectory; the original never draws the last of several."""
+        """The instructions of which each trajectory draws one. The original never draws the last of several."""
         task = self.episodes.columns.get("task", {})
-        found = list(task[LANGUAGES].values()) if LANGUAGES in task else [task[WORDS]] if WORDS in task else []
-        return found[:-1] if faithful(self.compat) and len(found) > 1 else found
+        columns = list(task[LANGUAGES].values()) if LANGUAGES in task else [task[WORDS]] if WORDS in task else []
+        return columns[:-1] if is_faithful(self.compat) and len(columns) > 1 else columns
 
-    def _language(self, episode: np.ndarray, chance: Draws) -> np.ndarray:
-        """Which of several instructions each row has: the same one for all rows of a trajectory."""
+    def _draw_language(self, episode: np.ndarray, chance: Draws) -> np.ndarray:
+        """Which of several instructions each row has. All rows of a trajectory have the same."""
         drawn = chance.per_trajectory(_LANGUAGE)
         if not self.labelled_only:
             return (drawn * len(self._languages)).astype(np.int64)
-        spoken = self._spoken[:, episode]
-        chosen = (drawn * spoken.sum(axis=0)).astype(np.int64)
-        return (spoken.cumsum(axis=0) > chosen).argmax(axis=0)
+        present = self._any_instruction[:, episode]
+        rank = (drawn * present.sum(axis=0)).astype(np.int64)  # among the instructions that the episode has
+        return (present.cumsum(axis=0) > rank).argmax(axis=0)
 
     @functools.cached_property
-    def _spoken(self) -> np.ndarray:
-        """For each language and episode, whether some step has an instruction."""
+    def _any_instruction(self) -> np.ndarray:
+        """For each language and episode, whether at least one step has an instruction."""
         return np.stack([self.episodes.any_of(column) for column in self._languages])
 
     @functools.cached_property
-    def _labelled(self) -> np.ndarray:
+    def _all_instructions(self) -> np.ndarray:
         """For each language and episode, whether all steps have an instruction."""
         return np.stack([self.episodes.all_of(column) for column in self._languages])
 
     @functools.cached_property
-    def _pictured(self) -> np.ndarray:
-        """For each episode, whether some step has a goal image, or some frame an image that may become one."""
+    def _any_goal_image(self) -> np.ndarray:
+        """For each episode, whether at least one step has a goal image, or may get one by relabelling."""
         assert self.transforms is not None
         goals = self.episodes.columns.get("task", {}) | (self._observed if self.transforms.relabel_goals else {})
         pictures = [column for name, column in goals.items() if name.startswith(("image_", "depth_"))]
         none = np.zeros(len(self.episodes), dtype=bool)
         return np.logical_or.reduce([none, *(self.episodes.any_of(column) for column in pictures)])
 
-    def _transformed(self, rows: Tree, at: Tree, chance: Draws) -> Tree:
+    def _transform(self, rows: Tree, at: Tree, chance: Draws) -> Tree:
         transforms = self.transforms
         assert transforms is not None
         episode, time, start, length = at["episode"], at["time"], at["start"], at["length"]
-        task = {**rows["task"], "pad_mask_dict": {name: _there(leaf) for name, leaf in rows["task"].items()}}
+        task = {**rows["task"], "pad_mask_dict": {name: _is_present(leaf) for name, leaf in rows["task"].items()}}
         if transforms.relabel_goals:
-            draws_of_goals = chance.per_sample(_GOAL)
-            goal = goal_relabeling.goals(time, length, draws_of_goals, transforms.max_goal_distance)
+            goal = goal_relabeling.choose_goals(time, length, chance.per_sample(_GOAL), transforms.max_goal_distance)
             task = tree_merge(task, self._masked_observation(episode, start + goal, goal))
         if transforms.rephraser is not None and WORDS in task:
-            task[WORDS] = task_augmentation.rephrased(
+            task[WORDS] = task_augmentation.rephrase(
                 task[WORDS],
                 chance.per_trajectory(_REPHRASE),
                 chance.per_sample(_PHRASE),
                 transforms.rephraser,
                 transforms.rephrase_prob,
                 firsts=self._task(episode, start, chance)[WORDS],
-                labelled=self._labelled[self._language(episode, chance), episode],
+                labelled=self._all_instructions[self._draw_language(episode, chance), episode],
             )
         if transforms.keep_image_prob is not None:
-            pictured = self._pictured[episode] if faithful(self.compat) else None
-            task = task_augmentation.conditioning_deleted(
-                task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=pictured
+            has_image = self._any_goal_image[episode] if is_faithful(self.compat) else None
+            task = task_augmentation.delete_conditioning(
+                task, chance.per_sample(_DELETE), length, transforms.keep_image_prob, has_image=has_image
             )
         windows = transforms.windows
         observation = self._masked_observation(episode, at["frames"], at["times"])
         reach = windows.reach(time, length, task["timestep"]) if self._has_goals else at["reach"]
-        late = _masks(reach, windows.action_horizon)
+        late = _make_masks(reach, windows.action_horizon)
         np.logical_not(late, out=late)
         rows |= {
             "observation": observation | {"timestep_pad_mask": at["real"].copy(), "task_completed": late},
@@ -346,25 +344,26 @@ class Samples(InTwoSteps):
             action = self._chunks(episode, at["frames"], start + length - 1)
             width = action.shape[-1]
             if transforms.max_action_dim is not None:
-                action = self._padded(action, {})["action"]
-            masks = _masks(reach * windows.acting(at["real"]), windows.action_horizon, action.shape[-1], filled=width)
+                action = self._pad(action, {})["action"]
+            acting = reach * windows.acting(at["real"])
+            masks = _make_masks(acting, windows.action_horizon, action.shape[-1], filled=width)
             rows |= {"action": action, "action_pad_mask": masks.reshape(action.shape)}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
         return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
 
     def _masked_observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
-        masks = {name: column.there(frames) for name, column in self._observed.items()}
+        masks = {name: column.is_present(frames) for name, column in self._observed.items()}
         masks["timestep"] = np.ones(frames.shape, dtype=bool)
-        if faithful(self.compat):  # zeros in place of what a robot does not have count as data
+        if is_faithful(self.compat):  # the original counts the zeros for what a robot does not have as data
             filled = [name for name, column in self._observed.items() if column.is_numeric]
             masks |= {name: np.ones(frames.shape, dtype=bool) for name in filled}
         observation = self._observation(episode, frames, time)
         if self.transforms is not None and self.transforms.max_proprio_dim is not None:
-            observation = self._padded(_NO_ACTION, observation)["observation"]
+            observation = self._pad(_NO_ACTION, observation)["observation"]
         return {**observation, "pad_mask_dict": masks}
 
-    def _padded(self, action: np.ndarray, observation: Tree) -> Tree:
+    def _pad(self, action: np.ndarray, observation: Tree) -> Tree:
         transforms = self.transforms
         assert transforms is not None
         return pad_actions_and_proprio(
@@ -375,10 +374,11 @@ class Samples(InTwoSteps):
         )
 
     @functools.cached_property
-    def _line_of_actions(self) -> np.ndarray | None:
-        """Actions of all episodes in a line, the last of each so often that a chunk is a stretch of it.
+    def _repeated_actions(self) -> np.ndarray | None:
+        """The actions of all episodes in one array, with the last action of each episode repeated `horizon` times.
 
-        A stretch is copied in a fraction of the time that its actions take one by one. None where it is not worth it.
+        Each chunk of actions is then a contiguous slice, which is copied much faster than its actions one by one. None
+        if the copy of all actions would be too large.
         """
         assert self.transforms is not None
         column, more = self.episodes.columns["action"], self.transforms.windows.action_horizon - 1
@@ -390,37 +390,38 @@ class Samples(InTwoSteps):
         return np.repeat(column.values, times, axis=0)
 
     def _chunks(self, episode: np.ndarray, firsts: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Chunks of actions, [N, W, H, A], from the frames `firsts` on: single actions, or cut from the data's own."""
+        """Chunks of actions, [N, W, H, A], from the frames `firsts` on. Chunks in the data are cut to the horizon."""
         assert self.transforms is not None
         horizon = self.transforms.windows.action_horizon
         shape = self.episodes.columns["action"].entry_shape
-        if len(shape) == 1 and (line := self._line_of_actions) is not None:
+        if len(shape) == 1 and (line := self._repeated_actions) is not None:
             width = shape[0]
+            # A view in which row i holds the actions i, i + 1, ..., i + horizon - 1: the rows overlap in memory.
             runs = np.ndarray((len(line) - horizon + 1, horizon * width), line.dtype, line, strides=line.strides)
-            found = runs[firsts + (horizon - 1) * episode[:, None]].reshape(*firsts.shape, horizon, width)
-            return self._normalized(found, "action", episode)
+            chunks = runs[firsts + (horizon - 1) * episode[:, None]].reshape(*firsts.shape, horizon, width)
+            return self._normalize(chunks, "action", episode)
         if len(shape) == 1:
             return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
         return self._action(episode, firsts)[:, :, :horizon]
 
 
-def _masks(reach: np.ndarray, horizon: int, width: int = 1, filled: int = 1) -> np.ndarray:
-    """Which numbers of which actions are real, [..., horizon * width]: `filled` of each of the first `reach`."""
-    return _reaching(horizon, width, filled)[horizon - reach]
+def _make_masks(reach: np.ndarray, horizon: int, width: int = 1, filled: int = 1) -> np.ndarray:
+    """Bools [..., horizon * width]: true for the first `filled` numbers of each of the first `reach` actions."""
+    return _list_masks(horizon, width, filled)[horizon - reach]
 
 
 @functools.lru_cache(maxsize=64)
-def _reaching(horizon: int, width: int, filled: int) -> np.ndarray:
-    """All masks there can be, [horizon + 1, horizon * width]: the first has all actions real, the next all but one ...
+def _list_masks(horizon: int, width: int, filled: int) -> np.ndarray:
+    """All possible masks, [horizon + 1, horizon * width]: in row i the last i actions are false.
 
-    They are views of one line, so that a mask is a copy and no comparison of each number.
+    The rows are views of one array, so that a mask is a copy, which is faster than a comparison for each number.
     """
     line = np.zeros((2 * horizon, width), dtype=bool)
     line[:horizon, :filled] = True
     return np.lib.stride_tricks.as_strided(line, (horizon + 1, horizon * width), (width, 1), writeable=False)
 
 
-def _there(leaf: np.ndarray) -> np.ndarray:
+def _is_present(leaf: np.ndarray) -> np.ndarray:
     return not_empty(leaf) if leaf.dtype == object else np.ones(len(leaf), dtype=bool)
 
 
@@ -429,7 +430,7 @@ def _is_text(leaf: Any) -> bool:
 
 
 def read_images(tree: Any) -> Any:
-    """The tree with its encoded images read, all of them together, each once; other arrays as NumPy's.
+    """The tree with its encoded images as bytes, read all together and each once. Other arrays become NumPy's.
 
     >>> read_images({"x": np.zeros(2)})
     {'x': array([0., 0.])}
@@ -442,6 +443,6 @@ def read_images(tree: Any) -> Any:
     def read(leaf: Any) -> Any:
         if not _is_text(leaf):
             return leaf
-        return object_array([next(contents) for _ in range(leaf.size)]).reshape(leaf.shape)
+        return to_objects([next(contents) for _ in range(leaf.size)]).reshape(leaf.shape)
 
     return rebuild([read(leaf) for leaf in leaves])

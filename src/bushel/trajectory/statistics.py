@@ -1,6 +1,6 @@
-"""Statistics of a data set's actions and proprioception: streamed, mergeable, and kept in files in the original's form.
+"""Statistics of actions and proprioception: streamed, mergeable, and kept in files of the original's form.
 
-How values are scaled by them is in `normalization.py`.
+`normalization.py` scales values with them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from bushel.sources.tfrecord import cache_folder
 from bushel.sources.writing import Folder
 from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
-from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import entry
-from bushel.trajectory.passes import is_endless
+from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.data_utils import get_entry
+from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.quantiles import Quantiles
-from bushel.trajectory.spec import ModuleSpec
+from bushel.trajectory.single_pass import is_endless
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ _NUMBERS = {"mean", "std", "max", "min", "p99", "p01", "mask"}
 
 
 class Statistics:
-    """Mean, standard deviation, extremes and percentiles of rows of numbers that come one after the other.
+    """Mean, standard deviation, extremes and percentiles of a stream of rows of numbers.
 
-    Rows are taken as float32; sums are in float64. `merge` of two gives what all rows together would have given.
-    Percentiles are exact up to `budget_bytes` of rows; beyond it their rank is off by at most `rank_error` rows.
+    Rows are converted to float32; sums are in float64. `merge` of two gives the statistics of all rows together.
+    Percentiles are exact up to `budget_bytes` of rows; beyond that their rank is off by at most `rank_error` rows.
 
     >>> statistics = Statistics()
     >>> statistics.add([[1.0, 10.0], [3.0, 10.0]])
@@ -62,11 +62,11 @@ class Statistics:
 
     @property
     def rank_error(self) -> int:
-        """How many places the percentiles' rank may be off; 0 as long as all rows are kept."""
+        """By how many rows the rank of a percentile may be off; 0 as long as all rows are kept."""
         return self._quantiles.rank_error
 
     def add(self, values: ArrayLike) -> None:
-        """Adds rows: an array whose first axis counts them."""
+        """Adds rows: an array whose first axis counts the rows."""
         array = np.asarray(values, np.float32)
         if array.ndim == 0:
             raise ValueError(f"Statistics take arrays of rows, got the number {array}.")
@@ -77,9 +77,9 @@ class Statistics:
         if not np.isfinite(rows).all():
             where = np.flatnonzero(~np.isfinite(rows).all(axis=0)).tolist()
             raise ValueError(
-                f"Numbers that are infinite or NaN, in the dimensions {where}. Leave such trajectories out, by "
-                "filter_functions for example, or give numbers of your own as dataset_statistics (with skip_norm=True "
-                "an empty dict will do)."
+                f"Some numbers are infinite or NaN, in the dimensions {where}. Remove such trajectories, with "
+                "filter_functions for example, or give statistics of your own as dataset_statistics (an empty dict is "
+                "enough with skip_norm=True)."
             )
         exact = rows.astype(np.float64)
         mean = exact.mean(axis=0)
@@ -88,7 +88,7 @@ class Statistics:
         self._quantiles.add(rows)
 
     def absorb(self, other: Statistics) -> None:
-        """Adds all rows that another one has seen."""
+        """Adds all rows of another object."""
         if other._shape is None:
             return
         self._accept(other._shape)
@@ -99,9 +99,9 @@ class Statistics:
     def summary(self) -> dict[str, Any]:
         """The statistics as plain lists: mean, std, max, min, p99, p01."""
         if not self.count:
-            raise ValueError("There are no rows to take statistics of.")
+            raise ValueError("There are no rows to compute statistics from.")
         low, high = self._quantiles.at([0.01, 0.99])
-        found = {
+        summary = {
             "mean": self._mean,
             "std": np.sqrt(self._squares / self.count),
             "max": self._max,
@@ -109,29 +109,29 @@ class Statistics:
             "p99": high,
             "p01": low,
         }
-        return {name: value.reshape(self._shape).tolist() for name, value in found.items()}
+        return {name: value.reshape(self._shape).tolist() for name, value in summary.items()}
 
     def _accept(self, shape: tuple[int, ...]) -> None:
         if self._shape is None:
             self._shape = shape
             self._quantiles = Quantiles(int(np.prod(shape)), self._budget_bytes)
         elif self._shape != shape:
-            raise ValueError(f"Rows of shape {list(shape)} cannot join rows of shape {list(self._shape)}.")
+            raise ValueError(f"Rows of shape {list(shape)} cannot be added to rows of shape {list(self._shape)}.")
 
     def _combine(self, count: int, mean: np.ndarray, squares: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
         if not self.count:
             self.count, self._mean, self._squares, self._min, self._max = count, mean, squares, low, high
             return
         whole = self.count + count
-        apart = mean - self._mean
-        self._squares = self._squares + squares + np.square(apart) * (self.count * count / whole)
-        self._mean = self._mean + apart * (count / whole)
+        difference = mean - self._mean
+        self._squares = self._squares + squares + np.square(difference) * (self.count * count / whole)
+        self._mean = self._mean + difference * (count / whole)
         self._min, self._max = np.minimum(self._min, low), np.maximum(self._max, high)
         self.count = whole
 
 
 def merge(a: Statistics, b: Statistics) -> Statistics:
-    """The statistics of all rows that either has seen.
+    """The statistics of the rows of both.
 
     >>> a, b = Statistics(), Statistics()
     >>> a.add([[1.0]]), b.add([[3.0]])
@@ -146,10 +146,10 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 
 def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
-    """What a function does, as a short text: its bytecode and arguments, and what it reads of the user's own modules.
+    """A short text that changes with a function: with its bytecode, its arguments, and what it reads in user modules.
 
-    Give it as one of `hash_dependencies`, and statistics are made anew when the function has changed. A `ModuleSpec`
-    stands for its function.
+    Pass it as one of `hash_dependencies`: statistics are then computed again when the function has changed. A
+    `ModuleSpec` is treated as the function that it names.
 
     >>> code_of(lambda x: x + 1) == code_of(lambda x: x + 2)
     False
@@ -198,12 +198,12 @@ def get_dataset_statistics(
         raise TypeError("proprio_keys and hash_dependencies are lists of strings, got a string.")
     folders, name = _places(hash_dependencies, save_dir, compat, storage_options)
     for folder in folders if not force_recompute else ():
-        if (known := _known(folder, name, proprio_keys, faithful(compat))) is not None:
+        if (known := _known(folder, name, proprio_keys, is_faithful(compat))) is not None:
             return known
-    found = _computed(dataset, tuple(proprio_keys), faithful(compat), progress, workers)
+    found = _compute(dataset, tuple(proprio_keys), is_faithful(compat), progress, workers)
     for folder in folders:
         try:
-            _keep(folder, name, found, faithful(compat))
+            _keep(folder, name, found, is_faithful(compat))
             break
         except (OSError, ValueError) as error:
             logger.warning("The statistics cannot be written to %s: %s", folder.shown(name), error)
@@ -217,7 +217,7 @@ def _places(
     options: Options | None,
 ) -> tuple[list[Folder], str]:
     """The folders where the file may be, the one that was given and our own; and its name."""
-    if faithful(compat):
+    if is_faithful(compat):
         text, own = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
     else:
         text, own = "\0".join([_VERSION, *dependencies]), os.path.join(cache_folder(), "statistics")
@@ -245,7 +245,7 @@ def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) ->
             with contextlib.suppress(FileNotFoundError):  # the original wrote the file, and no checksums
                 check_checksums(path, storage_options=folder.options)
         for key in keys:
-            entry(found, key, of=f"The file {folder.shown(name)}")
+            get_entry(found, key, of=f"The file {folder.shown(name)}")
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -254,17 +254,17 @@ def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) ->
     return found
 
 
-def _computed(
+def _compute(
     trajectories: Any, keys: tuple[str, ...], twice: bool, progress: bool, workers: int | MultiprocessingOptions | None
 ) -> dict[str, Any]:
     names = ("action", *keys)
     collected = {name: Statistics() for name in names}
-    stream, total = _stream(trajectories, keys, workers)
+    stream, total = _open_stream(trajectories, keys, workers)
     shown = Progress("statistics", total)
     number = 0
     with contextlib.ExitStack() as stack:
         if isinstance(stream, DatasetIterator):
-            stack.enter_context(stream)  # no thread and no process stays, also after an error
+            stack.enter_context(stream)  # closes its threads and processes, also after an error
         for number, picked in enumerate(stream, start=1):
             for name in names:
                 try:
@@ -283,18 +283,20 @@ def _computed(
             logger.info("The percentiles of %s: rank within %d of %d.", name, statistics.rank_error, statistics.count)
     steps = collected["action"].count
     if not steps:
-        raise ValueError(f"No statistics: {number} trajectories with no step in all. Do the split and the filters fit?")
+        raise ValueError(
+            f"There are no statistics: {number} trajectories have no steps. Check the split and the filters."
+        )
     summaries = {name: collected[name].summary() for name in names}
     return {"action": summaries.pop("action"), "num_transitions": steps, "num_trajectories": number, **summaries}
 
 
-def _stream(
+def _open_stream(
     trajectories: Any, keys: tuple[str, ...], workers: int | MultiprocessingOptions | None
 ) -> tuple[Iterator[dict[str, np.ndarray]], int | None]:
-    """What statistics need of each trajectory, in order, and how many there are if that is known."""
-    pick = functools.partial(_picked, keys=keys)
+    """The entries of each trajectory that statistics need, in order; and the number of trajectories, or None."""
+    pick = functools.partial(_pick, keys=keys)
     if isinstance(trajectories, Mapping):
-        raise TypeError("Statistics are of many trajectories, got a dict. Give a list of one, if it is one.")
+        raise TypeError("Statistics need many trajectories, got a dict. For a single trajectory give a list of one.")
     processes = workers if isinstance(workers, MultiprocessingOptions) else None
     total = None
     if isinstance(trajectories, IterDataset):
@@ -303,7 +305,7 @@ def _stream(
         dataset = trajectories if isinstance(trajectories, MapDataset) else MapDataset.source(trajectories)
         total = len(dataset)
         if is_endless(dataset):
-            raise ValueError("Statistics of an endless data set cannot be computed. Take them before repeat().")
+            raise ValueError("Statistics of an endless data set cannot be computed. Compute them before repeat().")
         reading = ReadOptions(workers, 4 * workers) if isinstance(workers, int) else None
         stream = dataset.map(pick).to_iter_dataset(reading)
     else:
@@ -311,10 +313,10 @@ def _stream(
     return iter(stream.mp_prefetch(processes) if processes else stream), total
 
 
-def _picked(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarray]:
-    observation = entry(traj, "observation") if keys else {}
-    leaves = {name: entry(observation, name, of="An observation") for name in keys}
-    return {name: np.array(leaf, np.float32) for name, leaf in {"action": entry(traj, "action"), **leaves}.items()}
+def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarray]:
+    observation = get_entry(traj, "observation") if keys else {}
+    leaves = {name: get_entry(observation, name, of="An observation") for name in keys}
+    return {name: np.array(leaf, np.float32) for name, leaf in {"action": get_entry(traj, "action"), **leaves}.items()}
 
 
 def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | None = None) -> dict[str, Any]:

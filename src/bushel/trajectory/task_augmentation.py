@@ -1,6 +1,7 @@
-"""Tasks told in other ways: by image or by words alone, or in other words. Strategies are found here by name.
+"""Augmentation of tasks: delete the goal images or the instruction, rephrase the instruction.
 
-Each has a core on rows that may come from different episodes, with its draws given.
+Strategies are functions of a trajectory in this module. Each calls a core that takes its draws as arrays, for rows that
+may come from different episodes; `samples.py` calls the same cores.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.sources import stores
-from bushel.trajectory.arrays import Rng, draws, generator, is_text, is_traced, namespace
-from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import Tree, entry, not_empty, to_padding, tree_map
+from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.data_utils import Tree, get_entry, not_empty, to_padding, tree_map
+from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, make_generator
 from bushel.trajectory.paraphrases import find_paraphrases
 
 
-def conditioning_deleted(
+def delete_conditioning(
     task: Mapping[str, Any],
     draws: np.ndarray,
     lengths: np.ndarray | int,
@@ -31,14 +32,15 @@ def conditioning_deleted(
     *,
     has_image: np.ndarray | None = None,
 ) -> Tree:
-    """A task of N rows, each with its goal images or its words replaced by padding; draws are from [0, 1).
+    """A task of N rows. In each row the goal images or the instruction become padding, by a draw from [0, 1).
 
-    `lengths` are those of the rows' episodes: without goal images the goal is the last frame. `has_image` says which
-    rows may keep goal images; None means those that have one. Words may be encoded: an array, or a dict of arrays.
+    `lengths` are the lengths of the rows' episodes: a row that loses its goal images has its last frame as the goal.
+    `has_image` says which rows may keep goal images; None means the rows that have one. Instructions may be encoded: an
+    array, or a dict of arrays.
 
     >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
     >>> task["pad_mask_dict"] = {name: np.array([True]) for name in task}
-    >>> conditioning_deleted(task, np.array([0.7]), 9, keep_image_prob=0.5)["image_0"]
+    >>> delete_conditioning(task, np.array([0.7]), 9, keep_image_prob=0.5)["image_0"]
     array([b''], dtype=object)
     """
     if not 0 <= keep_image_prob <= 1:
@@ -47,70 +49,71 @@ def conditioning_deleted(
     if "language_instruction" not in task or not images:
         return dict(task)
     hint = "add_pad_mask_dict makes it."
-    masks = dict(entry(task, "pad_mask_dict", of="A task", hint=hint))
+    masks = dict(get_entry(task, "pad_mask_dict", of="A task", hint=hint))
     for name in [*images, "language_instruction"]:
-        entry(masks, name, of="The task's pad_mask_dict", hint=hint)
+        get_entry(masks, name, of="The task's pad_mask_dict", hint=hint)
     if has_image is None:
         has_image = functools.reduce(operator.or_, [masks[name] for name in images])
     keep_images = ((draws < keep_image_prob) | ~masks["language_instruction"]) & has_image
     changed: Tree = dict(task)
     for name in [*images, "language_instruction"]:
         keep = keep_images if name in images else ~keep_images
-        kept = tree_map(functools.partial(_or_padding, keep=keep, name=name), {name: task[name]})
-        changed[name] = kept[name]
+        changed |= tree_map(functools.partial(_replace_by_padding, keep=keep, name=name), {name: task[name]})
         masks[name] = masks[name] & keep
     changed["pad_mask_dict"] = masks
     if "timestep" in task:
-        timestep, xp = task["timestep"], namespace(keep_images, task["timestep"])
+        timestep, xp = task["timestep"], get_namespace(keep_images, task["timestep"])
         changed["timestep"] = xp.where(keep_images, timestep, np.asarray(lengths) - 1).astype(timestep.dtype)
     return changed
 
 
-def _or_padding(leaf: Any, keep: Any, name: str) -> Any:
-    """The rows of a leaf that are kept, and padding in place of the others."""
+def _replace_by_padding(leaf: Any, keep: Any, name: str) -> Any:
+    """A leaf with padding in the rows where `keep` is false."""
     if is_text(leaf):
         if is_traced(keep):
             raise ValueError(
-                f"task/{name} holds texts or encoded images, which JAX does not have. Inside of jit give numbers: "
-                "words that process_text has encoded, and decoded images."
+                f"task/{name} holds texts or encoded images, which JAX does not support. Inside jit use numbers: "
+                "instructions encoded by process_text, and decoded images."
             )
         keep = np.asarray(keep)
-    xp = namespace(leaf, keep)
+    xp = get_namespace(leaf, keep)
     return xp.where(keep.reshape(keep.shape + (1,) * (leaf.ndim - 1)), leaf, to_padding(leaf))
 
 
 def delete_task_conditioning(
     traj: Mapping[str, Any], keep_image_prob: float, *, rng: Rng = None, compat: str | None = None
 ) -> Tree:
-    """Keeps the goal images of a step with this probability, else its words: one of the two, where there are both.
+    """A step with goal images and an instruction keeps the images with this probability, else the instruction.
 
-    A step without words keeps its images, one without goal images its words. With `compat="crossformer"` a step without
-    goal images may lose its words, if any other step has an image. With a `jax.random` key as `rng` it runs inside of
-    `jit` and `vmap` too, where words must be encoded and images decoded, since JAX has no texts.
+    A step without an instruction keeps its images, and a step without goal images its instruction. With
+    `compat="crossformer"` a step without goal images may lose its instruction, if any other step has an image. With a
+    `jax.random` key as `rng` it runs inside `jit` and `vmap`. There instructions must be encoded and images decoded,
+    since JAX has no texts.
 
     >>> task = {"language_instruction": np.array([b"go"], object), "image_0": np.array([b"jpeg"], object)}
     >>> traj = {"task": task | {"pad_mask_dict": {name: np.array([True]) for name in task}}, "action": np.zeros((1, 7))}
     >>> delete_task_conditioning(traj, keep_image_prob=1)["task"]["language_instruction"]
     array([b''], dtype=object)
     """
-    task, length = entry(traj, "task"), len(entry(traj, "action"))
+    task, length = get_entry(traj, "task"), len(get_entry(traj, "action"))
     has_image = None
-    if faithful(compat):
+    if is_faithful(compat):
         masks = task.get("pad_mask_dict", {})
-        found = [masks[name].any() for name in masks if name.startswith(("image_", "depth_"))]
-        has_image = functools.reduce(operator.or_, found, np.zeros(length, bool))
-    numbers = draws(rng, length)
-    return {**traj, "task": conditioning_deleted(task, numbers, length, keep_image_prob, has_image=has_image)}
+        present = [masks[name].any() for name in masks if name.startswith(("image_", "depth_"))]
+        has_image = functools.reduce(operator.or_, present, np.zeros(length, bool))
+    numbers = draw_uniform(rng, length)
+    return {**traj, "task": delete_conditioning(task, numbers, length, keep_image_prob, has_image=has_image)}
 
 
 class Rephraser:
-    """Paraphrases of instructions, from a JSON file or a dict: sentence -> other sentences, with full stops between.
+    """Paraphrases of instructions, from a JSON file or a dict: sentence -> other sentences, separated by full stops.
 
-    A pickle is read only with `allow_pickle=True`, since a pickle can run any code when it is read. No configuration
-    can say that: give `pickle_file_path` a `Rephraser` made in your own code, or convert the file to JSON once.
+    A pickle is read only with `allow_pickle=True`, since reading a pickle can run any code. A configuration cannot
+    allow
+    it: pass a `Rephraser` of your own code as `pickle_file_path`, or convert the file to JSON once.
 
-    By default an instruction itself is one of its forms, and empty pieces are left out. With `compat="crossformer"`
-    instructions too are cut at full stops, and the empty piece after a last one counts.
+    By default an instruction is one of its own forms, and empty sentences are left out. With `compat="crossformer"`
+    instructions too are split at full stops, and the empty text after the last full stop is one of the forms.
 
     >>> Rephraser({"lift it": "raise it.pick it up"}).forms(b"lift it")
     [b'lift it', b'raise it', b'pick it up']
@@ -123,9 +126,11 @@ class Rephraser:
         *,
         allow_pickle: bool = False,
     ):
-        table = pickle_file_path if isinstance(pickle_file_path, Mapping) else _read(pickle_file_path, allow_pickle)
-        self._table = {_bytes(sentence): _bytes(others) for sentence, others in table.items()}
-        self._whole = not faithful(compat)
+        table = (
+            pickle_file_path if isinstance(pickle_file_path, Mapping) else _read_table(pickle_file_path, allow_pickle)
+        )
+        self._table = {_encode(sentence): _encode(others) for sentence, others in table.items()}
+        self._whole = not is_faithful(compat)
 
     def __bool__(self) -> bool:
         return bool(self._table)
@@ -138,7 +143,7 @@ class Rephraser:
         return (instruction + b"." + others if others else instruction).split(b".")
 
 
-def _read(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str, str]:
+def _read_table(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str, str]:
     name, is_json = redact.show(path), redact.remove_query(os.fspath(path)).endswith(".json")
     if not is_json and allow_pickle is not True:
         raise ValueError(
@@ -157,7 +162,7 @@ def _read(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str, str]
     return table
 
 
-def _bytes(text: Any) -> bytes:
+def _encode(text: Any) -> bytes:
     if isinstance(text, str):
         return text.encode()
     if isinstance(text, bytes):
@@ -166,11 +171,11 @@ def _bytes(text: Any) -> bytes:
 
 
 @functools.lru_cache(maxsize=16)
-def _cached(path: str, compat: str | None, allow_pickle: bool, version: tuple[int, int]) -> Rephraser:
+def _load_cached(path: str, compat: str | None, allow_pickle: bool, version: tuple[int, int]) -> Rephraser:
     return Rephraser(path, compat, allow_pickle=allow_pickle)
 
 
-def _rephraser(
+def _load_rephraser(
     given: str | os.PathLike[str] | Mapping[str, str] | Rephraser, compat: str | None, allow_pickle: bool
 ) -> Rephraser:
     if isinstance(given, Rephraser):
@@ -182,10 +187,10 @@ def _rephraser(
     if not stores.is_url(path):
         facts = os.stat(path)
         version = (facts.st_mtime_ns, facts.st_size)
-    return _cached(path, compat, allow_pickle, version)
+    return _load_cached(path, compat, allow_pickle, version)
 
 
-def rephrased(
+def rephrase(
     language: np.ndarray,
     draws_per_trajectory: np.ndarray,
     draws_per_step: np.ndarray,
@@ -195,13 +200,14 @@ def rephrased(
     firsts: np.ndarray | None = None,
     labelled: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Instructions of N rows, object[N], in other words; draws are from [0, 1).
+    """The instructions of N rows, object[N], some replaced by paraphrases; draws are from [0, 1).
 
-    Rows of one episode share `draws_per_trajectory` and the paraphrases of its first instruction, `firsts` (None: of
-    each row's own). `labelled` says which rows' episodes have an instruction at every step (None: which rows have one).
+    Rows of one episode have the same `draws_per_trajectory`, and the paraphrases of the episode's first instruction,
+    `firsts` (None: of the row's own instruction). `labelled` says which rows are of episodes with an instruction at
+    every step (None: which rows have an instruction).
 
     >>> table = Rephraser({"lift": "raise"})
-    >>> rephrased(np.array([b"lift"], object), np.array([0.2]), np.array([0.9]), table, 0.5)
+    >>> rephrase(np.array([b"lift"], object), np.array([0.2]), np.array([0.9]), table, 0.5)
     array([b'raise'], dtype=object)
     """
     if not 0 <= rephrase_prob <= 1:
@@ -211,7 +217,7 @@ def rephrased(
     change = (not_empty(changed) if labelled is None else labelled) & (np.asarray(draws_per_trajectory) < rephrase_prob)
     forms: dict[bytes, list[bytes]] = {}
     for row in np.flatnonzero(change).tolist() if rephraser else ():
-        first = _bytes(firsts[row])
+        first = _encode(firsts[row])
         if first not in forms:
             forms[first] = rephraser.forms(first)
         changed[row] = forms[first][int(draws_per_step[row] * len(forms[first]))]
@@ -221,12 +227,12 @@ def rephrased(
 Paraphrases = str | os.PathLike[str] | Mapping[str, str] | Rephraser
 
 
-def chosen_paraphrases(given: Paraphrases | None, repo: Any, filename: Any) -> Paraphrases:
-    """The paraphrases that are meant: those of CrossFormer's argument, or the file that Octo's two arguments name."""
+def choose_paraphrases(given: Paraphrases | None, repo: Any, filename: Any) -> Paraphrases:
+    """The paraphrases from CrossFormer's argument, or the file that Octo's two arguments name."""
     if given is not None and repo is None and filename is None:
         return given
     if given is not None or (repo is None and filename is None):
-        raise TypeError("Give pickle_file_path, or paraphrases_repo and paraphrases_filename: one of the two ways.")
+        raise TypeError("Give either pickle_file_path, or paraphrases_repo and paraphrases_filename.")
     return find_paraphrases(repo, filename)
 
 
@@ -241,30 +247,30 @@ def rephrase_instruction(
     compat: str | None = None,
     allow_pickle: bool = False,
 ) -> Tree:
-    """The instruction of a trajectory, with this probability, in words that are drawn for each step.
+    """A trajectory whose instruction is rephrased with this probability, by a paraphrase drawn for each step.
 
-    The choice is among the first step's instruction and its paraphrases. Nothing changes if a step has no instruction.
-    Instructions come back as bytes, whatever kind of strings they were. What may be given as paraphrases, what they
-    are, `compat` and `allow_pickle`: see `Rephraser`. Octo names them by `paraphrases_repo` and `paraphrases_filename`:
-    a local folder and a file in it, or a data set on the Hugging Face hub of which the file was downloaded before.
+    A paraphrase is drawn from the first step's instruction and its paraphrases. Nothing changes if a step has no
+    instruction. Instructions are returned as bytes. `Rephraser` explains the paraphrases, `compat` and `allow_pickle`.
+    Octo names the file by `paraphrases_repo` and `paraphrases_filename`: a local folder and a file in it, or a data set
+    on the Hugging Face hub whose file was downloaded before.
 
     >>> traj = {"task": {"language_instruction": np.array([b"lift"] * 2, object)}}
     >>> set(rephrase_instruction(traj, {"lift": "raise"}, 1.0)["task"]["language_instruction"]) <= {b"lift", b"raise"}
     True
     """
     if rephrase_prob is None:
-        raise TypeError("rephrase_instruction needs rephrase_prob, the probability of other words.")
-    given = chosen_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
-    rephraser = _rephraser(given, compat, allow_pickle)
-    task = entry(traj, "task")
+        raise TypeError("rephrase_instruction needs rephrase_prob, the probability of a paraphrase.")
+    given = choose_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
+    rephraser = _load_rephraser(given, compat, allow_pickle)
+    task = get_entry(traj, "task")
     if "language_instruction" not in task:
         return dict(traj)
-    language = np.array([_bytes(text) for text in task["language_instruction"].tolist()], object)
-    source = generator(rng)
+    language = np.array([_encode(text) for text in task["language_instruction"].tolist()], object)
+    source = make_generator(rng)
     once, each = np.full(len(language), source.random()), source.random(len(language))
     labelled = np.full(len(language), not_empty(language).all())
     firsts = np.full(len(language), language[0] if len(language) else b"", object)
-    changed = rephrased(language, once, each, rephraser, rephrase_prob, firsts=firsts, labelled=labelled)
+    changed = rephrase(language, once, each, rephraser, rephrase_prob, firsts=firsts, labelled=labelled)
     return {**traj, "task": {**task, "language_instruction": changed}}
 
 
@@ -288,7 +294,7 @@ def delete_and_rephrase(
     """
     if rephrase_prob is None or keep_image_prob is None:
         raise TypeError("delete_and_rephrase needs rephrase_prob and keep_image_prob.")
-    source = generator(rng)
-    given = chosen_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
+    source = make_generator(rng)
+    given = choose_paraphrases(pickle_file_path, paraphrases_repo, paraphrases_filename)
     traj = rephrase_instruction(traj, given, rephrase_prob, rng=source, compat=compat, allow_pickle=allow_pickle)
     return delete_task_conditioning(traj, keep_image_prob, rng=source, compat=compat)

@@ -1,6 +1,6 @@
-"""Instructions as tokens: applied on the host to whole batches, after batching. Tokenizers by the light `tokenizers`.
+"""Instructions as tokens. It works on whole batches, on the host, with the package `tokenizers`.
 
-Models that embed texts are left to the training program, except the Flax models that CrossFormer could load.
+Embedding texts is up to the training program, except with the Flax models that CrossFormer could load.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class TextProcessor(Protocol):
 
 
 class HFTokenizer:
-    """A Hugging Face tokenizer: texts into `input_ids` and `attention_mask`, int64, as transformers gives them.
+    """A Hugging Face tokenizer: from texts to `input_ids` and `attention_mask`, int64, equal to those of transformers.
 
     Args:
       tokenizer_name: a `tokenizer.json`, a folder that holds one, or a name on the Hugging Face hub.
       tokenizer_kwargs: `max_length`, `padding` ("max_length", "longest" or False), `truncation`,
-        `add_special_tokens`, as transformers takes them; arrays are NumPy's.
-      encode_with_model: gives the last hidden state of the Flax model of that name instead. Needs transformers
-        before 5, which has removed Flax.
+        `add_special_tokens`, as in transformers. Arrays are NumPy's.
+      encode_with_model: returns the last hidden state of the Flax model of that name instead. Needs transformers
+        before version 5, which has removed Flax.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class HFTokenizer:
         tokenizer_kwargs: Mapping[str, Any] | None = _KWARGS,
         encode_with_model: bool = False,
     ):
-        self._kwargs = _checked(tokenizer_kwargs or {})
-        self._tokenizer = _tokenizer(tokenizer_name)
+        self._kwargs = _check_kwargs(tokenizer_kwargs or {})
+        self._tokenizer = _load_tokenizer(tokenizer_name)
         padding, length = self._kwargs.get("padding", False), self._kwargs.get("max_length")
-        config = _config(tokenizer_name)
+        config = _load_config(tokenizer_name)
         if padding in (False, "do_not_pad"):
             self._tokenizer.no_padding()
         else:
-            token = _pad_token(tokenizer_name, self._tokenizer, config)
+            token = _find_pad_token(tokenizer_name, self._tokenizer, config)
             self._tokenizer.enable_padding(
                 direction=config.get("padding_side", "right"),
                 pad_id=self._tokenizer.token_to_id(token),
@@ -65,24 +65,24 @@ class HFTokenizer:
         self._tokenizer.no_truncation()
         if self._kwargs.get("truncation", False) not in (False, "do_not_truncate"):
             self._tokenizer.enable_truncation(length, direction=config.get("truncation_side", "right"))
-        self._model = _flax_model(tokenizer_name) if encode_with_model else None
+        self._model = _load_flax_model(tokenizer_name) if encode_with_model else None
 
     def encode(self, strings: Sequence[str] | str) -> Any:
-        """Token ids and masks of texts, or what the model makes of them. A single text is a batch of one."""
+        """Token ids and masks of texts, or the output of the model. A single text is a batch of one."""
         special = self._kwargs.get("add_special_tokens", True)
         texts = [strings] if isinstance(strings, str) else list(strings)
-        found = self._tokenizer.encode_batch(texts, add_special_tokens=special)
-        lengths = {len(encoding.ids) for encoding in found}
+        encodings = self._tokenizer.encode_batch(texts, add_special_tokens=special)
+        lengths = {len(encoding.ids) for encoding in encodings}
         if len(lengths) > 1:
             raise ValueError(
-                f"Texts of {min(lengths)} to {max(lengths)} tokens make no array. Pass padding='longest', or "
+                f"Texts of {min(lengths)} to {max(lengths)} tokens cannot be one array. Pass padding='longest', or "
                 "padding='max_length' with truncation=True."
             )
         width = lengths.pop() if lengths else self._kwargs.get("max_length") or 0
         tokens = {
-            "input_ids": np.array([encoding.ids for encoding in found], np.int64).reshape(len(found), width),
-            "attention_mask": np.array([encoding.attention_mask for encoding in found], np.int64).reshape(
-                len(found), width
+            "input_ids": np.array([encoding.ids for encoding in encodings], np.int64).reshape(len(encodings), width),
+            "attention_mask": np.array([encoding.attention_mask for encoding in encodings], np.int64).reshape(
+                len(encodings), width
             ),
         }
         return tokens if self._model is None else np.array(self._model(**tokens).last_hidden_state)
@@ -111,12 +111,12 @@ class CLIPTextProcessor:
 
 
 class _NeedsTensorFlow:
-    """A text model that exists for TensorFlow alone."""
+    """A text model that exists only for TensorFlow."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ImportError(
             f"{type(self).__name__} is a TensorFlow Hub model, and Bushel does not use TensorFlow. Any object with a "
-            "method encode(strings) takes its place. Without TensorFlow: a model of sentence-transformers "
+            "method encode(strings) can replace it. Without TensorFlow: a model of sentence-transformers "
             "('distiluse-base-multilingual-cased-v2' was trained to give the multilingual encoder's 512 numbers; "
             "other numbers than those that a policy was trained with need a new training), or HFTokenizer for tokens. "
             "With TensorFlow installed: a class of your own whose encode calls the hub's model and returns .numpy()."
@@ -124,18 +124,18 @@ class _NeedsTensorFlow:
 
 
 class MuseEmbedding(_NeedsTensorFlow):
-    """The multilingual universal sentence encoder of TensorFlow Hub: refused, with the way out."""
+    """The multilingual sentence encoder of TensorFlow Hub. It raises ImportError, which names alternatives."""
 
 
 class UniversalSentenceEncoder(_NeedsTensorFlow):
-    """The universal sentence encoder of TensorFlow Hub: refused, with the way out."""
+    """The universal sentence encoder of TensorFlow Hub. It raises ImportError, which names alternatives."""
 
 
 def process_text(batch: Mapping[str, Any], text_processor: TextProcessor | None) -> dict[str, Any]:
-    """A batch with its instructions encoded.
+    """A batch with encoded instructions.
 
-    Encodes `task/language_instruction` (bytes or strings), or leaves it out where there is no processor. The batch that
-    was given stays as it is. `dataset_name`, the other text in it, is left to the caller, as in the original.
+    It encodes `task/language_instruction` (bytes or strings), or removes it if `text_processor` is None. The given
+    batch does not change. `dataset_name`, the other text of a batch, is left to the caller, as in the original.
 
     >>> batch = {"task": {"language_instruction": np.array([b"pick", b""], object)}, "dataset_name": ["a", "a"]}
     >>> process_text(batch, None)
@@ -147,20 +147,20 @@ def process_text(batch: Mapping[str, Any], text_processor: TextProcessor | None)
         if texts is None:
             raise KeyError(
                 f"The batch has no task/language_instruction to encode; its task has {', '.join(task) or 'nothing'}. "
-                "Name the language_key of the data set, or pass text_processor=None."
+                "Set the language_key of the data set, or pass text_processor=None."
             )
         strings = [text.decode("utf-8") if isinstance(text, bytes) else str(text) for text in texts]
         task["language_instruction"] = text_processor.encode(strings)
     return {**batch, "task": task}
 
 
-def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _check_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     unknown = kwargs.keys() - _KNOWN
     if unknown:
         raise TypeError(f"tokenizer_kwargs may have {', '.join(sorted(_KNOWN))}; got {', '.join(sorted(unknown))}.")
     for name, choices in (("padding", _PADDING), ("truncation", _TRUNCATION), ("return_tensors", ("np", None))):
         if kwargs.get(name, choices[-1]) not in choices:
-            raise ValueError(f"{name} is one of {', '.join(map(repr, choices))}, got {kwargs[name]!r}.")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {kwargs[name]!r}.")
     length = kwargs.get("max_length")
     if length is None and (
         kwargs.get("padding") == "max_length" or kwargs.get("truncation") in (True, "longest_first")
@@ -169,19 +169,19 @@ def _checked(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(kwargs)
 
 
-def _tokenizer(name: str) -> Any:
+def _load_tokenizer(name: str) -> Any:
     tokenizers = package("tokenizers", "robots", "Tokenizers")
-    path = _local(name, "tokenizer.json")
+    path = _find_local(name, "tokenizer.json")
     try:
         return tokenizers.Tokenizer.from_pretrained(name) if path is None else tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # the package raises plain Exception
+    except Exception as error:  # the package raises Exception itself
         raise ValueError(
             f"The tokenizer {name!r} cannot be loaded: {error}. Pass a tokenizer.json, a folder that holds one, or a "
             "name on the Hugging Face hub."
         ) from error
 
 
-def _local(name: str, file: str) -> str | None:
+def _find_local(name: str, file: str) -> str | None:
     """The path of a file of a local tokenizer; None for a name on the hub."""
     if os.path.isfile(name):
         return name if file == "tokenizer.json" else os.path.join(os.path.dirname(name), file)
@@ -190,8 +190,8 @@ def _local(name: str, file: str) -> str | None:
     return None
 
 
-def _pad_token(name: str, tokenizer: Any, config: Mapping[str, Any]) -> str:
-    """The token that fills up: what the tokenizer's own files say, or one of the usual names."""
+def _find_pad_token(name: str, tokenizer: Any, config: Mapping[str, Any]) -> str:
+    """The padding token: from the tokenizer's own files, or one of the usual names."""
     stated = config.get("pad_token")
     stated = stated.get("content") if isinstance(stated, dict) else stated
     own = None if tokenizer.padding is None else tokenizer.padding["pad_token"]
@@ -201,9 +201,9 @@ def _pad_token(name: str, tokenizer: Any, config: Mapping[str, Any]) -> str:
     raise ValueError(f"The tokenizer {name!r} has no token to pad with. Pass padding=False, or give it a pad_token.")
 
 
-def _config(name: str) -> dict[str, Any]:
-    """What transformers has noted beside a tokenizer; nothing where there is no such file."""
-    path = _local(name, "tokenizer_config.json")
+def _load_config(name: str) -> dict[str, Any]:
+    """The content of transformers' `tokenizer_config.json`; an empty dict if there is no such file."""
+    path = _find_local(name, "tokenizer_config.json")
     try:
         if path is None:
             path = package("huggingface_hub", "robots", "Names on the hub").hf_hub_download(
@@ -215,7 +215,7 @@ def _config(name: str) -> dict[str, Any]:
         return {}
 
 
-def _flax_model(name: str) -> Any:
+def _load_flax_model(name: str) -> Any:
     try:
         from transformers import FlaxAutoModel  # pyright: ignore
     except ImportError as error:

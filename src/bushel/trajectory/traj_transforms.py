@@ -1,7 +1,7 @@
-"""Functions on whole trajectories: windows, masks, padding. Which frames a window has is arithmetic: `windows.py`.
+"""Functions of whole trajectories: windows, masks, padding. `frame_windows.py` says which frames a window has.
 
-All are pure: they return new trees and leave what they got as it was. They take arrays of NumPy or JAX, also inside of
-`jit` and `vmap`, but for those that look at texts: `add_head_action_mask`.
+All functions return new trees and do not change their arguments. They take arrays of NumPy or JAX, also inside `jit`
+and `vmap`, except `add_head_action_mask`, which needs texts.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks
-from bushel.trajectory.arrays import Rng, draws, namespace
-from bushel.trajectory.compat import faithful
-from bushel.trajectory.data_utils import Tree, entry, is_text, not_empty, take
-from bushel.trajectory.windows import Windows
+from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.data_utils import Tree, get_entry, is_text, not_empty, take
+from bushel.trajectory.frame_windows import Windows
+from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace
 
 
 def chunk_act_obs(
@@ -26,21 +26,21 @@ def chunk_act_obs(
     *,
     compat: str | None = None,
 ) -> Tree:
-    """Observations as windows [T, W, ...] of the past, actions as chunks [T, W, H, A] of the future of each of them.
+    """Observations as windows of the past, [T, W, ...], and actions as chunks of the future, [T, W, H, A].
 
-    Adds `observation/timestep_pad_mask` [T, W] and `observation/task_completed` [T, W, H], and puts both into
-    `action_pad_mask` [T, W, H, A]. What the masks mean, and what `compat="crossformer"` changes, says `Windows`.
+    Adds `observation/timestep_pad_mask` [T, W] and `observation/task_completed` [T, W, H], and combines both with
+    `action_pad_mask` [T, W, H, A]. `Windows` explains the masks, and the effect of `compat="crossformer"`.
 
-    Actions may come in chunks [T, N, A] with N of at least `action_horizon`: then only the window is added. (With
-    `compat="crossformer"` N must be `action_horizon`, and masks are those of the step t, not of the action's own.)
+    Actions may already be chunks [T, N, A] with N of at least `action_horizon`: then only the window is added. (With
+    `compat="crossformer"` N must be `action_horizon`, and the masks are those of step t instead of each action.)
 
     >>> traj = {"observation": {"x": np.arange(3)}, "task": {}, "action": np.arange(3.0)[:, None]}
     >>> traj = chunk_act_obs(pad_actions_and_proprio(traj, None, None), window_size=2, action_horizon=2)
     >>> traj["observation"]["x"].tolist(), traj["action"].shape
     ([[0, 0], [0, 1], [1, 2]], (3, 2, 2, 1))
     """
-    action = entry(traj, "action")
-    mask = entry(traj, "action_pad_mask", hint="pad_actions_and_proprio makes it.")
+    action = get_entry(traj, "action")
+    mask = get_entry(traj, "action_pad_mask", hint="pad_actions_and_proprio makes it.")
     if action.ndim not in (2, 3):
         raise ValueError(f"Actions must have the shape [T, A], or [T, N, A] in chunks; got {list(action.shape)}.")
     windows = Windows(window_size, action_horizon, override_window_size, compat)
@@ -50,14 +50,14 @@ def chunk_act_obs(
     acted, acted_real = windows.actions(times, len(action), goals)
     if action.ndim == 3:
         check_chunks(action.shape[1], action_horizon, compat)
-        mask = mask if mask.ndim == 3 else mask[:, None]  # one for all actions of a chunk
+        mask = mask if mask.ndim == 3 else mask[:, None]  # one mask for all actions of a chunk
         action, mask = action[:, :action_horizon], mask[:, :action_horizon]
-    at = acted if action.ndim == 2 else seen  # a row is an action, or a chunk of them
-    if faithful(compat):
+    at = acted if action.ndim == 2 else seen  # a row of `action` is one action, or a chunk
+    if is_faithful(compat):
         mask = mask[:, None, None] if mask.ndim == 2 else mask[:, None]
     else:
         mask = mask[at]
-    observation = take(entry(traj, "observation"), seen)
+    observation = take(get_entry(traj, "observation"), seen)
     completed = windows.completed(times, len(action), goals)
     return {
         **traj,
@@ -68,28 +68,28 @@ def chunk_act_obs(
 
 
 def check_chunks(chunk: int, action_horizon: int, compat: str | None) -> None:
-    """Refuses a horizon that the chunks of actions in the data do not reach."""
+    """Raises ValueError if the chunks of actions in the data are shorter than the horizon."""
     if chunk < action_horizon:
         raise ValueError(
-            f"The actions come in chunks of {chunk}, which action_horizon={action_horizon} exceeds. "
+            f"The actions are chunks of {chunk}, which is less than action_horizon={action_horizon}. "
             "Make the chunks longer or the horizon shorter."
         )
-    if faithful(compat) and chunk > action_horizon:
+    if is_faithful(compat) and chunk > action_horizon:
         raise ValueError(
-            f"The original cannot cut chunks of {chunk} actions to action_horizon={action_horizon}. Leave compat away."
+            f"The original cannot cut chunks of {chunk} actions to action_horizon={action_horizon}. Leave out compat."
         )
 
 
 def add_head_action_mask(traj: Mapping[str, Any], head_to_dataset: Mapping[str, Iterable[str]] | None = None) -> Tree:
-    """Adds `action_head_masks`: for each head of a model, which steps belong to its data sets.
+    """Adds `action_head_masks`: for each head of a model, which steps are of one of its data sets.
 
-    Without `head_to_dataset` there is one head "action", and all belong to it.
+    Without `head_to_dataset` there is one head "action" for all data sets.
 
     >>> traj = {"dataset_name": np.array([b"bridge"] * 2, object)}
     >>> add_head_action_mask(traj, {"arm": ["bridge"], "nav": ["gnm"]})["action_head_masks"]
     {'arm': array([ True,  True]), 'nav': array([False, False])}
     """
-    names = entry(traj, "dataset_name")
+    names = get_entry(traj, "dataset_name")
     if head_to_dataset is None:
         return {**traj, "action_head_masks": {"action": np.ones(names.shape, bool)}}
     present = [_text(name) for name in names.ravel().tolist()]
@@ -106,79 +106,79 @@ def _text(name: str | bytes) -> str:
     return name.decode() if isinstance(name, bytes) else name
 
 
-def kept_steps(drawn: Any, subsample_length: int) -> Any:
-    """The steps that subsampling keeps, int64, from a draw of [0, 1) for each step: any of them alike, in any order.
+def choose_steps(numbers: Any, subsample_length: int) -> Any:
+    """The steps that `subsample` keeps, int64, from one random number per step. All steps are equally likely.
 
-    >>> kept_steps(np.array([0.9, 0.1, 0.5]), 2).tolist()
+    >>> choose_steps(np.array([0.9, 0.1, 0.5]), 2).tolist()
     [1, 2]
     """
     length = checks.positive(subsample_length, "subsample_length")
-    return namespace(drawn).argsort(drawn)[:length] if len(drawn) > length else np.arange(len(drawn))
+    return get_namespace(numbers).argsort(numbers)[:length] if len(numbers) > length else np.arange(len(numbers))
 
 
 def subsample(traj: Mapping[str, Any], subsample_length: int, *, rng: Rng = None) -> Tree:
-    """At most `subsample_length` steps of a trajectory, drawn without repetition, in any order.
+    """At most `subsample_length` steps of a trajectory, drawn without repetition, in random order.
 
-    With a `jax.random` key as `rng` it runs inside of `jit` and `vmap`.
+    With a `jax.random` key as `rng` it runs inside `jit` and `vmap`.
 
     >>> sorted(subsample({"action": np.arange(5)}, 9)["action"].tolist())
     [0, 1, 2, 3, 4]
     """
-    length = len(entry(traj, "action"))
+    length = len(get_entry(traj, "action"))
     if length <= checks.positive(subsample_length, "subsample_length"):
         return dict(traj)
-    return take(traj, kept_steps(draws(rng, length), subsample_length))
+    return take(traj, choose_steps(draw_uniform(rng, length), subsample_length))
 
 
 def zero_out_future_proprio(traj: Mapping[str, Any], *, compat: str | None = None) -> Tree:
-    """Proprioception of a window [T, W, ...] as zeros but for its first slot: "proprio" and every "proprio_*".
+    """Sets proprioception [T, W, ...] to zero except in the first slot: "proprio" and every "proprio_*".
 
-    With `compat="crossformer"` only "proprio" is, and it must be there.
+    With `compat="crossformer"` only "proprio" is set to zero, and it must exist.
 
     >>> traj = zero_out_future_proprio({"observation": {"proprio_arm": np.ones((1, 3, 1))}})
     >>> traj["observation"]["proprio_arm"].tolist()
     [[[1.0], [0.0], [0.0]]]
     """
-    observation = dict(entry(traj, "observation"))
-    if faithful(compat):
-        entry(observation, "proprio", of="The original's observation")
-    for name in proprio_names(observation, compat):
+    observation = dict(get_entry(traj, "observation"))
+    if is_faithful(compat):
+        get_entry(observation, "proprio", of="The original's observation")
+    for name in list_proprio_names(observation, compat):
         leaf = observation[name]
-        xp = namespace(leaf)
+        xp = get_namespace(leaf)
         observation[name] = xp.concatenate([leaf[:, :1], xp.zeros_like(leaf[:, 1:])], axis=1)
     return {**traj, "observation": observation}
 
 
-def proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
-    """Which entries of an observation are proprioception; for the original, the one of that name."""
-    every = not faithful(compat)
+def list_proprio_names(observation: Mapping[str, Any], compat: str | None) -> list[str]:
+    """The entries of an observation that are proprioception. In the original it is only the entry "proprio"."""
+    every = not is_faithful(compat)
     return [name for name in observation if name == "proprio" or (every and name.startswith("proprio_"))]
 
 
 def add_pad_mask_dict(traj: Mapping[str, Any], missing: Iterable[str] = ()) -> Tree:
-    """Adds `pad_mask_dict` to observation and task: for each entry, which steps have it and not padding.
+    """Adds `pad_mask_dict` to observation and task: for each entry one bool per step, False for padding.
 
-    A string is padding if it is empty. Numbers are real, except in the entries of the observation that `missing` names:
-    those that stand for what the robot does not have.
+    An empty string is padding. Numbers are data, except in the entries of the observation that `missing` names: those
+    that the robot does not have.
 
     >>> traj = {"observation": {"image": np.array([b"", b"x"], object)}, "task": {}, "action": np.zeros((2, 1))}
     >>> add_pad_mask_dict(traj)["observation"]["pad_mask_dict"]["image"].tolist()
     [False, True]
     """
-    length = len(entry(traj, "action"))
+    length = len(get_entry(traj, "action"))
     missing = set(missing)
-    if unknown := missing - set(entry(traj, "observation")):
+    if unknown := missing - set(get_entry(traj, "observation")):
         raise ValueError(
             f"No entry of the observation is named {sorted(unknown)}: there are {sorted(traj['observation'])}."
         )
     changed: Tree = dict(traj)
     for part in ("observation", "task"):
         masks = {}
-        for name, leaf in entry(traj, part).items():
+        for name, leaf in get_entry(traj, part).items():
             if name == "pad_mask_dict":
                 continue
             if isinstance(leaf, dict):
-                raise ValueError(f"{part}/{name} is a dict; pad_mask_dict has a mask for each array of {part}.")
+                raise ValueError(f"{part}/{name} is a dict, but pad_mask_dict needs one array per entry of {part}.")
             if part == "observation" and name in missing:
                 masks[name] = np.zeros(length, bool)
             else:
@@ -190,38 +190,38 @@ def add_pad_mask_dict(traj: Mapping[str, Any], missing: Iterable[str] = ()) -> T
 def pad_actions_and_proprio(
     traj: Mapping[str, Any], max_action_dim: int | None, max_proprio_dim: int | None, *, compat: str | None = None
 ) -> Tree:
-    """Actions and proprioception with zeros behind them up to one width, so that data sets can be mixed.
+    """Pads actions and proprioception with zeros to one width, so that data sets can be mixed.
 
     Adds `action_pad_mask`, which is false for the zeros. Proprioception is "proprio" and every "proprio_*"; with
-    `compat="crossformer"` only "proprio". None leaves the width as it is.
+    `compat="crossformer"` only "proprio". With None the width stays as it is.
 
     >>> traj = pad_actions_and_proprio({"observation": {}, "action": np.ones((1, 2))}, 3, None)
     >>> traj["action"].tolist(), traj["action_pad_mask"].tolist()
     ([[1.0, 1.0, 0.0]], [[True, True, False]])
     """
-    action = entry(traj, "action")
-    observation = dict(entry(traj, "observation"))
+    action = get_entry(traj, "action")
+    observation = dict(get_entry(traj, "observation"))
     if max_proprio_dim is not None:
-        for name in proprio_names(observation, compat):
-            observation[name] = _widened(observation[name], max_proprio_dim, f"observation/{name}", "max_proprio_dim")
+        for name in list_proprio_names(observation, compat):
+            observation[name] = _pad_width(observation[name], max_proprio_dim, f"observation/{name}", "max_proprio_dim")
     mask = np.ones(action.shape, bool)
     if max_action_dim is not None:
-        action = _widened(action, max_action_dim, "action", "max_action_dim")
-        mask = _widened(mask, max_action_dim, "action", "max_action_dim")
+        action = _pad_width(action, max_action_dim, "action", "max_action_dim")
+        mask = _pad_width(mask, max_action_dim, "action", "max_action_dim")
     return {**traj, "observation": observation, "action": action, "action_pad_mask": mask}
 
 
-def _widened(leaf: Any, width: int, name: str, limit: str) -> Any:
+def _pad_width(leaf: Any, width: int, name: str, limit: str) -> Any:
     check_width(leaf.shape, width, name, limit)
-    return namespace(leaf).pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, width - leaf.shape[-1])])
+    return get_namespace(leaf).pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, width - leaf.shape[-1])])
 
 
 def check_width(shape: Sequence[int], width: int, name: str, limit: str) -> None:
-    """Refuses what cannot be filled up to a width: numbers that have none, and those that are wider."""
+    """Raises ValueError for entries that cannot be padded to a width: entries without an axis, or wider ones."""
     if len(shape) < 2:
         raise ValueError(
-            f"{name} is one number per step and has no width that {limit}={width} could fill up. Make it [T, 1], by "
-            f"standardize_fn for example, or leave {limit} away."
+            f"{name} is one number per step, so {limit}={width} cannot pad it. Make it [T, 1], in standardize_fn for "
+            f"example, or leave out {limit}."
         )
     if shape[-1] > width:
         raise ValueError(f"{name} has {shape[-1]} dimensions, more than {limit}={width}. Raise {limit}.")

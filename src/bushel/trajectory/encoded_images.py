@@ -1,0 +1,179 @@
+"""Encoded images that stay in their files until they are needed: as handles, or as (record, start, size).
+
+`rlds/episode_index.py` finds where in a record an image lies. `pixels.py` decodes the bytes.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bushel.sources.records import RecordSource
+from bushel.sources.tfrecord import TFRecordDataSource
+
+_KEPT_BYTES = 64 << 20
+_KEPT_SOURCES = 256
+
+
+class RecordParts:
+    """Reads parts of records. A part is given by the number of its record, its start in bytes, and its size in bytes.
+
+    Of a TFRecord file only the part is read. Other formats can read whole records only; the last ones are kept in a
+    cache of 64 MiB. Any thread may read. A pickled object opens its files in the process that unpickles it, and refuses
+    files that have changed.
+    """
+
+    def __init__(self, source: RecordSource):
+        # The identity in saved states holds the names of these attributes: with others, older states would be refused.
+        self._source = source
+        self._alone: dict[int, RecordParts] = {}
+        self._kept: collections.OrderedDict[int, bytes] = collections.OrderedDict()
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def source(self) -> RecordSource:
+        """The source of the whole records."""
+        return self._source
+
+    def read(
+        self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
+    ) -> list[bytes]:
+        """The parts, in the given order. Parts of a remote file that lie close together are read by one request.
+
+        A checksum covers a whole record, so it cannot be compared for a part of it. A file that was cut short or
+        replaced is an error, but a changed bit is not noticed.
+        """
+        if isinstance(self._source, TFRecordDataSource):
+            return self._source.read_parts(records, starts, sizes)
+        whole = self._read_whole({int(record) for record in records})
+        return [
+            _cut_part(whole[int(record)], int(record), int(start), int(size))
+            for record, start, size in zip(records, starts, sizes)
+        ]
+
+    def _read_whole(self, wanted: set[int]) -> dict[int, bytes]:
+        with self._lock:
+            records = {record: self._kept[record] for record in wanted if record in self._kept}
+            for record in records:
+                self._kept.move_to_end(record)
+        missing = sorted(wanted - records.keys())
+        if not missing:
+            return records
+        for record, data in zip(missing, self._source.__getitems__(missing)):
+            records[record] = data
+            self._keep(record, data)
+        return records
+
+    def _keep(self, record: int, data: bytes) -> None:
+        with self._lock:
+            self._kept_bytes += len(data) - len(self._kept.pop(record, b""))
+            self._kept[record] = data
+            while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+                self._kept_bytes -= len(self._kept.popitem(last=False)[1])
+
+    def select_file(self, record: int) -> tuple[RecordParts, int]:
+        """The reader of only the file that holds a record, and the record's number in that file."""
+        number, place = self._source.locate(record)
+        if len(self._source.paths) == 1:
+            return self, place
+        if number not in self._alone:
+            self._alone[number] = RecordParts(self._source.file(number))
+        return self._alone[number], place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        key = json.dumps([type(self._source).__name__, self._source.paths, self._source.versions])
+        return _open_once, (key, self._source)
+
+    def __repr__(self) -> str:
+        return f"RecordParts({self._source!r})"
+
+
+_opened: collections.OrderedDict[str, RecordParts] = collections.OrderedDict()
+_opened_lock = threading.Lock()
+
+
+def _open_once(key: str, source: RecordSource) -> RecordParts:
+    """The reader of a source that came from another process. One with open files is used again if there is one."""
+    with _opened_lock:
+        parts = _opened.pop(key, None) or RecordParts(source)
+        _opened[key] = parts
+        while len(_opened) > _KEPT_SOURCES:
+            _opened.popitem(last=False)
+    return parts
+
+
+def _cut_part(data: bytes, record: int, start: int, size: int) -> bytes:
+    if start < 0 or size < 0 or start + size > len(data):
+        raise ValueError(
+            f"Record {record} has {len(data)} bytes; there are no {size} bytes from byte {start} on. "
+            "Make the index of its episodes again."
+        )
+    return data[start : start + size]
+
+
+class Encoded:
+    """An encoded image that is still in its file. `len(image)` is its size in bytes, `bytes(image)` reads it.
+
+    An image equals its bytes. It has no hash, since the hash of the bytes would need a read. `read_all` reads many
+    images in less time than one by one.
+    """
+
+    __slots__ = ("_parts", "_record", "_size", "_start")
+
+    def __init__(self, parts: RecordParts, record: int, start: int, size: int):
+        self._parts, self._record, self._start, self._size = parts, record, start, size
+
+    @property
+    def parts(self) -> RecordParts:
+        """The reader of its record."""
+        return self._parts
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """The number of the record, the start in bytes, and the size in bytes."""
+        return self._record, self._start, self._size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __bytes__(self) -> bytes:
+        return self._parts.read([self._record], [self._start], [self._size])[0]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (bytes, Encoded)):
+            return NotImplemented
+        if isinstance(other, Encoded) and self._parts is other._parts and self.place == other.place:
+            return True
+        return self._size == len(other) and bytes(self) == bytes(other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts, record = self._parts.select_file(self._record)
+        return Encoded, (parts, record, self._start, self._size)
+
+    def __repr__(self) -> str:
+        return f"Encoded({self._size} bytes at byte {self._start} of record {self._record})"
+
+
+def read_all(values: Sequence[bytes | Encoded]) -> list[bytes]:
+    """Encoded images as bytes. Images that are still in files are read together, and each of them once.
+
+    >>> read_all([b"one", b""])
+    [b'one', b'']
+    """
+    contents: list[Any] = list(values)
+    wanted: dict[RecordParts, dict[tuple[int, int, int], list[int]]] = {}
+    for row, value in enumerate(contents):
+        if isinstance(value, Encoded):
+            wanted.setdefault(value.parts, {}).setdefault(value.place, []).append(row)
+    for parts, places in wanted.items():
+        records, starts, sizes = np.array(list(places), np.int64).T
+        for rows, data in zip(places.values(), parts.read(records, starts, sizes)):
+            for row in rows:
+                contents[row] = data
+    return contents

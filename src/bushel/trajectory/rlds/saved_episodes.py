@@ -1,0 +1,75 @@
+"""`ds.save(folder, format="rlds")`: episodes of a pipeline as an RLDS data set of one split, sharded and resumable.
+
+What happens when, and what a stopped run goes on from, is in `saving.py`; how episodes become records in
+`episode_encoder.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bushel.base import redact
+from bushel.saving import Files, Form
+from bushel.sources.writers import TFRecordWriter
+from bushel.sources.writing import Folder
+from bushel.trajectory.rlds.dataset_folder import is_version
+from bushel.trajectory.rlds.episode_encoder import EpisodeEncoder
+from bushel.trajectory.rlds.writer import FEATURES, INFO, split_entry, write_info
+
+SPLIT = "train"
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
+"""Without the number of files, which is not known before the last element."""
+
+
+def form(folder: str) -> Form:
+    """Files of episodes for a folder, whose name says what the data set is called: "arm", or "arm/1.0.0"."""
+    above, _, last = redact.remove_query(folder).rstrip("/").rpartition("/")
+    version = last if is_version(last) else "1.0.0"
+    name = re.sub(r"\W", "_", above.rpartition("/")[2] if is_version(last) else last, flags=re.ASCII)
+    return _Episodes(name if re.match(r"[A-Za-z_]", name) else f"_{name}", version)
+
+
+class _Episodes(Form):
+    def __init__(self, name: str, version: str):
+        self._name, self._version = name, version
+        self._columns = EpisodeEncoder("png")
+
+    @property
+    def layout(self) -> Any:
+        return self._columns.facts()
+
+    @layout.setter
+    def layout(self, facts: Any) -> None:
+        self._columns.restore(facts)
+
+    def file_name(self, number: int) -> str:
+        return f"{self._name}-{SPLIT}.tfrecord-{number:05d}"
+
+    def belongs(self, name: str) -> bool:
+        return name in (FEATURES, INFO) or name.startswith(f"{self._name}-{SPLIT}.tfrecord-")
+
+    def open(self, path: str, first: Any) -> _EpisodeFile:
+        return _EpisodeFile(TFRecordWriter(path, compress=False), self._columns)
+
+    def finish(self, folder: Folder, files: Files, identity: str) -> None:
+        if not files.names:
+            raise ValueError("There are no episodes: a data set of the format RLDS needs at least one.")
+        split = split_entry(SPLIT, _TEMPLATE, files.counts, sum(files.sizes))
+        info = {"fileFormat": "tfrecord", "name": self._name, "splits": [split], "version": self._version}
+        write_info(folder, self._columns, info)
+
+
+class _EpisodeFile:
+    """A file of records that takes episodes."""
+
+    def __init__(self, writer: TFRecordWriter, columns: EpisodeEncoder):
+        self._writer, self._columns = writer, columns
+
+    def write(self, element: Any) -> int:
+        record = self._columns.encode(element, "the episode")
+        self._writer.write(record)
+        return len(record)
+
+    def close(self) -> None:
+        self._writer.close()

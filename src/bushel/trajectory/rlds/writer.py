@@ -1,0 +1,179 @@
+"""Writes RLDS data sets in TFDS's form: records, `features.json` and `dataset_info.json`. All of it, or nothing.
+
+How episodes become records is in `episode_encoder.py`. `dataset_info.json` is written last: without it nobody takes the
+other files for a data set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from typing import Any, Literal
+
+import numpy as np
+
+from bushel.base import checks
+from bushel.base.errors import writing
+from bushel.base.progress import Progress
+from bushel.sources import stores
+from bushel.sources import writing as places
+from bushel.sources.stores import Options, Path
+from bushel.sources.writers import ArrayRecordWriter, TFRecordWriter
+from bushel.sources.writing import Folder
+from bushel.trajectory.rlds.dataset_folder import is_version
+from bushel.trajectory.rlds.episode_encoder import EpisodeEncoder, ImageFormat
+
+_WRITERS: dict[str, type[ArrayRecordWriter] | type[TFRecordWriter]] = {
+    "tfrecord": TFRecordWriter,
+    "array_record": ArrayRecordWriter,
+}
+FEATURES, INFO = "features.json", "dataset_info.json"
+_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+
+def write_rlds(
+    data_dir: Path,
+    name: str,
+    splits: Mapping[str, Iterable[Mapping[str, Any]]],
+    *,
+    version: str = "1.0.0",
+    shards: int = 1,
+    file_format: Literal["tfrecord", "array_record"] = "tfrecord",
+    image_format: ImageFormat | Mapping[str, ImageFormat] = "png",
+    storage_options: Options | None = None,
+) -> str:
+    """Writes episodes as an RLDS data set that `RLDSBuilder` and TFDS read. Returns its folder.
+
+    An episode is `{"steps": tree, "episode_metadata": tree}`, and may have more entries beside these two. The arrays of
+    the steps have a leading axis of steps; all episodes have the same leaves. Numbers are stored as TFDS stores them:
+    float64 in the precision of float32. uint8 arrays of height x width x (1, 3 or 4) and uint16 arrays of height x
+    width x 1 become encoded images. Encoded images that are given as bytes, or as handles, stay as they are; other
+    bytes and strings are texts.
+
+    A local folder appears when it is complete. In a store `dataset_info.json` appears last, and without it the others
+    cannot be opened: a writer that fails removes its files, and what a killed one leaves is removed by the next one
+    that writes the same data set. Let only one process write to an address: a store has no locks.
+
+    Args:
+      data_dir: a local folder, or an address such as "s3://bucket/data"; the data set goes to data_dir/name/version. A
+        file for a store is made in the folder of temporary files first, so there must be room for one shard.
+      name: of the data set: letters, digits and underscores.
+      splits: the episodes of each split; with several shards something that has a length.
+      version: three numbers.
+      shards: files for each split, with consecutive episodes; never more than there are episodes.
+      file_format: "tfrecord", of which single frames can be read, or "array_record", of which only whole episodes can
+        (and which the package array_record writes).
+      image_format: "png" or "jpeg", for all arrays that are images or for each of them ("observation/image").
+      storage_options: of the store where data_dir lies.
+
+    >>> import tempfile
+    >>> from bushel.trajectory.rlds import RLDSBuilder
+    >>> episode = {"steps": {"action": np.zeros((5, 2), np.float32)}, "episode_metadata": {"success": True}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = write_rlds(folder, "mine", {"train": [episode, episode]})
+    ...     RLDSBuilder("mine", folder)
+    RLDSBuilder(mine 1.0.0; train: 2)
+    """
+    _check(name, splits, version, file_format)
+    shards = checks.positive(shards, "shards")
+    folder = places.folder(places.join(stores.address(data_dir), f"{name}/{version}"), storage_options)
+
+    def belongs(file: str) -> bool:
+        shard = rf"{name}-\w+\.({'|'.join(_WRITERS)})-\d+-of-\d+"
+        return file in (FEATURES, INFO) or re.fullmatch(shard, file) is not None
+
+    with folder.filling(INFO, belongs) as filled:
+        columns = EpisodeEncoder(image_format)
+        entries = [
+            _written(filled, name, split, episodes, shards, file_format, columns) for split, episodes in splits.items()
+        ]
+        write_info(filled, columns, {"fileFormat": file_format, "name": name, "splits": entries, "version": version})
+    return folder.address
+
+
+def write_info(folder: Folder, columns: EpisodeEncoder, info: Mapping[str, Any]) -> None:
+    """Writes the two files that make records a data set."""
+    for file, content in ((FEATURES, columns.features()), (INFO, info)):
+        folder.write(file, json.dumps(content, indent=2).encode())
+
+
+def _check(name: str, splits: Mapping[str, Any], version: str, file_format: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise ValueError(f"The name of a data set has letters, digits and underscores, got {name!r}.")
+    if not splits:
+        raise ValueError("There are no splits: pass episodes as {'train': [...]}.")
+    for split in splits:
+        if not re.fullmatch(r"\w+", split) or split == "all":
+            raise ValueError(
+                f"The name of a split has letters, digits and underscores, and is not 'all', got {split!r}."
+            )
+    if not is_version(version):
+        raise ValueError(f"A version is three numbers such as '1.0.0', got {version!r}.")
+    if file_format not in _WRITERS:
+        raise ValueError(f"file_format is one of {', '.join(map(repr, _WRITERS))}, got {file_format!r}.")
+
+
+def _written(
+    folder: Folder,
+    name: str,
+    split: str,
+    episodes: Iterable[Mapping[str, Any]],
+    shards: int,
+    file_format: str,
+    columns: EpisodeEncoder,
+) -> dict[str, Any]:
+    """Writes the files of a split; returns its entry in `dataset_info.json`."""
+    total = len(episodes) if isinstance(episodes, Sized) else None
+    if total is None and shards > 1:
+        raise ValueError(
+            f"{shards} shards of consecutive episodes need to know how many episodes there are. Pass the split "
+            f"{split!r} as a list, or as anything that has a length, or pass shards=1."
+        )
+    shards = shards if total is None else min(shards, max(total, 1))
+    ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
+    progress = Progress(f"writing {name}/{split}", total)
+    left = enumerate(episodes)
+    counts, size = [], 0
+    for shard, end in enumerate([*ends, None]):
+        file = f"{name}-{split}.{file_format}-{shard:05d}-of-{shards:05d}"
+        with folder.new_file(file) as path, _opened(path, folder.shown(file), file_format) as write:
+            counts.append(0)
+            for number, episode in left if end is None else itertools.islice(left, end - sum(counts)):
+                record = columns.encode(episode, f"episode {number} of {split!r}")
+                write(record)
+                counts[-1] += 1
+                size += len(record)
+                progress.show(number + 1)
+    progress.end()
+    if not sum(counts):
+        raise ValueError(f"The split {split!r} has no episodes. Leave it out.")
+    return split_entry(split, _TEMPLATE, counts, size)
+
+
+def split_entry(split: str, template: str, counts: Iterable[int], size_bytes: int) -> dict[str, Any]:
+    """The entry of a split in `dataset_info.json`."""
+    lengths = [str(count) for count in counts]
+    return {"filepathTemplate": template, "name": split, "numBytes": str(size_bytes), "shardLengths": lengths}
+
+
+@contextlib.contextmanager
+def _opened(path: str, shown: str, file_format: str) -> Iterator[Callable[[bytes], None]]:
+    """A file of records, as the function that writes one."""
+    with writing(shown):
+        writer = _WRITERS[file_format](path, compress=False)
+
+    def write(record: bytes) -> None:
+        with writing(shown):
+            writer.write(record)
+
+    try:
+        yield write
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what matters
+            writer.close()
+        raise
+    with writing(shown):
+        writer.close()

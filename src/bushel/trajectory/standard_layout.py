@@ -1,0 +1,135 @@
+"""From the raw trajectories of a data set to the layout that all transforms expect."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from bushel.trajectory.data_utils import Tree, tree_map
+from bushel.trajectory.episodes import LANGUAGES
+from bushel.trajectory.frame_columns import Columns, Constant
+from bushel.trajectory.numpy_or_jax import is_text, to_numpy
+
+Keys = Mapping[str, str | None]
+
+
+def name_entry(kind: str, new: str) -> str:
+    """The name of an entry of the observation.
+
+    >>> name_entry("image", "primary"), name_entry("proprio", "")
+    ('image_primary', 'proprio')
+    """
+    return f"{kind}_{new}" if new else kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Restructure:
+    """Maps the entries of a raw trajectory to names that are the same for all data sets.
+
+    `image_{new}`, `depth_{new}` and `proprio_{new}` come from the observation's entry `old`. With an empty `new` the
+    name is `proprio`, as in Octo. If `old` is None, the data set does not have the entry, and the new entry is padding:
+    empty strings or zeros. `task/language_instruction` comes from the key that `language_key` names. If several keys
+    match it, each trajectory draws one of them.
+    """
+
+    name: str
+    standardize_fn: Callable[[Tree], Tree] | None = None
+    image_obs_keys: Keys = dataclasses.field(default_factory=dict)
+    depth_obs_keys: Keys = dataclasses.field(default_factory=dict)
+    proprio_obs_keys: Keys = dataclasses.field(default_factory=dict)
+    proprio_obs_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    language_key: str | None = None
+
+    def __post_init__(self) -> None:
+        for new, old in self.proprio_obs_keys.items():
+            if old is None and new not in self.proprio_obs_dims:
+                raise ValueError(
+                    f"{self.name} has no {name_entry('proprio', new)} (its key is None), so proprio_obs_dims must say "
+                    f"how wide the padding is: proprio_obs_dims={{{new!r}: 7}}, for example."
+                )
+
+    def __call__(self, trajectory: Tree) -> Tree:
+        """The trajectory with the new names, without entries that are padding: `make_constants` adds those."""
+        if self.standardize_fn is not None:
+            trajectory = self.standardize_fn(trajectory)
+            if not isinstance(trajectory, Mapping):
+                raise ValueError(
+                    f"standardize_fn of {self.name} must return the trajectory, a dict; it returned {trajectory!r}."
+                )
+            trajectory = tree_map(to_numpy, trajectory)  # the user's function may return tensors of TensorFlow
+        missing = sorted({"observation", "action"} - set(trajectory))
+        if missing:
+            raise ValueError(
+                f"Trajectories of {self.name} have no {' and no '.join(missing)}; they have {sorted(trajectory)}. "
+                "A standardize_fn can put them there."
+            )
+        observation = trajectory["observation"]
+        renamed: Tree = {}
+        for kind, keys in self._list_kinds():
+            renamed |= {
+                name_entry(kind, new): self._find_entry(observation, old, kind, new)
+                for new, old in keys.items()
+                if old is not None
+            }
+        task = self._find_instructions(trajectory)
+        if isinstance(trajectory["action"], Mapping):
+            raise ValueError(
+                f"The action of {self.name} is a dict with {sorted(trajectory['action'])}: make it one array [T, A] in "
+                "standardize_fn, by np.concatenate for example."
+            )
+        action = np.asarray(trajectory["action"], dtype=np.float32)
+        return {"observation": renamed, **({"task": task} if task else {}), "action": action}
+
+    def _list_kinds(self) -> tuple[tuple[str, Keys], ...]:
+        return ("image", self.image_obs_keys), ("depth", self.depth_obs_keys), ("proprio", self.proprio_obs_keys)
+
+    def _find_entry(self, observation: Tree, old: str, kind: str, new: str) -> np.ndarray:
+        argument = f"{kind}_obs_keys" if new else f"{kind}_obs_key"
+        if old not in observation:
+            raise ValueError(
+                f"The observations of {self.name} have no {old!r}, which {argument} names; "
+                f"they have {sorted(observation)}."
+            )
+        if isinstance(observation[old], Mapping):
+            raise ValueError(
+                f"{old!r}, which {argument} names, is a dict with {sorted(observation[old])} in the observations "
+                f"of {self.name}: a standardize_fn can put one of its arrays into the observation itself."
+            )
+        values = np.asarray(observation[old])
+        return values.astype(np.float32) if kind == "proprio" else values
+
+    def _find_instructions(self, trajectory: Tree) -> Tree:
+        if self.language_key is None:
+            return {}
+        names = fnmatch.filter(list(trajectory), self.language_key)
+        if not names:
+            raise ValueError(
+                f"No entry of the trajectories of {self.name} matches language_key={self.language_key!r}; "
+                f"they have {sorted(trajectory)}."
+            )
+        for name in names:
+            if isinstance(trajectory[name], Mapping):
+                raise ValueError(
+                    f"Language key {self.language_key} names a dict in {self.name}/{name}, but it must be strings."
+                )
+            if not is_text(np.asarray(trajectory[name])):
+                raise ValueError(
+                    f"Language key {self.language_key} has dtype {np.asarray(trajectory[name]).dtype} in "
+                    f"{self.name}/{name}, but it must be strings."
+                )
+        if len(names) == 1:
+            return {"language_instruction": np.asarray(trajectory[names[0]])}
+        return {LANGUAGES: {name: np.asarray(trajectory[name]) for name in names}}
+
+    def make_constants(self, frames: int) -> Columns:
+        """The columns with the same value in all frames: padding, and the name of the data set."""
+        observation: dict[str, Any] = {}
+        for kind, keys in self._list_kinds():
+            for new in (new for new, old in keys.items() if old is None):
+                padding = b"" if kind != "proprio" else np.zeros(self.proprio_obs_dims[new], np.float32)
+                observation[name_entry(kind, new)] = Constant(padding, frames, present=False)
+        return {"observation": observation, "dataset_name": Constant(self.name.encode(), frames)}
