@@ -162,6 +162,7 @@ class _CursorIterator(DatasetIterator[T]):
         self._astray = False
         """Whether an element has failed, and the cursor still stands where the failure left it."""
 
+    @optional
     def _begin(self) -> Passes | None:
         """Prepares the first element. Returns the passes over the dataset, for iterators that count them."""
         return None

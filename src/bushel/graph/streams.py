@@ -59,10 +59,6 @@ class StreamNode(Node):
         """How many elements the stream has if no element is missing; None where that is not known without reading."""
         return None
 
-    def describe(self) -> str:
-        """The operation as it reads in a message."""
-        return self.call()
-
 
 class Ordered(abc.ABC):
     """A stream node whose elements depend on their neighbours. Its cursor runs once, in the consumer.

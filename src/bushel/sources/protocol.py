@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from bushel.base import redact
+from bushel.base.contract import optional
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -102,6 +103,7 @@ class SequentialReader(Protocol):
         """Up to `count` records as a block (a list, or `Columns`); none at all only at the end."""
         ...
 
+    @optional
     def skip(self) -> int:
         """Goes past what the last `read` failed at: a record, or all up to where records can be told apart again.
 

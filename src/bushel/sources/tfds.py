@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact
+from bushel.base.contract import optional
 from bushel.base.errors import DamagedFile, TooLarge
 from bushel.sources import stores
 from bushel.sources.array_record import ArrayRecordDataSource
@@ -163,6 +164,7 @@ class _Leaf(Feature):
     @abc.abstractmethod
     def many(self, values: Any) -> Any: ...
 
+    @optional
     def shaped(self, values: Any, shape: Any) -> Any:
         raise ValueError(f"a value with a shape of its own, {shape}")
 
