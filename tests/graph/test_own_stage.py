@@ -20,7 +20,6 @@ import bushel
 from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.errors import StateMismatch
-from bushel.dataset import _IterPipeline
 from bushel.engine import Executor
 from bushel.engine.processes import Processes
 from bushel.engine.tasks import Stepped, Threads
@@ -28,6 +27,7 @@ from bushel.graph.cursors import END, Cursor, Mark, Over, make_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered
+from bushel.iter_dataset import IterPipeline
 from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
@@ -87,7 +87,7 @@ class DedupeCursor(Over):
 
 
 def dedupe(ds: bushel.IterDataset[Any], key: str) -> bushel.IterDataset[Any]:
-    return _IterPipeline(Dedupe(ds._node, key))
+    return IterPipeline(Dedupe(ds._node, key))
 
 
 def hash_text(element: dict[str, Any]) -> dict[str, Any]:
