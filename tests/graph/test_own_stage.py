@@ -176,6 +176,18 @@ def test_an_element_that_fails_is_raised_in_its_place_or_skipped(executor, after
         assert it.skipped == 1
 
 
+def test_rows_before_a_failure_are_given_first(executor):
+    stream = bushel.MapDataset.source([{"number": n, "key": n // 2} for n in range(12)]).to_iter_dataset()
+    with PipelineIterator(dedupe(stream.map(fail_at_six), "key")._node, executor=executor) as it:
+        cursor = it._cursor
+        assert [row["number"] for row in cursor.pull(12)] == [0, 2, 4]
+        state = cursor.get_state()
+        with pytest.raises(ValueError, match="six"):
+            cursor.pull(12)
+        cursor.set_state(state)
+        assert cursor.get_state() == state
+
+
 def test_the_stage_feeds_batches(executor):
     expected = run(pipeline().batch(3), None)
     found = run(pipeline().batch(3), executor)
