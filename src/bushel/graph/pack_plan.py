@@ -1,8 +1,8 @@
 """Packed rows by random access: which pieces make up row n is planned once, from lengths alone.
 
 Where pieces go is decided by index/packing.py. The packers of streams, which see a few sequences at a time, are in
-graph/packing.py and graph/concat_split.py. Here, unlike there, the pieces of a row lie end to end, with one gap after
-them.
+graph/pack_stream.py and graph/concat_split.py. Here, unlike there, the pieces of a row lie end to end, with one gap
+after them.
 """
 
 from __future__ import annotations
