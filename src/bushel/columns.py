@@ -138,7 +138,7 @@ def _as_values(piece: Any, node: Map) -> np.ndarray:
         return records
     raise TypeError(
         f"A column needs a number, a small array of one shape, or a flat dict of them for each element; "
-        f"{transforms.short_name(node.transform)} gave {trees.describe(piece)} for several."
+        f"{transforms.short_name(node.transform)} returned {trees.describe(piece)} for several."
     )
 
 
@@ -155,7 +155,7 @@ def _common(pieces: list[np.ndarray], node: Map) -> np.dtype[Any]:
     except TypeError:
         told = " and ".join(f"{kind}{list(shape)}" for kind, shape in kinds)
         raise TypeError(
-            f"A column needs values of one type and shape; {transforms.short_name(node.transform)} gave {told}."
+            f"A column needs values of one type and shape; {transforms.short_name(node.transform)} returned {told}."
         ) from None
 
 
