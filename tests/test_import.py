@@ -22,22 +22,23 @@ HEAVY = {
     "tensorflow",
     "torch",
 }
-LIMIT_CPU_S = 0.2
-"""Beyond what NumPy takes, which nobody who uses arrays is spared."""
+LIMIT = 2.5
+"""How many times the CPU time of `import numpy` the import of bushel may take. NumPy is loaded first, and apart."""
 
 CHILD = """
 import json, sys, time
+begun = time.process_time()
 import numpy
 start = time.process_time()
 import bushel
 {more}
-cpu_s = time.process_time() - start
-print(json.dumps({{"cpu_s": cpu_s, "packages": sorted({{name.partition(".")[0] for name in sys.modules}})}}))
+ratio = (time.process_time() - start) / (start - begun)
+print(json.dumps({{"ratio": ratio, "packages": sorted({{name.partition(".")[0] for name in sys.modules}})}}))
 """
 
 
 def import_in_child(more: str = "") -> dict:
-    """Import bushel after NumPy in a fresh process, then run `more`: the CPU time, and the packages it loaded."""
+    """Import bushel after NumPy in a fresh process, then run `more`: the CPU time as a ratio, and the packages it loaded."""
     # NumPy's BLAS threads spin while they start: a cost that grows with the cores, and not ours.
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD.format(more=more)]
@@ -49,8 +50,8 @@ def heavy_packages(more: str = "") -> set[str]:
     return HEAVY & set(import_in_child(more)["packages"])
 
 
-def best_cpu_s(more: str = "") -> float:
-    return min(import_in_child(more)["cpu_s"] for _ in range(5))
+def best_ratio(more: str = "") -> float:
+    return min(import_in_child(more)["ratio"] for _ in range(5))
 
 
 def test_import_loads_no_heavy_package():
@@ -58,7 +59,7 @@ def test_import_loads_no_heavy_package():
 
 
 def test_import_is_quick():
-    assert best_cpu_s(more="bushel.MapDataset, bushel.DataLoader") < LIMIT_CPU_S  # names are loaded when used
+    assert best_ratio(more="bushel.MapDataset, bushel.DataLoader") < LIMIT  # names are loaded when used
 
 
 def test_the_package_guard_can_fail():
@@ -66,7 +67,8 @@ def test_the_package_guard_can_fail():
 
 
 def test_the_time_guard_can_fail():
-    assert best_cpu_s(more=f"while time.process_time() - start < {LIMIT_CPU_S}: pass") >= LIMIT_CPU_S
+    slow = f"while time.process_time() - start < {LIMIT} * (start - begun): pass"
+    assert best_ratio(more=slow) >= LIMIT
 
 
 def test_modules_of_extras_are_attributes():
