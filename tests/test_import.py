@@ -22,7 +22,7 @@ HEAVY = {
     "tensorflow",
     "torch",
 }
-LIMIT = 2.5
+LIMIT = 4.0
 """How many times the CPU time of `import numpy` the import of bushel may take. NumPy is loaded first, and apart."""
 
 CHILD = """
@@ -38,7 +38,7 @@ print(json.dumps({{"ratio": ratio, "packages": sorted({{name.partition(".")[0] f
 
 
 def import_in_child(more: str = "") -> dict:
-    """Import bushel after NumPy in a fresh process, then run `more`: the CPU time as a ratio, and the packages it loaded."""
+    """Import bushel after NumPy in a fresh process, then run `more`: the CPU time as a ratio, and the packages loaded."""
     # NumPy's BLAS threads spin while they start: a cost that grows with the cores, and not ours.
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD.format(more=more)]
