@@ -34,7 +34,7 @@ class Tuner:
     >>> tuner.judge(rate=195, waiting=0.02, busy=0.9)
     2
     >>> tuner.why
-    '2 give 1.95 times as much as 1; the consumer waits 2 % of its time'
+    '2 workers are 1.95 times as fast as 1; the consumer waits 2 % of its time'
     """
 
     def __init__(self, max_workers: int):
@@ -73,10 +73,11 @@ class Tuner:
                 return self.workers
             bound = "there are no more cores" if self.workers == self.max_workers else self._finding
         else:
+            # A fifth more than were busy, as a reserve. Three windows in a row, so that a quiet moment parks nobody.
             needed = max(1, math.ceil(1.2 * busy * self.workers))
             self._idle_windows = self._idle_windows + 1 if needed < self.workers else 0
             if self._idle_windows >= 3:
-                self._finding = f"{self.workers} were busy {100 * busy:.0f} % of the time"
+                self._finding = f"{self.workers} workers were busy {100 * busy:.0f} % of the time"
                 self.workers, self._idle_windows, self._pause = needed, 0, self._next_pause
             bound = self._finding
         self.why = "; ".join(dict.fromkeys(filter(None, [self._finding, bound, waits])))
@@ -88,7 +89,7 @@ class Tuner:
         (count, before), self._before_try = self._before_try, None
         gain = rate / before
         useful = min(self.workers, max(count, math.ceil(count * gain - 0.1)))
-        self._finding = f"{self.workers} give {gain:.2f} times as much as {count}"
+        self._finding = f"{self.workers} workers are {gain:.2f} times as fast as {count}"
         if useful < self.workers:
             self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
         self.workers = useful

@@ -190,7 +190,7 @@ class ResultBuffer:
         if packed.places and job.slot is not None:
             job.footprint.arena, slot = job.slot
             memory = job.footprint.arena.lease(slot)
-            job.slot = None
+            job.slot = None  # the end of the lease frees the slot
         job.return_slot()
         job.footprint.heap_bytes = self._latest_heap_bytes = packed.heap_bytes
         self._unreleased.append(job.footprint)

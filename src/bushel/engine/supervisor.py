@@ -72,7 +72,7 @@ class Supervisor:
         self._has_begun_a_job = False
         self._stopping = False
         self._ended_by: BaseException | None = None
-        self._ended_by_user_code = False
+        self._reraises = False  # whether `submit` raises that error itself, because it came from a worker
         self._stacks = stall.Stacks(portable=portable)
         self._thread = threading.Thread(target=self._run, name="bushel-pool", daemon=True)
         STARTER.add_pool()
@@ -100,7 +100,7 @@ class Supervisor:
             rows = shipping.share_rows(task.given, portable=self._portable)
         with self._lock:
             if self._ended_by is not None:
-                if self._ended_by_user_code:
+                if self._reraises:
                     raise self._ended_by.with_traceback(None)
                 raise RuntimeError("The worker processes of this iterator have ended.") from self._ended_by
             program = self._programs.add(task.program)
@@ -209,6 +209,7 @@ class Supervisor:
             self._active = len(self.workers)
 
     def _assign_jobs(self) -> None:
+        """Sends waiting jobs to workers, as long as a job may begin and a worker can take it."""
         for job in [job for job in self._waiting if job.footprint.released]:
             self._waiting.remove(job)
             self._jobs.pop(job.number, None)
@@ -219,7 +220,8 @@ class Supervisor:
                 break
             job, worker = choice
             self._waiting.remove(job)
-            job.slot = self.buffer.grant_slot(sum(job.slot is not None for other in self.workers for job in other.jobs))
+            running = sum(held.slot is not None for other in self.workers for held in other.jobs)
+            job.slot = self.buffer.grant_slot(running)
             job.announced, job.count_request, job.counted, job.assigned = None, None, 0, True
             worker.jobs.append(job)
             self._send_job(worker, job)
@@ -241,8 +243,7 @@ class Supervisor:
         if job.rows is not None:
             given, descriptors = (job.rows.size, job.rows.places), (job.rows.descriptor,)
         numbers = (job.number, job.program, job.task.low, job.high)
-        announces = job.deaths > 0
-        rest = (job.task.counts, slot, announces, job.row_by_row, given)
+        rest = (job.task.counts, slot, job.deaths > 0, job.row_by_row, given)
         self._connections.send(worker, "task", *numbers, *rest, descriptors=descriptors)
 
     def _drop_programs(self) -> None:
@@ -288,12 +289,12 @@ class Supervisor:
         add_note(error, f"bushel: {what}.")
         if worker.jobs and isinstance(error, ImportError):
             add_note(error, shipping.explain_import_error(worker.jobs[0].task.program, error))
-        self._ended_by_user_code = True
+        self._reraises = True
         self._fail_all(error)
         self._stopping = True
 
     def _answer_counts(self) -> None:
-        """Answers the workers that wait for the count of the blocks before theirs, as far as it is known."""
+        """Answers the workers that wait for the count of the blocks before theirs, where the count is known."""
         for worker in self.workers:
             if not worker.jobs or (job := worker.jobs[0]).count_request is None:
                 continue
@@ -306,6 +307,7 @@ class Supervisor:
                 self._connections.send(worker, *(("abort",) if before is None else ("before", before)))
 
     def _finish(self, worker: Worker, number: int) -> Job:
+        """Takes the job that a worker has finished from it."""
         job = worker.jobs.popleft()
         assert job.number == number, "workers answer in order"
         worker.busy_since, worker.has_finished = None, True
@@ -314,6 +316,7 @@ class Supervisor:
         return job
 
     def _settle(self, job: Job, outcome: Any) -> None:
+        """Ends a job with its result or its error."""
         job.return_slot()
         # In this order: `_fail_all` tells the jobs in `_jobs` of the pool's end, so a job leaves only with an outcome.
         job.settle(outcome)
@@ -369,6 +372,7 @@ class Supervisor:
     # The end of the pool.
 
     def _fail_all(self, error: BaseException) -> None:
+        """Ends all jobs with an error. Later calls of `submit` raise it, too."""
         with self._lock:
             self._ended_by = self._ended_by or error
             for job in self._jobs.values():

@@ -109,7 +109,7 @@ class _Worker:
             program.close()
 
     def _on_arena(self, slot_bytes: int, descriptor: int) -> None:
-        self._slots.clear()
+        self._slots.clear()  # they look into the old arena
         self._arena = (mmap.mmap(descriptor, 0), slot_bytes)
         os.close(descriptor)
 

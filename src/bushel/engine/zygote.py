@@ -302,8 +302,8 @@ def _run_forked_worker(control: Channel, parent: int, descriptor: int) -> NoRetu
     """Runs a worker in a forked child. Never returns: the child would go on as a second zygote."""
     code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        control.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # children that the user's function starts are its own to reap
+        control.close()  # otherwise the consumer would not notice when the zygote dies
         _die_with(parent)
         # All forks have the same random state, so all workers would draw the same numbers. `random` reseeds by itself.
         if "numpy.random" in sys.modules:
