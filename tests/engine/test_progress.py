@@ -319,7 +319,7 @@ def test_a_block_that_was_held_back_is_not_overtaken_by_blocks_that_need_its_cou
         first = pool.submit(next(asking))
         passing = pool.submit(next(urgent))
         pool._supervisor.mark_urgent(passing)
-        wait_until(lambda: passing.begun)
+        wait_until(lambda: passing.assigned)
         for ticket in tickets:
             pool.wait(ticket)  # and now there is room
         second = pool.submit(next(asking))
