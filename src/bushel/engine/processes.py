@@ -64,9 +64,9 @@ class Processes(Executor):
             packed, details, memory, _ = self._wait_for_packed(again)
             pickles = details.to_result(wire.unpack(packed, memory), packed.size_bytes)
             again.footprint.released = True
-            return shipping.convert_rows(
-                pickle.loads, ticket.task.program, pickles, shipping.locate_rebuild_error
-            ), seconds
+            program = ticket.task.program
+            result = shipping.convert_rows(pickle.loads, program, pickles, shipping.locate_rebuild_error)
+            return result, seconds
         finally:
             ticket.footprint.released = True
         return details.to_result(rows, packed.size_bytes), seconds
