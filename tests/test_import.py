@@ -38,7 +38,7 @@ print(json.dumps({{"ratio": ratio, "packages": sorted({{name.partition(".")[0] f
 
 
 def import_in_child(more: str = "") -> dict:
-    """Import bushel after NumPy in a fresh process, then run `more`: the CPU time as a ratio, and the packages loaded."""
+    """Import bushel after NumPy in a fresh process, then run `more`: CPU time as a ratio, and the packages loaded."""
     # NumPy's BLAS threads spin while they start: a cost that grows with the cores, and not ours.
     env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-c", CHILD.format(more=more)]

@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from recipes import as_stream
 
 import bushel
-from bushel.engine.autotune import FURTHEST, Tuned, Tuner
-from bushel.engine.processes import Processes, _Core
+from bushel.engine.autotune import MAX_STRETCH, Tuned, Tuner
+from bushel.engine.processes import Processes
 from bushel.engine.program import Result
-from bushel.engine.report import HARDLY
+from bushel.engine.report import SMALL_WAIT_SHARE
+from bushel.engine.supervisor import Supervisor
 from bushel.engine.tasks import Ticket
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -82,9 +83,11 @@ def test_it_settles_on_what_brings_something(most, each, limit, demand, seed):
     tuner = Tuner(most)
     history = [tuner.judge(**machine.window(tuner.workers)) for _ in range(40)]
     best = machine.rate(most)
-    enough = next(n for n in range(1, most + 1) if machine.rate(n) >= (1 - HARDLY) * best)
+    enough = next(n for n in range(1, most + 1) if machine.rate(n) >= (1 - SMALL_WAIT_SHARE) * best)
     settled = max(set(history[-20:]), key=history[-20:].count)
-    assert machine.rate(settled) >= (1 - HARDLY) * best * 0.98, f"settled on {settled}, {enough} would do: {history}"
+    assert machine.rate(settled) >= (1 - SMALL_WAIT_SHARE) * best * 0.98, (
+        f"settled on {settled}, {enough} would do: {history}"
+    )
     assert settled <= math.ceil(1.35 * enough) + 1, f"settled on {settled}, {enough} would do: {history}"
     changes = sum(a != b for a, b in itertools.pairwise(history[-20:]))
     assert changes <= 4, history
@@ -127,7 +130,7 @@ class Fickle(Tuned):
         return self._pool.wait(ticket)
 
     def stretch(self) -> int:
-        return self._random.randint(1, FURTHEST)
+        return self._random.randint(1, MAX_STRETCH)
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +199,7 @@ def test_parked_workers_get_nothing_to_do_until_they_are_needed():
         assert len(pool.pids()) == 1
         pool.resize(3)
         workers_until(3)
-        assert pool.all_have_served()
+        assert pool.all_have_finished_one()
         pool.resize(2)
         workers_until(2)
         assert len(pool.pids()) == 3
@@ -206,14 +209,14 @@ def test_parked_workers_get_nothing_to_do_until_they_are_needed():
 
 
 def test_as_many_workers_as_the_system_allows_will_do(monkeypatch, caplog):
-    start = _Core._start
+    start = Supervisor._start_worker
 
-    def no_room(core: _Core, index: int) -> None:
+    def no_room(supervisor: Supervisor, index: int) -> None:
         if index:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        start(core, index)
+        start(supervisor, index)
 
-    monkeypatch.setattr(_Core, "_start", no_room)
+    monkeypatch.setattr(Supervisor, "_start_worker", no_room)
     pool = Processes(3, at_first=1)
     ds = bushel.MapDataset.range(100).to_iter_dataset()
     with PipelineIterator(ds._node, None, pool) as it:
@@ -245,7 +248,7 @@ def test_a_slow_map_gets_more_workers(monkeypatch, ds):
         for expected, element in enumerate(elements):
             assert element == expected
             (pool,) = it.report().pools
-            if pool.size > 1 and "times as much as" in pool.why:
+            if pool.size > 1 and "times as fast as" in pool.why:
                 break
             assert time.monotonic() < deadline, pool
         assert f"{pool.size} workers, chosen by Bushel: " in str(it.report())

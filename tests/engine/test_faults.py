@@ -45,8 +45,8 @@ from watching import (
 )
 
 import bushel
+from bushel.engine.pool import ResultBuffer
 from bushel.engine.processes import Processes
-from bushel.engine.room import Room
 from bushel.experimental import FirstFitPackIterDataset, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -276,10 +276,10 @@ def check_chaos(ds: Any, kills: int, seed: int, *, by_thread: bool = False) -> N
                     assert it.get_state() == undisturbed.get_state()
         else:
             assert run_with_kills(ds, executor, kills, seed, at_least=100) >= kills
-        core = executor._core
-        wait_until(lambda: not any(peer.jobs for peer in core.peers))
-        assert core.room.arena is not None
-        wait_until(lambda: core.room.arena.held() == 0)
+        supervisor = executor._supervisor
+        wait_until(lambda: not any(worker.jobs for worker in supervisor.workers))
+        assert supervisor.buffer.arena is not None
+        wait_until(lambda: supervisor.buffer.arena.count_held() == 0)
         wait_until(lambda: len(alive(executor.pids())) == 3)
         assert not named_memory([os.getpid(), *executor.pids()])
     wait_until(lambda: workers() <= before)
@@ -353,8 +353,8 @@ COUNTED = {
 
 def jobs_of(executor: Processes) -> list[list[int]]:
     """The first elements of the blocks that each worker has before it."""
-    with executor._core._lock:
-        return sorted([job.task.low for job in peer.jobs] for peer in executor._core.peers)
+    with executor._supervisor._lock:
+        return sorted([job.task.low for job in worker.jobs] for worker in executor._supervisor.workers)
 
 
 @pytest.mark.parametrize("stream", COUNTED)
@@ -375,14 +375,14 @@ def test_all_workers_may_die(num_workers, stream):
 @pytest.mark.parametrize("stream", COUNTED)
 def test_all_workers_die_in_one_moment(stream):
     with pool(2) as executor, opened(COUNTED[stream](), executor) as it:
-        core, victims = executor._core, executor.pids()
+        supervisor, victims = executor._supervisor, executor.pids()
         for pid in victims:
             os.kill(pid, signal.SIGSTOP)
         it.start_prefetch()
         wait_until(lambda: jobs_of(executor) == [[0, 2], [1, 3]])
-        with core._lock:  # the pool's thread is kept from looking until both are dead
-            core._wake()
-            wait_until(lambda: not select.select([core._wake_reader], [], [], 0)[0])
+        with supervisor._lock:  # the pool's thread is kept from looking until both are dead
+            supervisor._connections.wake()
+            wait_until(lambda: not select.select([supervisor._connections._wake_reader], [], [], 0)[0])
             for pid in victims:
                 os.kill(pid, signal.SIGKILL)
                 wait_until(lambda pid=pid: not alive([pid]))
@@ -429,7 +429,7 @@ def test_a_worker_dies_while_another_waits_for_its_counts(tmp_path):
         # One worker stands at element 0 and has element 2 before it; the other has done 1 and asks for 3.
         wait_until(lambda: jobs_of(executor) == [[0, 2], [3]])
         wait_until(waits.begun.exists)
-        victim = next(peer.pid for peer in executor._core.peers if peer.jobs[0].task.low == 0)
+        victim = next(worker.pid for worker in executor._supervisor.workers if worker.jobs[0].task.low == 0)
         waits.go_on.touch()
         os.kill(victim, signal.SIGKILL)
         assert read_in_time(it) == list(range(100))
@@ -459,11 +459,13 @@ def test_workers_that_die_waiting_have_not_died_of_an_element(tmp_path):
     ds = numbers(100).map(waits).filter(lambda x: True).map_with_index(lambda i, x: x)
     with pool(2) as executor, opened(ds, executor) as it:
         it.start_prefetch()
-        core = executor._core
+        supervisor = executor._supervisor
         for _ in range(8):  # all that time, element 1 has been computed and waits for the count of element 0
-            waiting = wait_until(lambda: [peer for peer in core.peers if peer.jobs and peer.jobs[0].asked])
+            waiting = wait_until(
+                lambda: [worker for worker in supervisor.workers if worker.jobs and worker.jobs[0].count_request]
+            )
             os.kill(waiting[0].pid, signal.SIGKILL)
-            wait_until(lambda peer=waiting[0]: peer not in core.peers)
+            wait_until(lambda worker=waiting[0]: worker not in supervisor.workers)
         waits.go_on.touch()
         assert read_in_time(it) == list(range(100))
 
@@ -499,7 +501,7 @@ def test_workers_that_die_before_they_have_begun_are_an_error(monkeypatch):
     with pool(init=lambda index, count: kill_myself()) as executor, opened(numbers(20), executor) as it:
         with pytest.raises(bushel.WorkerDied, match="keep dying before they finish anything; the last one was killed"):
             read_in_time(it, 30)
-        thread = executor._core._thread
+        thread = executor._supervisor._thread
     wait_until(lambda: not thread.is_alive())
     assert not died
     wait_until(lambda: workers() <= before)
@@ -600,16 +602,20 @@ def test_a_batch_that_kills_when_it_is_sent_is_the_one_that_is_named():
 
 def kill_at(executor: Processes, low: int, *, careful: bool) -> None:
     """Kills the worker that is at the block from `low` on, once it has said so."""
-    core = executor._core
+    supervisor = executor._supervisor
 
     def at_work() -> list[Any]:
-        with core._lock:
-            busy = [peer for peer in core.peers if peer.jobs and peer.since is not None]
-            return [peer for peer in busy if peer.jobs[0].task.low == low and (peer.jobs[0].at or not careful)]
+        with supervisor._lock:
+            busy = [worker for worker in supervisor.workers if worker.jobs and worker.busy_since is not None]
+            return [
+                worker
+                for worker in busy
+                if worker.jobs[0].task.low == low and (worker.jobs[0].announced or not careful)
+            ]
 
-    (peer,) = wait_until(at_work)
-    os.kill(peer.pid, signal.SIGKILL)
-    wait_until(lambda: peer not in core.peers)
+    (worker,) = wait_until(at_work)
+    os.kill(worker.pid, signal.SIGKILL)
+    wait_until(lambda: worker not in supervisor.workers)
 
 
 def test_an_element_that_was_at_work_when_somebody_killed_workers_is_not_blamed(tmp_path):
@@ -617,9 +623,9 @@ def test_an_element_that_was_at_work_when_somebody_killed_workers_is_not_blamed(
     with pool(2) as executor, opened(numbers(100).map(waits), executor) as it:
         it.start_prefetch()
         wait_until(lambda: [0, 2] in jobs_of(executor) or [0] in jobs_of(executor))
-        idle = wait_until(lambda: [peer for peer in executor._core.peers if not peer.jobs])[0]
+        idle = wait_until(lambda: [worker for worker in executor._supervisor.workers if not worker.jobs])[0]
         os.kill(idle.pid, signal.SIGKILL)
-        wait_until(lambda: idle not in executor._core.peers)
+        wait_until(lambda: idle not in executor._supervisor.workers)
         for turn in range(6):  # once before it is announced; once more, and it would be blamed
             kill_at(executor, 0, careful=turn > 0)
         waits.go_on.touch()
@@ -645,7 +651,7 @@ def test_a_fault_of_the_worker_itself_is_told_the_first_time(capfd):
 
         from bushel.engine import worker
 
-        worker._Worker._slot = fail
+        worker._Worker._get_slot = fail
 
     with pool(2, init=break_the_worker) as executor, opened(numbers(100), executor) as it:
         with pytest.raises(KeyError, match="a fault in the worker's loop") as caught:
@@ -1133,7 +1139,7 @@ def test_classes_made_in_workers_travel():
         it.start_prefetch()
         for number in range(300):
             if number in (0, 5, 50, 100):
-                wait_until(lambda: not any(peer.jobs for peer in executor._core.peers))
+                wait_until(lambda: not any(worker.jobs for worker in executor._supervisor.workers))
                 it.set_state(it.get_state())  # what was computed ahead is never looked at
                 with opened(numbers(10), executor) as other:  # and workers load another pipeline
                     assert list(other) == list(range(10))
@@ -1371,7 +1377,7 @@ def test_whatever_goes_wrong_with_a_result_is_an_error(monkeypatch):
     def fail(*_: Any) -> None:
         raise MemoryError("no room for it")
 
-    monkeypatch.setattr(Room, "take_in", fail)
+    monkeypatch.setattr(ResultBuffer, "add_result", fail)
     raises = pytest.raises(MemoryError, match="no room for it")
     with pool(1) as executor, opened(numbers(20), executor) as it, raises:
         read_in_time(it)
@@ -1441,7 +1447,7 @@ def test_close_does_not_wait_for_workers(deed):
     it = opened(numbers(60).map(Always(0, deed)), executor)
     it.start_prefetch()
     pids = executor.pids()
-    wait_until(lambda: any(peer.jobs for peer in executor._core.peers))
+    wait_until(lambda: any(worker.jobs for worker in executor._supervisor.workers))
     begun = time.monotonic()
     it.close()
     executor.close()
@@ -1500,7 +1506,9 @@ def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
     os.kill(helper, signal.SIGSTOP)
     try:
         os.kill(pids[0], signal.SIGKILL)
-        wait_until(lambda: not executor._core._lock.acquire(blocking=False) or executor._core._lock.release())
+        wait_until(
+            lambda: not executor._supervisor._lock.acquire(blocking=False) or executor._supervisor._lock.release()
+        )
         begun = time.monotonic()
         it.close()
         executor.close()
@@ -1508,7 +1516,7 @@ def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
         wait_until(lambda: not alive(pids))
     finally:
         os.kill(helper, signal.SIGCONT)
-    wait_until(lambda: not executor._core._thread.is_alive())
+    wait_until(lambda: not executor._supervisor._thread.is_alive())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

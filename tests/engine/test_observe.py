@@ -369,8 +369,8 @@ def test_a_report_without_timing_says_how_to_get_it():
     report = it.report()
     assert not report.timed and not report.stages
     assert str(report) == (
-        'Stages are not timed. Iterate over ds.with_options(execution_tracking_mode="stage_timing") to time them, '
-        "where ds is the IterDataset."
+        "Stages are not timed. To time them, iterate over "
+        'ds.with_options(execution_tracking_mode="stage_timing"), where ds is the IterDataset.'
     )
 
 
@@ -394,27 +394,27 @@ VERDICTS = [
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 2, "", 19.0, 7.5),)),
-        "map(decode) limits. 2 workers at work all the time, and there are 8 cores: try more.",
+        "map(decode) limits. 2 workers busy nearly all the time, and there are 8 cores: try more workers.",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 8, "", 79.0, 7.5),)),
-        "map(decode) limits. 8 workers at work all the time, and no more cores: make it cheaper",
+        "map(decode) limits. 8 workers busy nearly all the time, and there are no more cores: make it cheaper",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 2, "", 6.0, 7.5),)),
-        "Yet the workers were busy only 30 % of the time",
+        "But the workers were busy only 30 % of the time",
     ),
     (
         report_of(waited=8.0, stages=LATE, pools=(Pool("threads", 2, "", 6.0, 1.0),)),
-        "map(crop) limits. It runs in the consumer: prefetch after it, so that threads do it.",
+        "map(crop) limits. It runs in the consumer: put a prefetch after it, so that threads run it.",
     ),
     (
         report_of(waited=8.0, stages=IN_ORDER, pools=(Pool("workers", 2, "", 6.0, 1.0),)),
-        "pack(...) limits. It runs in the consumer, a prefetch after it or not: it takes its elements in order.",
+        "pack(...) limits. It needs its elements in order, so it runs in the consumer, also with a prefetch after it.",
     ),
     (
         report_of(waited=8.0, stages=AHEAD, pools=(Pool("workers", 2, "", 6.0, 1.0),)),
-        "delivery limits. Taking results apart costs the most",
+        "delivery limits. Unpacking results takes the most time",
     ),
     (Report(True, (), (), 0, 0.0, 0.0), "No element has been delivered yet."),
 ]
@@ -435,7 +435,7 @@ def test_a_report_prints_as_a_table():
         "map(decode)  consumer       100    8.000 s   99 %  2.5 MB",
         "",
         "100 elements in 10.00 s; 0.50 s of it in next() (5 %).",
-        "1 worker: busy 60 % of the time, waited for 1.00 s, 2.5 blocks ready when the next was asked for.",
+        "1 worker: busy 60 % of the time, waited for 1.00 s, 2.5 blocks ready when the next was needed.",
         "",
     ]
     assert "1 worker, chosen by Bushel: a 2nd gave nothing." in str(report_of(waited=0.5, stages=HERE, pools=pools))

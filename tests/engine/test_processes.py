@@ -472,7 +472,7 @@ def test_iterators_of_one_pool_leave_nothing_open():
                 assert len(list(it)) == 8
 
         once(0)
-        wait_until(lambda: not any(peer.jobs for peer in executor._core.peers))
+        wait_until(lambda: not any(worker.jobs for worker in executor._supervisor.workers))
         before = descriptors()
         in_worker = {pid: len(os.listdir(f"/proc/{pid}/fd")) for pid in executor.pids()}
         for number in range(1, 20):
@@ -553,7 +553,7 @@ def test_the_check_of_ended_workers_can_fail():
 
 def test_a_pool_may_be_collected_on_its_own_thread(capsys):
     executor = Processes(1)
-    core, (pid,) = executor._core, executor.pids()
+    supervisor, (pid,) = executor._supervisor, executor.pids()
     it = opened(numbers(100), executor)
     os.kill(pid, signal.SIGSTOP)
     it.start_prefetch()
@@ -566,10 +566,10 @@ def test_a_pool_may_be_collected_on_its_own_thread(capsys):
         ticket.done.add_done_callback(lambda _: gc.collect())  # on the thread that hears the answer
         del it, executor, around
         os.kill(pid, signal.SIGCONT)
-        core._thread.join(SOON_S)
+        supervisor._thread.join(SOON_S)
     finally:
         gc.enable()
-    assert not core._thread.is_alive()
+    assert not supervisor._thread.is_alive()
     wait_until(lambda: not alive([pid]))
     assert capsys.readouterr().err == ""
 
@@ -691,7 +691,7 @@ def test_a_child_forked_at_any_moment_can_close(tmp_path):
         ds = bushel.MapDataset.range(100).to_iter_dataset()
         it = iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1)))
         next(it)
-        lock, held, go_on = it._observer._pools[0]._core._lock, threading.Event(), threading.Event()
+        lock, held, go_on = it._observer._pools[0]._supervisor._lock, threading.Event(), threading.Event()
 
         def hold():
             with lock:
@@ -747,7 +747,7 @@ def test_shared_memory_keeps_within_the_budget():
     with pool(2, budget_bytes=40 << 20) as executor, opened(ds, executor) as it:
         for number, array in enumerate(it):
             assert array[0] == number
-            arena = executor._core.room.arena
+            arena = executor._supervisor.buffer.arena
             assert arena is None or arena.slots * arena.slot_bytes <= 40 << 20
 
 

@@ -28,8 +28,9 @@ from watching import wait_until
 import bushel
 from bushel import experimental as ex
 from bushel.engine import opener
-from bushel.engine.processes import _CORES, Processes
+from bushel.engine.processes import Processes
 from bushel.engine.program import Program
+from bushel.engine.supervisor import SUPERVISORS
 from bushel.engine.tasks import Ledger, Stepped, Task, Threads
 from bushel.testing import same
 
@@ -55,14 +56,16 @@ def stacks() -> str:
 def books() -> str:
     """What the workers of every pool hold, and what waits for them."""
     lines = []
-    for core in list(_CORES):
-        lines += [f"worker {peer.index} holds {[describe(job) for job in peer.jobs]}" for peer in core.peers]
-        lines.append(f"waiting: {[describe(job) for job in core._waiting]}")
+    for supervisor in list(SUPERVISORS):
+        lines += [
+            f"worker {worker.index} holds {[describe(job) for job in worker.jobs]}" for worker in supervisor.workers
+        ]
+        lines.append(f"waiting: {[describe(job) for job in supervisor._waiting]}")
     return "\n".join(lines)
 
 
 def describe(job: Any) -> str:
-    asks = f", asks for {job.asked}" if job.asked else ""
+    asks = f", asks for {job.count_request}" if job.count_request else ""
     return f"job {job.number} (block {job.task.number}, urgent={job.urgent}{asks})"
 
 
@@ -310,18 +313,18 @@ def test_a_block_that_was_held_back_is_not_overtaken_by_blocks_that_need_its_cou
     fillers, urgent, asking = blocks_of(large, 1), blocks_of(gated, 1), blocks_of(counting, 4)
     with contextlib.closing(Processes(1, budget_bytes=150_000)) as pool:
         tickets = [pool.submit(next(fillers)) for _ in range(2)]
-        pool._core.hurry(tickets[1])
+        pool._supervisor.mark_urgent(tickets[1])
         for ticket in tickets:
             ticket.done.result(HANGS_S)  # two results of 100 kB wait for the consumer: there is no room
         first = pool.submit(next(asking))
         passing = pool.submit(next(urgent))
-        pool._core.hurry(passing)
-        wait_until(lambda: passing.begun)
+        pool._supervisor.mark_urgent(passing)
+        wait_until(lambda: passing.assigned)
         for ticket in tickets:
             pool.wait(ticket)  # and now there is room
         second = pool.submit(next(asking))
-        with pool._core._lock:
-            pool._core._assign()  # now, and not when the gate is open
+        with pool._supervisor._lock:
+            pool._supervisor._assign_jobs()  # now, and not when the gate is open
         with open(gate, "w"):
             pass
         rows = run_watched(lambda: [list(pool.wait(ticket)[0].rows) for ticket in (passing, first, second)], pool.close)

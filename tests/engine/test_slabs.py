@@ -28,7 +28,7 @@ from watching import descriptors, wait_until
 import bushel
 from bushel.base.memory import ALIGNMENT
 from bushel.engine.processes import Processes
-from bushel.engine.slabs import Arena, Slot, anonymous_file
+from bushel.engine.slabs import Arena, Slot, make_anonymous_file
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
@@ -74,7 +74,7 @@ def batches(count: int) -> Any:
 
 
 def arena_of(executor: Processes) -> Arena:
-    return wait_until(lambda: executor._core.room.arena)
+    return wait_until(lambda: executor._supervisor.buffer.arena)
 
 
 def warm(it: Any, executor: Processes, first: int = 0) -> int:
@@ -174,7 +174,7 @@ class ArenaMachine(RuleBasedStateMachine):
     @invariant()
     def held_and_free_are_all(self) -> None:
         if hasattr(self, "arena"):
-            assert self.arena.held() == len(self.granted) + len(self.views)
+            assert self.arena.count_held() == len(self.granted) + len(self.views)
 
     @invariant()
     def what_is_seen_stays(self) -> None:
@@ -190,7 +190,7 @@ TestArenas = ArenaMachine.TestCase
 @portable
 def test_memory_of_an_arena_has_no_name_and_is_shared(portable, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    descriptor = anonymous_file(10_000, portable=portable)
+    descriptor = make_anonymous_file(10_000, portable=portable)
     try:
         assert not list(tmp_path.iterdir())
         assert os.fstat(descriptor).st_size == 10_000
@@ -231,7 +231,7 @@ def test_an_arena_has_as_many_slots_as_there_is_room_for(monkeypatch):
     arena = Arena(1 << 20, 5, portable=True)
     granted = [arena.grant() for _ in range(4)]
     assert sorted(granted[:3]) == [0, 1, 2] and granted[3] is None
-    assert arena.held() == arena.slots == 3
+    assert arena.count_held() == arena.slots == 3
     arena.give_back(1)
     assert arena.grant() == 1 and arena.grant() is None
     before = descriptors()
@@ -284,17 +284,17 @@ def test_a_slot_hands_out_aligned_parts_that_do_not_overlap():
         slot.reset()
         end = 0
         for size in (1, 63, 64, 65, 1000, 0, 4000):
-            offset = slot.place(size)
+            offset = slot.allocate(size)
             assert offset is not None and offset % ALIGNMENT == 0 and offset >= end
             end = offset + size
-            part = np.frombuffer(slot.part(offset, size), np.uint8)
+            part = np.frombuffer(slot.view(offset, size), np.uint8)
             assert len(part) == size
             if size:
-                assert slot.offset_of(part.ctypes.data, size) == offset
-        assert slot.place(10_000 - end + 1) is None
+                assert slot.find_offset(part.ctypes.data, size) == offset
+        assert slot.allocate(10_000 - end + 1) is None
     other = np.zeros(100, np.uint8)
-    assert slot.offset_of(other.ctypes.data, 100) is None
-    assert slot.offset_of(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start + 9_990, 100) is None
+    assert slot.find_offset(other.ctypes.data, 100) is None
+    assert slot.find_offset(ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start + 9_990, 100) is None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_what_a_function_keeps_in_a_worker_stays_as_it_was():
 
 
 def settled(executor: Processes) -> bool:
-    return not any(peer.jobs for peer in executor._core.peers) and not executor._core._waiting
+    return not any(worker.jobs for worker in executor._supervisor.workers) and not executor._supervisor._waiting
 
 
 @pytest.mark.parametrize("look", ["the array", "a view of a view of a view", "memoryview", "dlpack", "jax.device_put"])
@@ -419,10 +419,10 @@ def test_a_slot_comes_back_with_its_last_view(look):
         wait_until(lambda: settled(executor))
         arena = arena_of(executor)
         gc.collect()
-        assert arena.held() == 1
+        assert arena.count_held() == 1
         del kept
         gc.collect()
-        wait_until(lambda: arena.held() == 0)
+        wait_until(lambda: arena.count_held() == 0)
 
 
 def test_a_closed_iterator_holds_no_memory():
@@ -432,7 +432,7 @@ def test_a_closed_iterator_holds_no_memory():
         it.close()
         wait_until(lambda: settled(executor))
         gc.collect()
-        wait_until(lambda: arena_of(executor).held() == 0)
+        wait_until(lambda: arena_of(executor).count_held() == 0)
         assert it.get_state()["next_index"] > 0
 
 
@@ -445,7 +445,7 @@ def test_results_nobody_asked_for_give_their_slots_back():
         del it
         wait_until(lambda: settled(executor))
         gc.collect()
-        wait_until(lambda: arena_of(executor).held() == 0)
+        wait_until(lambda: arena_of(executor).count_held() == 0)
 
 
 def test_errors_give_their_slots_back():
@@ -471,7 +471,7 @@ def test_errors_give_their_slots_back():
 
         def all_are_back() -> bool:
             gc.collect()  # more than once: without a GIL, what another thread has made may take two rounds
-            return arena_of(executor).held() == 0
+            return arena_of(executor).count_held() == 0
 
         wait_until(all_are_back)
 
@@ -510,7 +510,7 @@ def test_the_warning_is_true_and_its_advice_is_good(caplog, budget_mb):
         kept = []
         while not caplog.records:
             kept.append(next(it))
-        arena = executor._core.room.arena
+        arena = executor._supervisor.buffer.arena
         in_slots = sum(lies_in_shared_memory(batch["x"]) for batch in kept) * BATCH_BYTES
     assert 0.9 * budget_mb < arena.slots * arena.slot_bytes / (1 << 20) <= budget_mb
     told = re.search(r"hold (\d+) of its (\d+) slots of ([\d.]+) MB", caplog.records[0].getMessage())
@@ -592,7 +592,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("bushel.engine.room.Arena", fail)
+    monkeypatch.setattr("bushel.engine.pool.Arena", fail)
     with pool() as executor, opened(batches(50), executor) as it:
         for number, batch in enumerate(it):
             assert (batch["x"] == number).all()

@@ -422,9 +422,9 @@ class Killing:
             yield element
 
     def _kill(self) -> None:
-        for peer in [peer for peer in self.executor._core.peers if peer.served][:1]:
+        for worker in [worker for worker in self.executor._supervisor.workers if worker.has_finished][:1]:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(peer.pid, signal.SIGKILL)
+                os.kill(worker.pid, signal.SIGKILL)
                 self.kills += 1
 
     def __enter__(self) -> Killing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -85,10 +86,10 @@ def test_a_worker_that_is_stuck_is_named_with_its_stack(caplog, portable, tmp_pa
         first, second, *_ = read(it, caplog, until="lies_here", times=2, then=stuck.gate.unlink)
         pids = executor.pids()
     executor.close()
-    waited = [float(message.removeprefix("Nothing has come for ").split()[0]) for message in (first, second)]
+    waited = [float(message.removeprefix("No result has arrived for ").split()[0]) for message in (first, second)]
     assert waited[1] == pytest.approx(waited[0] + 0.3)  # once every so often
     lines = first.splitlines()
-    assert any(f"s. Worker {number} (process {pid}) has been at " in lines[0] for number, pid in enumerate(pids))
+    assert any(f"s. Worker {number} (process {pid}) has been computing " in lines[0] for number, pid in enumerate(pids))
     assert re.search(r"(elements \d to \d|element 3) of the output for \d+\.\d s:$", lines[0])
     assert "in lies_here" in lines[1] and "in __call__" in lines[2]
     assert not [line for line in lines if "/bushel/engine/" in line]
@@ -114,9 +115,11 @@ def test_a_worker_that_cannot_answer_is_named(caplog, monkeypatch):
             wait_until(stopped)
             os.kill(pid, signal.SIGCONT)
 
-        first, *_ = read(it, caplog, until="(it does not answer)", times=1, then=wake)
+        first, *_ = read(it, caplog, until="(the worker does not answer)", times=1, then=wake)
     executor.close()
-    assert f"Worker 0 (process {pid}) has been at " in first and first.endswith(":\n  (it does not answer)")
+    assert f"Worker 0 (process {pid}) has been computing " in first and first.endswith(
+        ":\n  (the worker does not answer)"
+    )
 
 
 def test_a_worker_is_none_the_worse_for_being_asked(caplog, tmp_path):
@@ -130,19 +133,19 @@ def test_a_worker_is_none_the_worse_for_being_asked(caplog, tmp_path):
 
 def test_a_worker_that_finishes_while_it_is_asked_is_no_error(caplog, monkeypatch, tmp_path):
     stuck, executor = Stuck(tmp_path), Processes(1)
-    ask = executor._core._stacks.of
+    ask = executor._supervisor._stacks.read
 
     def too_late(pid: int) -> str:
         found = ask(pid)
         stuck.gate.unlink()
-        wait_until(lambda: executor._core.peers[0].since is None)
+        wait_until(lambda: executor._supervisor.workers[0].busy_since is None)
         return found
 
-    monkeypatch.setattr(executor._core._stacks, "of", too_late)
+    monkeypatch.setattr(executor._supervisor._stacks, "read", too_late)
     with opened(numbers(4).map(stuck), executor) as it:
         assert list(it) == list(range(4))
     executor.close()
-    assert "has been at " in caplog.text and "lies_here" in caplog.text
+    assert "has been computing " in caplog.text and "lies_here" in caplog.text
 
 
 def test_a_stuck_thread_is_named_with_its_stack(caplog, tmp_path):
@@ -150,7 +153,7 @@ def test_a_stuck_thread_is_named_with_its_stack(caplog, tmp_path):
     with opened(numbers(8).map(stuck), executor := Threads(2)) as it:
         first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
     executor.close()
-    assert first.startswith("Nothing has come for ") and " s. Thread bushel-read-" in first
+    assert first.startswith("No result has arrived for ") and " s. Thread bushel-read-" in first
     assert "in lies_here\n" in first and "/bushel/engine/" not in first
     assert first.count("Thread bushel-read") == 1  # the other has nothing to do
 
@@ -192,12 +195,12 @@ def test_a_timeout_of_the_users_own_is_no_stall(caplog, monkeypatch):
     assert not caplog.records
 
 
-def test_the_file_of_stacks_is_closed_at_exit_when_modules_are_gone(monkeypatch):
+def test_the_file_of_stacks_is_closed_when_modules_are_gone(monkeypatch):
     stacks = stall.Stacks(portable=False)
     descriptor = stacks.descriptor
     with monkeypatch.context() as gone:
         gone.setattr(stall, "os", None)
-        stacks.__del__()
-    del stacks.descriptor  # it is closed
+        del stacks
+        gc.collect()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(descriptor)

@@ -183,7 +183,7 @@ def test_what_is_needed_fits(tree):
     needed = pack(tree, None).slot_bytes
     slot, lease = fresh_slot(max(needed, 1))
     packed = pack(tree, slot)
-    assert packed.places is not None and not packed.beside
+    assert packed.places is not None and not packed.copies
     assert same(unpack(packed, lease), tree)
 
 
@@ -191,7 +191,7 @@ def test_all_go_into_the_slot_or_none():
     slot, lease = fresh_slot(20_000)
     value = [np.arange(1000), np.arange(1000) + 1, np.arange(1000) + 2]
     packed = pack(value, slot)
-    assert packed.places is None and [len(part) for part in packed.beside] == [8000] * 3
+    assert packed.places is None and [len(part) for part in packed.copies] == [8000] * 3
     assert same(unpack(packed, lease), value)
 
 
@@ -208,8 +208,8 @@ def test_small_arrays_do_not_hold_the_slot():
 
 def test_what_was_made_in_the_slot_stays_there():
     slot, lease = fresh_slot()
-    offset = slot.place(8000)
-    made = np.frombuffer(slot.part(offset, 8000), np.int64)
+    offset = slot.allocate(8000)
+    made = np.frombuffer(slot.view(offset, 8000), np.int64)
     made[:] = np.arange(1000)
     other = np.arange(5000)
     packed = pack([other, made, made[100:700]], slot)
@@ -304,17 +304,17 @@ def test_messages_arrive_whole_in_any_portions(sent, cuts):
     one, other = socket.socketpair()
     with one, other:
         channel = Channel(other)
-        assert channel.arrived() == []
+        assert channel.receive_nowait() == []
         found, start = [], 0
         for size in [*cuts, len(raw)]:
             one.sendall(raw[start : start + size])
             start += size
-            found += channel.arrived()
+            found += channel.receive_nowait()
             assert found == sent[: len(found)]
         assert found == sent
         one.close()
         with pytest.raises(Closed):
-            channel.arrived()
+            channel.receive_nowait()
 
 
 @given(sent=messages, data=st.data())
@@ -322,20 +322,20 @@ def test_posted_messages_keep_their_place(sent, data):
     one, other = map(Channel, socket.socketpair())
     with one.socket, other.socket:
         for message in sent:
-            data.draw(st.sampled_from([one.post, one.send]))(message)
+            data.draw(st.sampled_from([one.send_later, one.send]))(message)
         one.flush()
-        assert other.arrived() == sent
+        assert other.receive_nowait() == sent
 
 
 def test_what_was_posted_goes_out_with_the_next_message_or_before_waiting(ends):
     one, other = map(Channel, ends)
-    one.post("answer")
+    one.send_later("answer")
     other.send("next task")
     assert one.receive() == ("next task", [])
-    assert other.arrived() == []
+    assert other.receive_nowait() == []
     one.send("begun")
-    assert other.arrived() == ["answer", "begun"]
-    one.post("answer")
+    assert other.receive_nowait() == ["answer", "begun"]
+    one.send_later("answer")
     waits = threading.Thread(target=one.receive)
     waits.start()
     assert other.receive() == ("answer", [])
@@ -359,10 +359,10 @@ def test_the_end_of_the_other_side_comes_after_its_last_whole_message(sent, data
         found: list[Any] = []
         with pytest.raises(Closed):
             while True:
-                found += channel.arrived()
+                found += channel.receive_nowait()
         assert found == sent[:whole]
         with pytest.raises(Closed):  # and again
-            channel.arrived()
+            channel.receive_nowait()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 8, 9, 12])
@@ -389,7 +389,7 @@ def test_sending_to_nobody_is_closed(ends):
 def test_a_closed_channel_is_closed(ends):
     channel = Channel(ends[0])
     channel.close()
-    for call in (channel.arrived, channel.receive, lambda: channel.send(("word",))):
+    for call in (channel.receive_nowait, channel.receive, lambda: channel.send(("word",))):
         with pytest.raises(Closed):
             call()
 
@@ -405,7 +405,7 @@ def test_messages_larger_than_any_buffer_arrive(ends):
     sender.start()
     channel, found = Channel(other), []
     while not found:
-        found = channel.arrived()
+        found = channel.receive_nowait()
     assert found == [message]
 
 
@@ -423,15 +423,15 @@ def test_what_is_offered_never_waits_and_arrives_whole(sizes, counts, data):
             files = [os.memfd_create(f"{number}-{place}") for place in range(count)]
             for place, file in enumerate(files):
                 os.write(file, f"{number}-{place}".encode())
-            sender.offer(("offered", number, b"x" * size), tuple(files))  # nobody reads
+            sender.send_nowait(("offered", number, b"x" * size), tuple(files))  # nobody reads
             for file in files:
                 os.close(file)
-        assert sender.is_stuck() or sum(sizes) < 400_000
+        assert sender.has_unsent() or sum(sizes) < 400_000
         done = threading.Event()
 
         def push() -> None:
-            while sender.is_stuck():
-                sender.push()
+            while sender.has_unsent():
+                sender.send_rest()
             done.set()
 
         threading.Thread(target=push, daemon=True).start()
@@ -450,13 +450,13 @@ def test_what_was_offered_and_not_sent_leaves_nothing_open(ends):
     before = len(os.listdir("/proc/self/fd"))
     channel = Channel(ends[0])
     for _ in range(20):
-        channel.offer(("large", b"x" * 100_000), (0, 1))
-    assert channel.is_stuck() and len(os.listdir("/proc/self/fd")) > before
+        channel.send_nowait(("large", b"x" * 100_000), (0, 1))
+    assert channel.has_unsent() and len(os.listdir("/proc/self/fd")) > before
     ends[1].close()
     with pytest.raises(Closed):
-        channel.push()
+        channel.send_rest()
     with pytest.raises(Closed):
-        channel.offer("more")
+        channel.send_nowait("more")
     channel.close()
     assert len(os.listdir("/proc/self/fd")) <= before
 

@@ -36,7 +36,7 @@ def starter() -> Iterator[Starter]:
     """One of its own, so that no other test's workers are at stake."""
     made = Starter()
     yield made
-    made._drop()
+    made._kill_zygote()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -74,10 +74,10 @@ def check_start(starter: Starter) -> None:
     assert starter._process is not None and parents()[pid] == starter._process.pid
     channel.close()
     wait_until(lambda: not alive([pid]))
-    assert starter.ended(pid) == "ended with exit code 0"
+    assert starter.describe_end(pid) == "ended with exit code 0"
 
 
-@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_start_may_be_interrupted_anywhere(starter, step):
     check_start(starter)
     places = []
@@ -91,7 +91,7 @@ def test_a_start_may_be_interrupted_anywhere(starter, step):
             break
         places += where
         check_start(starter)
-    assert {place.partition(":")[0] for place in places} >= {"_ask", "receive"}
+    assert {place.partition(":")[0] for place in places} >= {"_request", "receive"}
 
 
 def test_a_question_that_is_interrupted_does_not_change_the_next_answer(starter):
@@ -100,7 +100,7 @@ def test_a_question_that_is_interrupted_does_not_change_the_next_answer(starter)
     wait_until(lambda: not alive([pid]))
     for line in range(0, 12, 3):
         with interrupted_at(line) as where, contextlib.suppress(KeyboardInterrupt):
-            starter.ended(pid)
+            starter.describe_end(pid)
         assert where
         check_start(starter)
 
@@ -184,7 +184,7 @@ def test_a_zygote_that_is_killed_every_time_is_an_error_after_some_starts(starte
     said = r"helper process that forks its workers: it was killed by SIGKILL\. It was started 10 times in a row\."
     with signalling(starter, signal.SIGKILL, times=100) as hit, pytest.raises(RuntimeError, match=said):
         starter.start(fork=True)
-    assert len(hit) == zygote.MOST_STARTS and not alive(hit)
+    assert len(hit) == zygote.MAX_STARTS and not alive(hit)
     check_start(starter)
 
 
@@ -281,7 +281,7 @@ def test_entries_of_the_path_that_are_no_text_are_passed_over(monkeypatch, tmp_p
     try:
         check_start(made)  # a process of its own has read that path
     finally:
-        made._drop()
+        made._kill_zygote()
 
 
 def test_workers_that_start_later_see_what_the_first_ones_saw(monkeypatch, tmp_path):

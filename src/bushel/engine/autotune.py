@@ -1,4 +1,4 @@
-"""The number of workers and how far they work ahead, found while running. The output depends on neither."""
+"""Chooses the number of workers, and how far ahead they work, while a pipeline runs. The output depends on neither."""
 
 from __future__ import annotations
 
@@ -7,94 +7,96 @@ import time
 
 from bushel.engine.processes import Processes
 from bushel.engine.program import Result
-from bushel.engine.report import BUSY, HARDLY
+from bushel.engine.report import BUSY_SHARE, SMALL_WAIT_SHARE
 from bushel.engine.tasks import Executor, Task, Ticket
 
 WINDOW_S = 0.5
-"""So long it measures before it judges, and for two blocks of each worker at least."""
+"""How long a window of measurements is. It also lasts for two blocks of each worker at least."""
 
 WARM_S = 10.0
-"""So long it waits for new workers to have finished something: what they import may take its time."""
+"""How long measurements wait until all new workers have finished a block: their imports may take long."""
 
-FURTHEST = 4
-"""So many times as far ahead as usual they work at most."""
+MAX_STRETCH = 4
+"""Workers work at most this many times as far ahead as usual."""
 
 
 class Tuner:
-    """Judges one window of measurements after the other, and says how many workers should work.
+    """Decides from one window of measurements after the other how many workers get tasks.
 
-    More are tried while the consumer waits, and kept as far as they bring something. Those that have nothing to do
-    are parked. After a try that brought nothing it rests, longer each time, since the data may change. Where workers
-    rest although the consumer waits, a slow block or a burst of demand holds them up: they work further ahead.
+    While the consumer waits, the tuner tries more workers and keeps those that make the pipeline faster. It parks
+    workers that have nothing to do. After a try that gained nothing it pauses, twice as long each time. It tries again
+    later, because the data may change. If workers are idle although the consumer waits, a slow block or a burst of
+    demand is the cause, and the workers work further ahead.
 
-    >>> tuner = Tuner(most=8)
+    >>> tuner = Tuner(max_workers=8)
     >>> tuner.judge(rate=100, waiting=0.9, busy=1.0)
     2
     >>> tuner.judge(rate=195, waiting=0.02, busy=0.9)
     2
     >>> tuner.why
-    '2 give 1.95 times as much as 1; the consumer waits 2 % of its time'
+    '2 workers are 1.95 times as fast as 1; the consumer waits 2 % of its time'
     """
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, max_workers: int):
+        self.max_workers = max_workers
         self.workers = 1
         self.stretch = 1
         self.why = "nothing is measured yet"
-        self._tried_from: tuple[int, float] | None = None
-        self._gained = ""
-        self._rest = 0
-        self._next_rest = 8
-        self._idle = 0
+        self._before_try: tuple[int, float] | None = None  # workers and rate, while more workers are tried
+        self._finding = ""  # what the last try has shown
+        self._pause = 0  # windows until the next try
+        self._next_pause = 8
+        self._idle_windows = 0
 
     def judge(self, *, rate: float, waiting: float, busy: float) -> int:
         """The number of workers for the next window.
 
         Args:
           rate: rows per second in this window.
-          waiting: the share of it that the consumer waited.
-          busy: the share of it that the workers worked.
+          waiting: the share of the window that the consumer waited.
+          busy: the share of the window that the workers computed.
         """
-        self._rest = max(0, self._rest - 1)
-        if self._tried_from is not None:
+        self._pause = max(0, self._pause - 1)
+        if self._before_try is not None:
             self._judge_try(rate)
         waits = f"the consumer waits {100 * waiting:.0f} % of its time"
-        if waiting > HARDLY:
-            self._idle = 0
-            if busy < BUSY and self.stretch < FURTHEST:
+        if waiting > SMALL_WAIT_SHARE:
+            self._idle_windows = 0
+            if busy < BUSY_SHARE and self.stretch < MAX_STRETCH:
                 self.stretch *= 2
-                self.why = f"{waits} and workers rest meanwhile, so they work further ahead"
+                self.why = f"{waits} although workers are idle, so they work further ahead"
                 return self.workers
-            if self.workers < self.most and not self._rest:
-                self._tried_from = self.workers, rate
-                self.workers = min(self.most, 2 * self.workers)
-                self.why = f"{waits}, so more are tried"
+            if self.workers < self.max_workers and not self._pause:
+                self._before_try = self.workers, rate
+                self.workers = min(self.max_workers, 2 * self.workers)
+                self.why = f"{waits}, so more workers are tried"
                 return self.workers
-            bound = "there are no more cores" if self.workers == self.most else self._gained
+            bound = "there are no more cores" if self.workers == self.max_workers else self._finding
         else:
+            # A fifth more than were busy, as a reserve. Three windows in a row, so that a quiet moment parks nobody.
             needed = max(1, math.ceil(1.2 * busy * self.workers))
-            self._idle = self._idle + 1 if needed < self.workers else 0
-            if self._idle >= 3:
-                self._gained = f"{self.workers} were busy {100 * busy:.0f} % of the time"
-                self.workers, self._idle, self._rest = needed, 0, self._next_rest
-            bound = self._gained
-        self.why = "; ".join(dict.fromkeys(filter(None, [self._gained, bound, waits])))
+            self._idle_windows = self._idle_windows + 1 if needed < self.workers else 0
+            if self._idle_windows >= 3:
+                self._finding = f"{self.workers} workers were busy {100 * busy:.0f} % of the time"
+                self.workers, self._idle_windows, self._pause = needed, 0, self._next_pause
+            bound = self._finding
+        self.why = "; ".join(dict.fromkeys(filter(None, [self._finding, bound, waits])))
         return self.workers
 
     def _judge_try(self, rate: float) -> None:
-        """Keeps as many workers as the gain speaks for: each must bring at least a tenth of its share."""
-        assert self._tried_from is not None
-        (count, before), self._tried_from = self._tried_from, None
+        """Keeps as many workers as the gain justifies: each must add at least a tenth of what one gave before."""
+        assert self._before_try is not None
+        (count, before), self._before_try = self._before_try, None
         gain = rate / before
         useful = min(self.workers, max(count, math.ceil(count * gain - 0.1)))
-        self._gained = f"{self.workers} give {gain:.2f} times as much as {count}"
+        self._finding = f"{self.workers} workers are {gain:.2f} times as fast as {count}"
         if useful < self.workers:
-            self._rest, self._next_rest = self._next_rest, 2 * self._next_rest
+            self._pause, self._next_pause = self._next_pause, 2 * self._next_pause
         self.workers = useful
 
 
 class Tuned(Executor):
-    """Worker processes of which as many work as bring something."""
+    """Worker processes, as many as make the pipeline faster."""
 
     shares_counts = True
 
@@ -105,11 +107,10 @@ class Tuned(Executor):
         self._pool = pool
         self._tuner = Tuner(pool.parallelism)
         self._resized = math.inf
-        self._begin(0.0)
+        self._begin_window(0.0)
 
-    def _begin(self, now: float) -> None:
-        """Begins a window."""
-        self._begun = now
+    def _begin_window(self, now: float) -> None:
+        self._window_start = now
         self._waited_s = self._busy_s = 0.0
         self._rows = self._blocks = 0
 
@@ -126,24 +127,25 @@ class Tuned(Executor):
         return self._pool.submit(task)
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        asked = time.perf_counter()
+        start = time.perf_counter()
         result, seconds = self._pool.wait(ticket)
         now = time.perf_counter()
-        warming = now - self._resized < WARM_S and not self._pool.all_have_served()
-        if warming or not self._begun:
-            self._begin(now)  # with the first result, and when new workers have begun
+        starting = now - self._resized < WARM_S and not self._pool.all_have_finished_one()
+        if starting or not self._window_start:
+            # The first result, or one of a time when new workers still started, says nothing about the speed.
+            self._begin_window(now)
             return result, seconds
-        self._waited_s += now - asked
+        self._waited_s += now - start
         self._busy_s += seconds
         self._rows += len(result.rows)
         self._blocks += 1
-        elapsed_s = now - self._begun
+        elapsed_s = now - self._window_start
         if elapsed_s >= WINDOW_S and self._blocks >= 2 * self._tuner.workers and self._rows:
             busy = min(1.0, self._busy_s / (elapsed_s * self._tuner.workers))
             workers = self._tuner.judge(rate=self._rows / elapsed_s, waiting=self._waited_s / elapsed_s, busy=busy)
             self._pool.resize(workers)
             self._resized = now
-            self._begin(now)
+            self._begin_window(now)
         return result, seconds
 
     def forget(self, tickets: list[Ticket]) -> None:

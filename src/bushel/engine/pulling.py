@@ -82,7 +82,7 @@ class ThreadedCursor(Cursor):
                     raise ValueError("This iterator was closed while its next element was being computed.")
                 if not queue.changed.wait(stall.STALL_S):
                     waited_s += stall.STALL_S
-                    stall.say(waited_s, stall.of_threads(filter(None, [self._thread]), idle=""))
+                    stall.warn(waited_s, stall.describe_threads(filter(None, [self._thread]), idle=""))
             while queue.ready and len(rows) < count and not isinstance(queue.ready[0][0], _Failed):
                 row, self._mark, before = queue.ready.popleft()
                 skipped += before

@@ -1,4 +1,4 @@
-"""What a running pipeline costs, and what to try: plain data, as a table and in a sentence or two."""
+"""Where the time of a running pipeline goes, and what to try: plain data, a table, and a sentence or two."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from bushel.engine.tasks import cores
 _HEAD = ("stage", "where", "elements", "self time", "share", "bytes")
 
 DELIVERY = "delivery"
-"""The stage that takes results apart and puts them in order, in the consumer."""
+"""The stage in the consumer that unpacks results and puts them in order."""
 
 THREAD = "thread"
-"""What pulls a stream ahead where a ThreadPrefetchIterDataset stands. There is never more than one for each."""
+"""The thread of a ThreadPrefetchIterDataset, which reads a stream ahead. There is one for each."""
 
-HARDLY = 0.1
-"""A consumer that waits less than this share of its time hardly gains by faster data."""
+SMALL_WAIT_SHARE = 0.1
+"""A consumer that waits for less than this share of its time would gain little from faster data."""
 
-BUSY = 0.7
-"""Workers that are at work for this share of the time, or more, are what limits."""
+BUSY_SHARE = 0.7
+"""If workers compute for this share of the time or more, they are the bottleneck."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """One operation of a pipeline and where it ran: what it gave, and the time that it took itself.
+    """One operation of a pipeline, where it ran, how much it gave, and the time of its own work.
 
-    `number` is its place in the pipeline, from the sources on; it tells operations apart that read alike.
+    `number` is its place in the pipeline, counted from the sources. Two operations may print alike, but their numbers
+    differ.
     """
 
     number: int
@@ -36,26 +37,26 @@ class Stage:
     self_s: float
     size_bytes: int
     marked: bool = False
-    """Whether it could be computed ahead, by a prefetch after it, and is not: it takes its elements in order."""
+    """Whether a prefetch follows it, and it runs in the consumer all the same, since it needs its elements in order."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Workers or threads that compute ahead. Figures of time are zero where stages are not timed."""
+    """Workers or threads that compute ahead. Figures of time are zero if stages are not timed."""
 
     kind: str
     size: int
     why: str
-    """Why so many, where Bushel has chosen their number."""
+    """Why there are so many, if Bushel has chosen their number."""
     busy_s: float = 0.0
-    """Seconds that its members worked, added up."""
+    """Seconds that its members computed, added up."""
     wait_s: float = 0.0
-    """Seconds that it was waited for: by the consumer, or by a thread that pulls for the consumer."""
+    """Seconds that the consumer waited for it, or a thread that reads ahead for the consumer."""
     ready_blocks: float = 0.0
-    """How many blocks were ready when the next was asked for, on average."""
+    """How many blocks were ready when the next one was needed, on average."""
     ready_now: int = 0
     deaths: int = 0
-    """How many of its members have died and were replaced; also counted where stages are not timed."""
+    """How many of its members have died and were replaced. Also counted if stages are not timed."""
 
     def __str__(self) -> str:
         return f"{self.size} {self.kind}" if self.size != 1 else f"1 {self.kind.removesuffix('s')}"
@@ -63,9 +64,10 @@ class Pool:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Where the time of an iterator went. Print it; `verdict` is the last lines alone.
+    """Where the time of an iterator went. Print it to see all of it; `verdict` has only the last lines.
 
-    `elapsed_s` is from the first `next` to the end of the last, `waited_s` the part of it that was spent in `next`.
+    `elapsed_s` is the time from the first `next` to the end of the last one. `waited_s` is the part of it that was
+    spent in `next`.
     """
 
     timed: bool
@@ -76,17 +78,17 @@ class Report:
     waited_s: float
 
     def __str__(self) -> str:
-        parts = [tables.as_text(_HEAD, self._rows(), left=2), self._summary()] if self.elements else []
-        return "\n\n".join([*parts, self._conclusion()])
+        parts = [tables.as_text(_HEAD, self._make_rows(), left=2), self._summarize()] if self.elements else []
+        return "\n\n".join([*parts, self._conclude()])
 
     def _repr_html_(self) -> str:
-        parts = [tables.as_html(_HEAD, self._rows()), tables.paragraph(self._summary())] if self.elements else []
-        return "".join([*parts, tables.paragraph(self._conclusion())])
+        parts = [tables.as_html(_HEAD, self._make_rows()), tables.paragraph(self._summarize())] if self.elements else []
+        return "".join([*parts, tables.paragraph(self._conclude())])
 
-    def _conclusion(self) -> str:
-        return "\n".join(filter(None, [*self._chosen(), *self._died(), self.verdict]))
+    def _conclude(self) -> str:
+        return "\n".join(filter(None, [*self._explain_sizes(), *self._count_deaths(), self.verdict]))
 
-    def _rows(self) -> list[tuple[str, ...]]:
+    def _make_rows(self) -> list[tuple[str, ...]]:
         total = sum(stage.self_s for stage in self.stages) or 1.0
         return [
             (
@@ -95,28 +97,24 @@ class Report:
                 f"{stage.elements:,}",
                 f"{stage.self_s:.3f} s",
                 f"{100 * stage.self_s / total:.0f} %",
-                _size(stage.size_bytes),
+                _format_size(stage.size_bytes),
             )
             for stage in self.stages
         ]
 
-    def _summary(self) -> str:
-        lines = [
-            f"{self.elements:,} elements in {self.elapsed_s:.2f} s; {self.waited_s:.2f} s of it in next() "
-            f"({100 * self.waiting:.0f} %)."
+    def _summarize(self) -> str:
+        pools = [
+            f"{pool}: busy {100 * self._get_busy_share(pool):.0f} % of the time, waited for {pool.wait_s:.2f} s, "
+            f"{pool.ready_blocks:.1f} blocks ready when the next was needed."
+            for pool in self.pools
         ]
-        for pool in self.pools:
-            busy = 100 * self._busy(pool)
-            lines.append(
-                f"{pool}: busy {busy:.0f} % of the time, waited for {pool.wait_s:.2f} s, "
-                f"{pool.ready_blocks:.1f} blocks ready when the next was asked for."
-            )
-        return "\n".join(lines)
+        time = f"{self.elements:,} elements in {self.elapsed_s:.2f} s; {self.waited_s:.2f} s of it in next()"
+        return "\n".join([f"{time} ({100 * self.waiting:.0f} %).", *pools])
 
-    def _chosen(self) -> list[str]:
+    def _explain_sizes(self) -> list[str]:
         return [f"{pool}, chosen by Bushel: {pool.why}." for pool in self.pools if pool.why]
 
-    def _died(self) -> list[str]:
+    def _count_deaths(self) -> list[str]:
         return [
             f"{pool.deaths} of the {pool.kind} {'has' if pool.deaths == 1 else 'have'} died and been replaced."
             for pool in self.pools
@@ -130,69 +128,71 @@ class Report:
 
     @property
     def slowest(self) -> Stage | None:
-        """The stage that limits: of those where the waiting is, the one with the most time of its own."""
-        ahead = self._awaited()
-        there = [stage for stage in self.stages if stage.where == (ahead.kind if ahead else "consumer")]
-        return max(there, key=lambda stage: stage.self_s, default=None)
+        """The bottleneck: the stage with the most time of its own, among those that the consumer waits for."""
+        pool = self._find_awaited_pool()
+        stages = [stage for stage in self.stages if stage.where == (pool.kind if pool else "consumer")]
+        return max(stages, key=lambda stage: stage.self_s, default=None)
 
-    def _awaited(self) -> Pool | None:
-        """The pool for which most of the waiting was; None where the consumer itself was at work.
+    def _find_awaited_pool(self) -> Pool | None:
+        """The pool that the consumer mostly waited for; None if the consumer itself was computing.
 
-        Of several that wait for one another it is the busiest.
+        If several pools wait for one another, it is the busiest.
         """
-        at_work = any(stage.where == "consumer" for stage in self.stages)
-        awaited = [pool for pool in self.pools if pool.wait_s >= self.waited_s / 2 or not at_work]
-        return max(awaited, key=self._busy, default=None)
+        consumer_computes = any(stage.where == "consumer" for stage in self.stages)
+        awaited = [pool for pool in self.pools if pool.wait_s >= self.waited_s / 2 or not consumer_computes]
+        return max(awaited, key=self._get_busy_share, default=None)
 
-    def _busy(self, pool: Pool) -> float:
+    def _get_busy_share(self, pool: Pool) -> float:
         return min(1.0, pool.busy_s / (self.elapsed_s * pool.size)) if self.elapsed_s else 0.0
 
     @property
     def verdict(self) -> str:
-        """Which stage limits, who waits for whom, and what to try."""
+        """Which stage is the bottleneck, who waits for whom, and what to try."""
         if not self.timed:
             return (
-                'Stages are not timed. Iterate over ds.with_options(execution_tracking_mode="stage_timing") to time '
-                "them, where ds is the IterDataset."
+                "Stages are not timed. To time them, iterate over "
+                'ds.with_options(execution_tracking_mode="stage_timing"), where ds is the IterDataset.'
             )
         if not self.elements:
             return "No element has been delivered yet."
-        if self.waiting < HARDLY:
+        if self.waiting < SMALL_WAIT_SHARE:
             return (
                 f"The data waits for the consumer, which spent {100 * self.waiting:.0f} % of its time in next(): "
                 "faster data would gain no more than that."
             )
-        stage, pool = self.slowest, self._awaited()
-        # What is computed ahead for a dataset of the user's belongs to no stage.
+        stage, pool = self.slowest, self._find_awaited_pool()
+        # A dataset of the user's own may use a pool although no stage of it is known.
         limits = f"the work of {pool} limits" if stage is None else f"{stage.call} limits"
         waits = f"The consumer waits for data {100 * self.waiting:.0f} % of its time; {limits}."
-        return f"{waits} {self._advice(stage, pool)}"
+        return f"{waits} {self._advise(stage, pool)}"
 
-    def _advice(self, stage: Stage | None, pool: Pool | None) -> str:
+    def _advise(self, stage: Stage | None, pool: Pool | None) -> str:
         if pool is None:
             if stage is None or not self.pools:
                 return "Nothing is computed ahead: add .mp_prefetch() at the end of the pipeline."
             if stage.call == DELIVERY:
-                return "Taking results apart costs the most: let the workers make larger batches of arrays."
+                return "Unpacking results takes the most time: let the workers make larger batches of arrays."
             if stage.marked:
                 return (
-                    "It runs in the consumer, a prefetch after it or not: it takes its elements in order. Make it "
-                    "cheaper, or do what it does to single elements in a map before or after it."
+                    "It needs its elements in order, so it runs in the consumer, also with a prefetch after it. Make "
+                    "it cheaper, or move its work on single elements into a map before or after it."
                 )
-            return f"It runs in the consumer: prefetch after it, so that {self.pools[0].kind} do it."
+            return f"It runs in the consumer: put a prefetch after it, so that {self.pools[0].kind} run it."
         if pool.kind == THREAD:
             return "One thread computes all of it: put .mp_prefetch() before the ThreadPrefetchIterDataset."
-        if self._busy(pool) < BUSY:
+        busy = self._get_busy_share(pool)
+        if busy < BUSY_SHARE:
             return (
-                f"Yet the {pool.kind} were busy only {100 * self._busy(pool):.0f} % of the time: a short run is mostly "
-                "start; in a long one give them more room with per_worker_buffer_size or budget_bytes."
+                f"But the {pool.kind} were busy only {100 * busy:.0f} % of the time. In a short run "
+                f"most of the time is their start. In a long run let the {pool.kind} work further ahead: raise "
+                "per_worker_buffer_size or budget_bytes."
             )
         if pool.size < cores():
-            return f"{pool} at work all the time, and there are {cores()} cores: try more."
-        return f"{pool} at work all the time, and no more cores: make it cheaper, or store what it makes."
+            return f"{pool} busy nearly all the time, and there are {cores()} cores: try more {pool.kind}."
+        return f"{pool} busy nearly all the time, and there are no more cores: make it cheaper, or store its output."
 
 
-def _size(count: float) -> str:
+def _format_size(count: float) -> str:
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,15 +1,18 @@
-"""What is sent once: pipelines to workers, with their arrays in memory that all of them share; exceptions back."""
+"""Objects that are pickled once: pipelines for workers, with their arrays in shared memory; results and errors back."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import dataclasses
+import itertools
 import mmap
 import os
 import pickle
+import queue
 import traceback
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,22 +25,16 @@ from bushel.base.errors import PipelineNotSent, add_note, describe_error, is_our
 from bushel.base.memory import ALIGNMENT
 from bushel.engine import wire
 from bushel.engine.program import Program, Result, Skipped
-from bushel.engine.slabs import anonymous_file, write
+from bushel.engine.slabs import make_anonymous_file, write_all
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tally import Tally
 
-
-def dumped(value: Any, what: str) -> bytes:
-    """A small object for workers, or an error that says `what` cannot be sent."""
-    try:
-        return wire.dumps(value)
-    except Exception as error:
-        raise PipelineNotSent(f"{what} cannot be sent to worker processes: {error}") from error
+# Results on their way to the consumer.
 
 
 @dataclasses.dataclass(slots=True)
-class Told:
-    """All of a Result but its rows, as it travels."""
+class ResultDetails:
+    """All of a Result but its rows, as a worker sends it."""
 
     marks: np.ndarray
     after: list[int]
@@ -49,48 +46,51 @@ class Told:
     work_s: float
 
     def __reduce__(self) -> Any:
-        # Arrays as their bytes: numpy's own pickles take ten times as long as all the rest.
-        stays = [stayed if isinstance(stayed, int) else stayed.tobytes() for stayed in self.stays]
+        # Sends arrays as their bytes: numpy's own pickles take ten times as long as everything else in the message.
+        stays = [stay if isinstance(stay, int) else stay.tobytes() for stay in self.stays]
         arrays = self.marks.astype(np.int64, copy=False).tobytes(), self.marks.shape[1], stays
-        return _told, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally, self.work_s)
+        return _load_details, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally, self.work_s)
 
-    def with_rows(self, rows: Block, size_bytes: int) -> Result:
-        failure = rebuilt(*self.failure) if isinstance(self.failure, tuple) else self.failure
+    def to_result(self, rows: Block, size_bytes: int) -> Result:
+        failure = unpack_error(*self.failure) if isinstance(self.failure, tuple) else self.failure
         states = None if self.states is None else pickle.loads(self.states)
         rest = self.skipped, states, self.stays, self.tally, self.work_s, size_bytes
         return Result(rows, self.marks, self.after, failure, *rest)
 
 
-def _told(marks: bytes, columns: int, stays: list[bytes | int], after: list[int], *rest: Any) -> Told:
+def _load_details(marks: bytes, columns: int, stays: list[bytes | int], after: list[int], *rest: Any) -> ResultDetails:
     failure, skipped, states, tally, work_s = rest
-    stayed = [stay if isinstance(stay, int) else np.frombuffer(stay, dtype=bool) for stay in stays]
+    stay_arrays = [stay if isinstance(stay, int) else np.frombuffer(stay, dtype=bool) for stay in stays]
     table = np.frombuffer(marks, dtype=np.int64).reshape(-1, columns)
-    return Told(table, after, failure, skipped, states, stayed, tally, work_s)
+    return ResultDetails(table, after, failure, skipped, states, stay_arrays, tally, work_s)
 
 
-def those_that_pass(
-    attempt: Callable[[Any], Any],
+def convert_rows(
+    convert: Callable[[Any], Any],
     program: Program | StreamProgram,
     result: Result,
-    explained: Callable[[str, Exception], Exception],
+    explain: Callable[[str, Exception], Exception],
 ) -> Result:
-    """What `attempt` makes of rows: of all it can, where others are skipped, or of those before the first it cannot.
+    """The result with `convert(row)` in place of each row. A row that cannot be converted fails like its element.
+
+    If the program skips elements that fail, the row is left out and counted as skipped. If not, the result ends before
+    the row, with the error.
 
     Args:
-      explained: (which element, error of the attempt) -> the error to raise.
+      explain: (which element, error of `convert`) -> the error to raise.
     """
     rows = blocks.rows_of(result.rows)
     keep: list[int] = []
-    made: list[Any] = []
+    converted: list[Any] = []
     skipped, failure = list(result.skipped), result.failure
     for number, row in enumerate(rows):
         try:
-            made.append(attempt(row))
+            converted.append(convert(row))
             keep.append(number)
         except Exception as reason:
             position = int(result.marks[number, 0]) - 1
             which = program.which(position, position + 1)
-            failure = explained(which, reason)
+            failure = explain(which, reason)
             if not program.skip:
                 break
             skipped.append((position, (which, describe_error(failure), 1)))
@@ -99,28 +99,39 @@ def those_that_pass(
         kept = [states[0], *(states[number + 1] for number in keep)]
         if program.skip:
             kept += states[len(rows) + 1 :]
-            kept[-1] = states[-1]  # there it goes on, after what was skipped
+            kept[-1] = states[-1]  # the stream continues there, after the rows that were left out
         states = kept
     return dataclasses.replace(
         result,
-        rows=made,
+        rows=converted,
         marks=result.marks[keep],
         failure=result.failure if program.skip else failure,
-        skipped=sorted(skipped, key=lambda left_out: left_out[0]),
+        skipped=sorted(skipped, key=lambda element: element[0]),
         states=states,
     )
 
 
-def not_rebuilt(which: str, reason: Exception) -> Exception:
-    """The error of an element of which its own class can make nothing here."""
-    return locate_error(reason, f"bushel: {which} could not be rebuilt from what a worker process has sent.")
+def locate_rebuild_error(which: str, reason: Exception) -> Exception:
+    """The error of a class that cannot rebuild an element from its pickle, with a note that names the element."""
+    return locate_error(reason, f"bushel: {which} could not be rebuilt from the pickle that a worker process has sent.")
 
 
-class Shared:
-    """An object in a file that workers map: its pickle, and its arrays, which are not copied again."""
+# Pipelines and rows on their way to workers.
+
+
+def pickle_for_workers(value: Any, what: str) -> bytes:
+    """Pickles a small object, or raises an error that says that `what` cannot be sent."""
+    try:
+        return wire.dumps(value)
+    except Exception as error:
+        raise PipelineNotSent(f"{what} cannot be sent to worker processes: {error}") from error
+
+
+class SharedObject:
+    """An object in shared memory: its pickle and its large arrays, which workers map and do not copy."""
 
     def __init__(self, value: Any, *, portable: bool):
-        pickled, buffers = wire.pickled(value, at_home=False)
+        pickled, buffers = wire.pickle_with_buffers(value, for_consumer=False)
         self.size = len(pickled)
         self.places: list[tuple[int, int]] = []
         end = self.size
@@ -128,46 +139,85 @@ class Shared:
             start = -(-end // ALIGNMENT) * ALIGNMENT
             end = start + buffer.raw().nbytes
             self.places.append((start, buffer.raw().nbytes))
-        self.descriptor = anonymous_file(max(end, 1), portable=portable)
-        write(self.descriptor, pickled, 0)
+        self.descriptor = make_anonymous_file(max(end, 1), portable=portable)
+        # Not at exit: the pool's thread may still be sending this descriptor, whose number another file could get.
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        write_all(self.descriptor, pickled, 0)
         for buffer, (start, _) in zip(buffers, self.places, strict=True):
-            write(self.descriptor, buffer.raw(), start)
-
-    def __del__(self) -> None:
-        descriptor = self.__dict__.get("descriptor")
-        if descriptor is not None:
-            os.close(descriptor)
+            write_all(self.descriptor, buffer.raw(), start)
 
 
-def loaded(descriptor: int, size: int, places: list[tuple[int, int]]) -> Any:
-    """The object of a `Shared`, in a worker. Private pages: shared by all workers until one writes, then its own."""
+def load_shared(descriptor: int, size: int, places: list[tuple[int, int]]) -> Any:
+    """The object of a `SharedObject`, in a worker. Closes the descriptor.
+
+    The mapping is copy-on-write: workers share its pages, and a function that writes into an array changes only the
+    page of its own worker.
+    """
     view = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
     os.close(descriptor)
     return pickle.loads(view[:size], buffers=[view[offset : offset + length] for offset, length in places])
 
 
-def shared_program(program: Program | StreamProgram, *, portable: bool) -> Shared:
-    """A program for workers, or an error that names what cannot be sent."""
+def share_rows(rows: Any, *, portable: bool) -> SharedObject:
+    """Rows for a task, in shared memory; or an error that says that they cannot be sent."""
+    return _share(rows, lambda: "Elements", portable)
+
+
+def _share(value: Any, describe: Callable[[], str], portable: bool) -> SharedObject:
     try:
-        return Shared(program, portable=portable)
-    except (OSError, MemoryError):
+        return SharedObject(value, portable=portable)
+    except (OSError, MemoryError):  # the machine has no room: the object itself is not at fault
         raise
     except Exception as error:
-        raise PipelineNotSent(f"{_culprit(program)} cannot be sent to worker processes: {error}") from error
+        raise PipelineNotSent(f"{describe()} cannot be sent to worker processes: {error}") from error
 
 
-def shared_rows(rows: Any, *, portable: bool) -> Shared:
-    """Rows for a task, or an error that says that they cannot be sent."""
-    try:
-        return Shared(rows, portable=portable)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:
-        raise PipelineNotSent(f"Elements cannot be sent to worker processes: {error}") from error
+class ProgramTable:
+    """The programs that a pool's workers run, numbered and in shared memory.
+
+    A program is kept only as long as somebody else holds it. Call `remove_collected` now and then.
+    """
+
+    def __init__(self, *, portable: bool):
+        self._portable = portable
+        self._shared: dict[int, SharedObject] = {}
+        self._numbers: weakref.WeakKeyDictionary[Program | StreamProgram, int] = weakref.WeakKeyDictionary()
+        self._unused_numbers = itertools.count()
+        # A program is collected on any thread, at any moment. All that may be done there is to put its number here.
+        self._collected: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._classes: list[type] = []
+
+    def add(self, program: Program | StreamProgram) -> int:
+        """The number of a program, which is added if it is new; or an error that names what cannot be sent."""
+        number = self._numbers.get(program)
+        if number is None:
+            shared = _share(program, lambda: _find_unpicklable(program), self._portable)
+            number = next(self._unused_numbers)
+            self._shared[number] = shared
+            # cloudpickle holds them weakly. Without this list a class could be gone when a result names it.
+            self._classes = wire.list_sent_classes()
+            self._numbers[program] = number
+            weakref.finalize(program, self._collected.put, number).atexit = False
+        return number
+
+    def get(self, number: int) -> SharedObject:
+        return self._shared[number]
+
+    def remove_collected(self) -> list[int]:
+        """Removes the programs that nobody holds any more. Returns their numbers."""
+        numbers = []
+        while not self._collected.empty():
+            numbers.append(self._collected.get())
+            del self._shared[numbers[-1]]
+        return numbers
+
+    def clear(self) -> None:
+        """Frees the shared memory."""
+        self._shared.clear()
 
 
-def _culprit(program: Program | StreamProgram) -> str:
-    """The first operation that cannot be pickled, as it was written."""
+def _find_unpicklable(program: Program | StreamProgram) -> str:
+    """The first operation that cannot be pickled, as the user wrote it."""
     for node in program.operations():
         for value in node.parameters().values():
             try:
@@ -177,63 +227,68 @@ def _culprit(program: Program | StreamProgram) -> str:
     return "The pipeline"
 
 
-def not_importable(program: Program | StreamProgram, error: ImportError) -> str:
-    """Which operation needs a module that workers do not find, and the way out."""
+def explain_import_error(program: Program | StreamProgram, error: ImportError) -> str:
+    """Says which operation needs a module that workers cannot import, and what to do about it."""
     name = (error.name or "").encode()
 
-    def dumped(node: Any) -> bytes:
+    def pickle_parameters(node: Any) -> bytes:
         return cloudpickle.dumps(list(node.parameters().values()), protocol=5, buffer_callback=lambda _: False)
 
-    found = [node.call() for node in program.operations() if name in dumped(node)]
-    needs = f"{found[0] if found else 'the pipeline'} needs {error.name or 'a module'}"
+    calls = [node.call() for node in program.operations() if name in pickle_parameters(node)]
+    needs = f"{calls[0] if calls else 'the pipeline'} needs {error.name or 'a module'}"
     return (
-        f"bushel: {needs}, which workers cannot import. "
-        "They search sys.path as it was when the iterator was made: put its folder there before. A part of a package "
-        "that is in no folder goes along after cloudpickle.register_pickle_by_value(module)."
+        f"bushel: {needs}, which workers cannot import. Workers search sys.path as it was when the iterator was made: "
+        "add the folder of the module to sys.path before that. If the module has no file, call "
+        "cloudpickle.register_pickle_by_value(module); then it is sent along."
     )
 
 
-def portable(error: BaseException) -> tuple[bytes, str]:
-    """An exception as bytes if it can travel, and as text in any case, with the user's part of the traceback."""
+# Errors on their way to the consumer.
+
+
+def pack_error(error: BaseException) -> tuple[bytes, str]:
+    """An exception as a pickle, empty if it cannot be pickled, and as text with the user's part of the traceback."""
     add_note(error, f"bushel: in worker process {os.getpid()}.")
-    stack = traceback.extract_tb(error.__traceback__)
-    frames = [(frame.filename, frame.name, frame.lineno or 0) for frame in stack if not is_ours(frame.filename)]
-    text = "".join(traceback.format_list(frame for frame in stack if not is_ours(frame.filename)))
-    shown = ("".join(traceback.format_exception_only(error)) + text).rstrip()
+    stack = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
+    frames = [(frame.filename, frame.name, frame.lineno or 0) for frame in stack]
+    text = "".join([*traceback.format_exception_only(error), *traceback.format_list(stack)]).rstrip()
     for cause in (error.__cause__, None):
-        for way in (wire.Pickler, _TakenApart):
+        for reduce_first in (None, _reduce_exception):
             with contextlib.suppress(Exception):
-                pickled = wire.dumps((error, getattr(error, "__notes__", []), cause, frames), kind=way)
-                again = rebuilt(pickled, shown)  # some pickle well, and cannot be built again, or not as they were
-                if type(again) is type(error) and _said(again) == _said(error):
-                    return pickled, shown
-    return b"", shown
+                value = (error, getattr(error, "__notes__", []), cause, frames)
+                pickled = wire.dumps(value, reduce_first=reduce_first)
+                # Some exceptions can be pickled, but their pickle cannot be loaded, or gives a different exception.
+                again = unpack_error(pickled, text)
+                if type(again) is type(error) and _format(again) == _format(error):
+                    return pickled, text
+    return b"", text
 
 
-def rebuilt(pickled: bytes, shown: str) -> BaseException:
-    """An exception of a worker as it was, or its text where it could not travel or cannot be built here."""
-    told = RuntimeError(f"An exception in a worker process could not be sent. It said:\n{shown}")
+def unpack_error(pickled: bytes, text: str) -> BaseException:
+    """The exception that a worker has raised; a RuntimeError with its text if the exception cannot be rebuilt here."""
+    substitute = RuntimeError(f"An exception in a worker process could not be sent. It said:\n{text}")
     if not pickled:
-        return told
+        return substitute
     try:
         error, notes, cause, frames = pickle.loads(pickled)
     except Exception:
-        return told
+        return substitute
     for note in notes:
         if note not in getattr(error, "__notes__", []):
             add_note(error, note)
-    BaseException.__setattr__(error, "__cause__", cause)  # whatever the class says of attributes
-    return BaseException.with_traceback(error, _traceback_of(frames))
+    BaseException.__setattr__(error, "__cause__", cause)  # the class itself may refuse to set attributes
+    return BaseException.with_traceback(error, _build_traceback(frames))
 
 
-def _traceback_of(frames: list[tuple[str, str, int]]) -> types.TracebackType | None:
+def _build_traceback(frames: list[tuple[str, str, int]]) -> types.TracebackType | None:
     """A traceback through frames of another process: (file, function, line) each, the outermost first.
 
-    Its frames have the right names and files, and no local variables.
+    Python makes traceback frames only from code that runs. So for each frame a statement is compiled under the right
+    file, function and line, and raises StopIteration there. These frames have no local variables.
     """
     trace = None
     for filename, name, line in reversed(frames):
-        code = compile(_raise_in_line(line), filename, "exec").replace(co_name=name, co_qualname=name)
+        code = compile(_parse_raise(line), filename, "exec").replace(co_name=name, co_qualname=name)
         try:
             exec(code, {"__file__": filename})
         except StopIteration as stopped:
@@ -243,8 +298,8 @@ def _traceback_of(frames: list[tuple[str, str, int]]) -> types.TracebackType | N
     return trace
 
 
-def _raise_in_line(line: int) -> ast.Module:
-    """The statement `raise StopIteration` as if it stood in a line; without columns, so that none are marked."""
+def _parse_raise(line: int) -> ast.Module:
+    """The statement `raise StopIteration` in a given line. It has no columns, so that Python underlines nothing."""
     tree = ast.parse("raise StopIteration")
     for node in ast.walk(tree):
         if isinstance(node, (ast.stmt, ast.expr)):
@@ -253,46 +308,47 @@ def _raise_in_line(line: int) -> ast.Module:
     return tree
 
 
-def _said(error: BaseException) -> str | None:
+def _format(error: BaseException) -> str | None:
     try:
         return str(error)
     except Exception:
         return None
 
 
-class _TakenApart(wire.Pickler):
-    """Sends exceptions to be put together without their own `__init__`: it may ask for more than they keep."""
+def _reduce_exception(obj: Any) -> Any:
+    """Pickles an exception so that it is rebuilt without its own `__init__`, whose arguments it may not have kept.
 
-    def reducer_override(self, obj: Any) -> Any:
-        if not isinstance(obj, BaseException):
-            return super().reducer_override(obj)
-        kept, lost = {}, []
-        for name, value in vars(obj).items():
-            try:
-                wire.dumps(value)
-                kept[name] = value
-            except Exception:
-                lost.append(name)
-        args = list(_builtin(type(obj)).__reduce__(obj)[1])
-        for number, value in enumerate(args):
-            try:
-                wire.dumps(value, kind=_TakenApart)  # a group has exceptions among them
-            except Exception:
-                args[number] = str(value)
-                lost.append(f"args[{number}]")
-        return _put_together, (type(obj), tuple(args), kept, lost)
-
-
-def _builtin(kind: Any) -> Any:
-    """The class of Python's own that an exception is made of."""
-    return next(above for above in kind.__mro__ if above.__module__ == "builtins")
+    Attributes and arguments that cannot be pickled are left out, and a note names them.
+    """
+    if not isinstance(obj, BaseException):
+        return NotImplemented
+    attributes, lost = {}, []
+    for name, value in vars(obj).items():
+        try:
+            wire.dumps(value)
+            attributes[name] = value
+        except Exception:
+            lost.append(name)
+    args = list(_find_builtin_base(type(obj)).__reduce__(obj)[1])
+    for number, value in enumerate(args):
+        try:
+            wire.dumps(value, reduce_first=_reduce_exception)  # the arguments of an ExceptionGroup are exceptions
+        except Exception:
+            args[number] = str(value)
+            lost.append(f"args[{number}]")
+    return _rebuild_exception, (type(obj), tuple(args), attributes, lost)
 
 
-def _put_together(kind: Any, args: tuple[Any, ...], kept: dict[str, Any], lost: list[str]) -> BaseException:
-    base = _builtin(kind)
+def _find_builtin_base(kind: Any) -> Any:
+    """The nearest base class of an exception that is Python's own."""
+    return next(base for base in kind.__mro__ if base.__module__ == "builtins")
+
+
+def _rebuild_exception(kind: Any, args: tuple[Any, ...], attributes: dict[str, Any], lost: list[str]) -> BaseException:
+    base = _find_builtin_base(kind)
     error = base.__new__(kind, *args)
     base.__init__(error, *args)
-    error.__dict__.update(kept)
+    error.__dict__.update(attributes)
     if lost:
         add_note(error, f"bushel: of this exception, {', '.join(lost)} could not be sent.")
     return error

@@ -1,7 +1,7 @@
-"""Slabs: shared memory in slots of one size. Workers write results into them, the consumer sees them as arrays.
+"""Slabs: shared memory in slots of one size. Workers write results there; the consumer's arrays look into them.
 
-The memory has no name: it goes when the last process that maps it does, whatever the way of dying. A slot is free
-again when the last array that looks into it is gone.
+The memory has no name, so the system frees it when the last process that maps it ends, however that process ends. A
+slot is free again when the last array that looks into it is gone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 from bushel.base.memory import ALIGNMENT
 
 
-def is_a_file(*, portable: bool) -> bool:
-    """Whether shared memory is a temporary file, for want of a memfd."""
+def uses_temporary_file(*, portable: bool) -> bool:
+    """Whether shared memory is in a temporary file, because there is no memfd."""
     return portable or not hasattr(os, "memfd_create")
 
 
-def anonymous_file(size: int, *, portable: bool = False) -> int:
-    """A descriptor of shared memory without a name: a memfd, or an unlinked temporary file where there is none."""
-    if not is_a_file(portable=portable):
+def make_anonymous_file(size: int, *, portable: bool = False) -> int:
+    """Makes shared memory without a name and returns its file descriptor: a memfd, or else a deleted temporary file."""
+    if not uses_temporary_file(portable=portable):
         descriptor = os.memfd_create("bushel", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile(prefix="bushel-") as file:
@@ -33,91 +33,100 @@ def anonymous_file(size: int, *, portable: bool = False) -> int:
     return descriptor
 
 
-def write(descriptor: int, data: Any, start: int) -> None:
-    """Writes all of a buffer into a file, or says that there is no room."""
+def write_all(descriptor: int, data: Any, start: int) -> None:
+    """Writes all of a buffer into a file, from offset `start` on. Raises OSError if the file system has no room."""
     view, done = memoryview(data), 0
     while done < view.nbytes:
+        # In pieces: Linux writes at most 2 GiB at a time, and macOS refuses more.
         done += os.pwrite(descriptor, view[done : done + (1 << 30)], start + done)
 
 
 def _reserve(descriptor: int, start: int, size: int) -> None:
-    """Makes sure that part of a file has its room: a process that writes where there is none is killed."""
+    """Makes the file system set aside room for part of a file, or raises OSError.
+
+    Without it, a process that writes into the mapped file when the disk is full is killed by SIGBUS.
+    """
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, start, size)
     else:
-        write(descriptor, bytes(size), start)
+        write_all(descriptor, bytes(size), start)
 
 
 class Arena:
-    """Slots of shared memory with a free list. One thread grants and takes back; leases may end on any thread.
+    """Slots of shared memory with a free list. One thread grants slots; leases may end on any thread.
 
-    Where it lies in a temporary file, whose file system may be small, a slot gets its room before its first use.
-    If there is none for the first, that is an OSError; if there is none for another, there are so many slots.
+    In a temporary file, whose file system may be small, room for a slot is reserved before its first use. If there is
+    no room for the first slot, that is an OSError. If there is no room for a later one, the arena has fewer slots.
     """
 
     def __init__(self, slot_bytes: int, slots: int, *, portable: bool = False):
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.slots = slots
-        self.descriptor = anonymous_file(self.slot_bytes * slots, portable=portable)
-        self._is_a_file = is_a_file(portable=portable)
-        self._begun = 0  # those below were granted once
-        self._free: list[int] = []  # of these: there may be far more slots than are ever used
-        # A lease ends inside the garbage collector, on any thread: it may do no more than put a number here.
+        self.descriptor = make_anonymous_file(self.slot_bytes * slots, portable=portable)
+        self._is_in_file = uses_temporary_file(portable=portable)
+        # Slots below `_touched` were granted before. The others use no memory yet, and there may be very many of them.
+        self._touched = 0
+        self._free: list[int] = []  # of the touched ones
+        # A lease ends inside the garbage collector, on any thread, which may hold any lock: all that may be done there
+        # is to put the number of the slot into this queue.
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
-            self._make_ready(0)
+            self._reserve_slot(0)
             self._map = mmap.mmap(self.descriptor, self.slot_bytes * slots)
         except OSError:
             self.close()
             raise
 
-    def _make_ready(self, slot: int) -> None:
-        """Gets a slot its room."""
-        if self._is_a_file:
+    def _reserve_slot(self, slot: int) -> None:
+        if self._is_in_file:
             _reserve(self.descriptor, slot * self.slot_bytes, self.slot_bytes)
 
     def grant(self) -> int | None:
-        """A free slot, for its next user alone; None where all are held."""
+        """The number of a free slot, which is then held; None if all are held."""
         while not self._returned.empty():
             self._free.append(self._returned.get())
         if self._free:
-            return self._free.pop()  # the last one used: its pages are still in the cache
-        if self._begun < self.slots:
+            return self._free.pop()  # the one used last: its pages are in memory, and perhaps in the cache
+        if self._touched < self.slots:
             try:
-                self._make_ready(self._begun)
+                self._reserve_slot(self._touched)
             except OSError:
-                self.slots = self._begun
+                self.slots = self._touched
             else:
-                self._begun += 1
-                return self._begun - 1
+                self._touched += 1
+                return self._touched - 1
         return None
 
     def give_back(self, slot: int) -> None:
-        """Takes back a slot that nobody looks into."""
+        """Frees a slot that was granted and not leased."""
         self._returned.put(slot)
 
     def lease(self, slot: int) -> memoryview:
-        """The memory of a slot; the slot comes back by itself when nothing looks into that memory any more."""
+        """The memory of a slot that was granted. The slot is free again when nothing looks into that memory any more.
+
+        Every array on the memory keeps the ctypes object alive, also through slices and views: so its end is the end of
+        the last array.
+        """
         memory = (ctypes.c_char * self.slot_bytes).from_buffer(self._map, slot * self.slot_bytes)
         finalizer = weakref.finalize(memory, self._returned.put, slot)
-        finalizer.atexit = False
+        finalizer.atexit = False  # at exit nobody needs the slot, and there may be many of these
         return memoryview(memory).cast("B")
 
-    def held(self) -> int:
+    def count_held(self) -> int:
         """How many slots are granted or leased."""
-        return self._begun - len(self._free) - self._returned.qsize()
+        return self._touched - len(self._free) - self._returned.qsize()
 
     def close(self) -> None:
-        """Lets go of the memory; what is leased stays until its last view is gone."""
+        """Closes the descriptor. The memory itself stays mapped until the last leased slot is free."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 class Slot:
-    """One slot as a worker sees it: memory handed out from the start to the end, for one task.
+    """One slot in a worker: memory for the arrays of one task, allocated from its start to its end.
 
-    `used` counts what was handed out, and what was asked for in vain.
+    `used` also counts an allocation that did not fit, so it says how large the slot should have been.
     """
 
     def __init__(self, memory: memoryview):
@@ -126,18 +135,19 @@ class Slot:
         self.used = 0
 
     def reset(self) -> None:
+        """Frees everything, for the next task."""
         self.used = 0
 
-    def place(self, size: int) -> int | None:
-        """The offset of `size` aligned bytes; None where they do not fit."""
+    def allocate(self, size: int) -> int | None:
+        """The offset of `size` aligned bytes; None if they do not fit."""
         offset = -(-self.used // ALIGNMENT) * ALIGNMENT
         self.used = offset + size
         return offset if self.used <= len(self._memory) else None
 
-    def part(self, offset: int, size: int) -> memoryview:
+    def view(self, offset: int, size: int) -> memoryview:
         return self._memory[offset : offset + size]
 
-    def offset_of(self, address: int, size: int) -> int | None:
-        """Where in the slot an array lies that was made in it; None for memory from elsewhere."""
+    def find_offset(self, address: int, size: int) -> int | None:
+        """The offset of an array that was made in this slot; None for memory from elsewhere."""
         offset = address - self._start
         return offset if offset >= 0 and offset + size <= len(self._memory) else None

@@ -349,7 +349,7 @@ class Threads(Executor):
         return ticket
 
     def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        return stall.result(ticket.done, lambda: stall.of_threads(self._threads, idle=_serve.__name__))
+        return stall.wait_for_result(ticket.done, lambda: stall.describe_threads(self._threads, idle=_serve.__name__))
 
     def forget(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:

@@ -1,10 +1,9 @@
-"""A worker process: takes tasks from its channel, runs them, answers. It ends when the channel does."""
+"""A worker process: receives tasks, runs them and sends the results. It ends when its channel is closed."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import io
 import mmap
 import os
@@ -20,29 +19,37 @@ from bushel.base import alias, blocks
 from bushel.base.memory import Allocator
 from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Announce, Misfit, Program, Result
-from bushel.engine.shipping import Told
 from bushel.engine.slabs import Slot
 from bushel.engine.stream_program import StreamProgram
-from bushel.engine.tasks import become_worker, run_task
+from bushel.engine.tasks import Aborted, become_worker, run_task
 from bushel.engine.wire import Channel, Packed
 
 
 def main(descriptor: int) -> None:
-    """Serves one channel until it ends."""
+    """Serves one channel until it is closed.
+
+    Args:
+      descriptor: of the channel's socket.
+    """
     become_worker()
+    # A process that the user's function starts must not keep the channel open after this worker has died.
     os.set_inheritable(descriptor, False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # workers are killed in the end, and what they keep is lost
+        # Workers are killed in the end: text that is still in a buffer would be lost.
+        sys.stdout.reconfigure(line_buffering=True)
     with contextlib.suppress(wire.Closed):
         _Worker(Channel(socket.socket(fileno=descriptor))).serve()
 
 
 class _Worker:
+    """The state of the worker process. `_on_<kind>` handles a message of that kind."""
+
     def __init__(self, channel: Channel):
         self._channel = channel
         self._programs: dict[int, Program | StreamProgram] = {}
         self._arena: tuple[mmap.mmap, int] | None = None
         self._slots: dict[int, Slot] = {}
+        # Messages that came while a task waited for its count.
         self._backlog: collections.deque[tuple[Any, list[int]]] = collections.deque()
 
     def serve(self) -> None:
@@ -51,21 +58,24 @@ class _Worker:
             for descriptor in descriptors:
                 os.set_inheritable(descriptor, False)
             if kind != "task":
+                # A task sends the last answer with its first message. Other kinds send nothing, and may take long.
                 self._channel.flush()
             try:
                 getattr(self, f"_on_{kind}")(*arguments, *descriptors)
             except (wire.Closed, SystemExit):
                 raise
-            except BaseException as error:  # no function of the user's: another worker would fail in the same way
+            except BaseException as error:
+                # Errors of the user's functions are caught further in. Any other worker would fail in the same way.
                 self._give_up(f"a worker process failed at {kind!r}, which is a fault of Bushel's", error)
 
     def _on_stacks(self, descriptor: int) -> None:
-        stall.answer(descriptor)
+        stall.write_stack_on_signal(descriptor)
 
     def _on_setup(
         self, folder: str, path: list[str], variables: dict[str, str], init: bytes, index: int, count: int
     ) -> None:
-        with contextlib.suppress(OSError):
+        """Makes the environment of this process that of the consumer, and calls the user's `worker_init_fn`."""
+        with contextlib.suppress(OSError):  # the folder may be gone
             os.chdir(folder)
         sys.path[:] = path
         os.environ.clear()
@@ -80,16 +90,17 @@ class _Worker:
 
     def _on_program(self, number: int, size: int, places: list[tuple[int, int]], descriptor: int) -> None:
         try:
-            with wire.loading_a_pipeline():
-                self._programs[number] = shipping.loaded(descriptor, size, places)
+            with wire.track_pipeline_classes():
+                self._programs[number] = shipping.load_shared(descriptor, size, places)
         except BaseException as error:
             self._give_up("a worker cannot load the pipeline", error)
 
     def _give_up(self, what: str, error: BaseException) -> NoReturn:
-        if not isinstance(error, Exception):  # the consumer is neither to leave for it nor to be interrupted
+        """Sends the consumer an error that ends the pool, and ends this worker."""
+        if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
             stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
             error = stopped.with_traceback(error.__traceback__)
-        self._channel.send(("broken", what, *shipping.portable(error)))
+        self._channel.send(("broken", what, *shipping.pack_error(error)))
         raise wire.Closed from None
 
     def _on_forget(self, number: int) -> None:
@@ -98,11 +109,12 @@ class _Worker:
             program.close()
 
     def _on_arena(self, slot_bytes: int, descriptor: int) -> None:
-        self._slots.clear()
+        self._slots.clear()  # they look into the old arena
         self._arena = (mmap.mmap(descriptor, 0), slot_bytes)
         os.close(descriptor)
 
-    def _slot(self, number: int | None) -> Slot | None:
+    def _get_slot(self, number: int | None) -> Slot | None:
+        """The slot of that number, empty; None if the task has none."""
         if number is None or self._arena is None:
             return None
         if number not in self._slots:
@@ -119,112 +131,113 @@ class _Worker:
         low: int,
         high: int,
         counts: list[int] | None,
-        slot: int | None,
-        careful: bool,
-        one_by_one: bool,
+        slot_number: int | None,
+        announces: bool,
+        row_by_row: bool,
         given: Any,
         descriptor: int | None = None,
     ) -> None:
         self._channel.send(("begun", task))
-        begun = time.perf_counter()
-        place = self._slot(slot)
+        start = time.perf_counter()
+        slot = self._get_slot(slot_number)
 
         def count_before(step: int, count: int) -> int:
             if counts is not None:
                 return counts[step]
             self._channel.send(("count", task, step, count))
             while (reply := self._channel.receive())[0][0] not in ("before", "abort"):
-                self._backlog.append(reply)  # the next task came before the answer
+                self._backlog.append(reply)  # the next task, which was sent before the count
             if reply[0][0] == "abort":
-                raise _Abort
+                raise Aborted
             return reply[0][1]
+
+        def announce(low: int, high: int) -> None:
+            self._channel.send(("at", task, low, high))
 
         try:
             if descriptor is not None:
-                given = shipping.loaded(descriptor, *given)
+                given = shipping.load_shared(descriptor, *given)
             elif given is not None:
                 given = given[0], pickle.loads(given[1])
-            # Announced, it is known which element it was that killed the process.
-            announce = functools.partial(self._announce, task) if careful else None
-            in_place = None if place is None else _in(place)
-            result = run_task(self._programs[program], low, high, count_before, announce, given, in_place)
-            if announce is not None:
-                _try_to_pack(self._programs[program], low, result, announce)
-            packed, told = _packed(self._programs[program], result, place, one_by_one)
-            del result  # what is sent as a copy is not kept meanwhile
-            answer: tuple[Any, ...] = ("done", task, packed, told, time.perf_counter() - begun)
-        except _Abort:
+            # A worker has died over this block. It announces each element, so that the pool knows which one kills.
+            announcing = announce if announces else None
+            in_place = None if slot is None else _make_allocator(slot)
+            result = run_task(self._programs[program], low, high, count_before, announcing, given, in_place)
+            if announces:
+                _pack_each_row(self._programs[program], low, result, announce)
+            packed, details = _pack(self._programs[program], result, slot, row_by_row)
+            del result  # frees the rows while their copies are being sent
+            answer: tuple[Any, ...] = ("done", task, packed, details, time.perf_counter() - start)
+        except Aborted:
             answer = ("aborted", task)
         except Misfit:
             answer = ("misfit", task)
         except SystemExit:
-            raise  # it leaves, as any process that says so
+            raise  # the user's function has called sys.exit, so the process ends
         except BaseException as error:
-            answer = ("failed", task, *shipping.portable(error))
-        self._channel.post(answer)  # if the next task is there, word of its beginning goes along
-
-    def _announce(self, task: int, low: int, high: int) -> None:
-        self._channel.send(("at", task, low, high))
+            answer = ("failed", task, *shipping.pack_error(error))
+        self._channel.send_later(answer)  # in one message with the "begun" of the next task, if that is there
 
 
-class _Abort(Exception):
-    """The consumer no longer wants the block that waits for its counts."""
-
-
-def _in(slot: Slot) -> Allocator:
-    """Arrays in a slot, as long as they fit."""
+def _make_allocator(slot: Slot) -> Allocator:
+    """A function that makes arrays in a slot, and returns None for an array that does not fit."""
 
     def empty(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
-        offset = slot.place(size)
+        offset = slot.allocate(size)
         if offset is None:
             return None
-        return np.frombuffer(slot.part(offset, size), dtype=dtype).reshape(shape)
+        return np.frombuffer(slot.view(offset, size), dtype=dtype).reshape(shape)
 
     return empty
 
 
-def _packed(
-    program: Program | StreamProgram, result: Result, place: Slot | None, one_by_one: bool
-) -> tuple[Packed, Told]:
+def _pack(
+    program: Program | StreamProgram, result: Result, slot: Slot | None, row_by_row: bool
+) -> tuple[Packed, shipping.ResultDetails]:
+    """A result as it is sent. Without the rows that cannot be pickled, which fail like elements."""
     try:
-        packed = wire.pack(result.rows, place)
+        packed = wire.pack(result.rows, slot)
     except Exception:
         before = len(result.rows)
-        result = shipping.those_that_pass(_sendable, program, result, _not_sendable)
+        result = shipping.convert_rows(_check_row, program, result, _explain_unpicklable)
         if len(result.rows) == before:
-            raise  # it is not the rows
+            raise  # each row can be pickled by itself, so the error has another cause
         packed = wire.pack(result.rows, None)
-    if one_by_one:
-        packed = wire.pack([wire.for_home(row) for row in blocks.rows_of(result.rows)], None)
-    failure = None if result.failure is None else shipping.portable(result.failure)
-    rest = result.skipped, _states_of(program, result), result.stays, result.tally, result.work_s
-    return packed, Told(result.marks, result.after, failure, *rest)
+    if row_by_row:
+        packed = wire.pack([wire.dumps_for_consumer(row) for row in blocks.rows_of(result.rows)], None)
+    failure = None if result.failure is None else shipping.pack_error(result.failure)
+    rest = result.skipped, _pickle_states(program, result), result.stays, result.tally, result.work_s
+    return packed, shipping.ResultDetails(result.marks, result.after, failure, *rest)
 
 
-def _try_to_pack(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
-    """Packs each row alone, announced: if its pickling kills the process, the last element is not blamed for it."""
+def _pack_each_row(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
+    """Announces and packs each row by itself, and throws the packed row away.
+
+    If the pickling of a row kills the process, this row is blamed, and not the element that was computed last.
+    """
     for row, end in zip(blocks.rows_of(result.rows), result.marks[:, 0].tolist()):
         announce(low if program.unit > 1 else end - 1, end)
-        with contextlib.suppress(Exception):  # told when all are packed
+        with contextlib.suppress(Exception):  # raised again when the whole block is packed
             wire.pack(row, None)
         low = end
 
 
-def _states_of(program: Program | StreamProgram, result: Result) -> bytes | None:
-    """A user's own stream may have anything in its state."""
+def _pickle_states(program: Program | StreamProgram, result: Result) -> bytes | None:
+    """The states of a stream that is run whole. A user's own stream may have any object in its state."""
     if result.states is None:
         return None
     try:
-        return wire.for_home(result.states)
+        return wire.dumps_for_consumer(result.states)
     except Exception as error:
         operation = program.operations()[0].call()
         raise TypeError(f"bushel: the state of {operation} cannot be sent from a worker process: {error}") from error
 
 
-def _sendable(row: Any) -> Any:
+def _check_row(row: Any) -> Any:
+    """The row itself, if it can be packed."""
     wire.pack(row, None)
     return row
 
 
-def _not_sendable(which: str, reason: Exception) -> Exception:
+def _explain_unpicklable(which: str, reason: Exception) -> Exception:
     return TypeError(f"bushel: {which} cannot be sent from a worker process: {reason}")

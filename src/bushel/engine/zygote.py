@@ -1,8 +1,9 @@
-"""The zygote: a clean process that has loaded numpy and Bushel, no JAX and no threads, and forks workers on request.
+"""The zygote: a clean process with numpy and Bushel loaded, but no JAX and no threads, that forks workers on request.
 
-It makes starting a worker a matter of milliseconds, and forking safe whatever the consumer has loaded. It ends soon
-after the last pool of workers, and, its workers with it, when the consumer does. Where forking is not safe at all
-(macOS, whose system libraries may not be used after it), each worker is a Python of its own.
+A fork of the zygote takes milliseconds, and it is safe whatever the consumer has loaded. A fork of the consumer would
+not be safe: a lock that another thread holds stays locked for ever in the child. The zygote ends soon after the last
+pool of workers. It also ends with the consumer, and its workers end with it. Where no fork is safe (the system
+libraries of macOS do not allow it), each worker is a new Python process.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import itertools
 import os
 import signal
 import socket
@@ -29,38 +29,40 @@ from bushel.engine.wire import Channel
 
 NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""One thread per worker for linear algebra, unless the consumer's environment says otherwise."""
+"""One thread per worker for linear algebra, unless the consumer's environment sets another number."""
 
 _TUNABLES = "GLIBC_TUNABLES"
-_PAST_THE_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x100000"
-"""Copies of a megabyte and more go past the cache: a worker writes large rows into slabs and never reads them again.
-The C library reads this when a process starts; it makes such copies up to twice as fast. Elsewhere it means nothing."""
+_BYPASS_CACHE = "glibc.cpu.x86_non_temporal_threshold=0x100000"
+"""Copies of a megabyte and more bypass the CPU cache: a worker writes large rows into slabs and never reads them again.
+
+That makes such copies up to twice as fast. glibc reads this variable when a process starts; others ignore it.
+"""
 
 FORKS = sys.platform == "linux"
-"""Whether workers are forked from the zygote, unless asked otherwise."""
+"""Whether workers are forked from the zygote by default."""
 
 ANSWER_S = 60.0
-"""So long the zygote may take to start and to answer; then it is replaced."""
+"""How long the zygote may take to start and to answer before it is replaced."""
 
-LOOK_S = 1.0
-"""How often a zygote that does not answer is looked at: one that somebody has stopped (SIGSTOP) is replaced at once."""
+CHECK_S = 1.0
+"""How often a zygote that does not answer is checked. One that somebody has stopped (SIGSTOP) is replaced early."""
 
-MOST_STARTS = 10
-"""So many zygotes in a row may be killed by a signal before one has started a worker; then that is an error."""
+MAX_STARTS = 10
+"""How many zygotes in a row may be killed by a signal before that is an error."""
 
-REST_S = 2.0
-"""So long the zygote waits for another pool after the last one; then it ends."""
+KEEP_S = 2.0
+"""How long the zygote is kept after the last pool has ended, in case another pool begins."""
 
 _IDLE_S = 0.01
 _DYING_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-class _Lost(Exception):
-    """The zygote is gone, or is of no use any more; the text continues "it ...".
+class _ZygoteLost(Exception):
+    """The zygote is dead or useless. The text continues a sentence that begins with "it".
 
     Args:
-      by_signal: whether a signal from outside has ended or stopped it.
+      by_signal: whether a signal from outside has killed or stopped it.
     """
 
     def __init__(self, what: str, *, by_signal: bool):
@@ -69,103 +71,106 @@ class _Lost(Exception):
 
 
 class Starter:
-    """Starts worker processes and tells how they ended."""
+    """Starts worker processes, and says how they ended. There is one, `STARTER`, for all pools of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._spawned: dict[int, subprocess.Popen[bytes]] = {}
-        self._asked = 0
+        self._requests = 0
         self._owner = 0
         self._pools = 0
-        self._counting = threading.Lock()  # not the other one: a start may hold that for long
+        self._pools_lock = threading.Lock()  # a lock of its own: a start may hold `_lock` for long
 
-    def begin(self) -> None:
-        """A pool of workers begins."""
-        with self._counting:
+    def add_pool(self) -> None:
+        """Takes note that a pool of workers begins."""
+        with self._pools_lock:
             self._pools += 1
 
-    def rest(self) -> None:
-        """A pool of workers has ended. After the last one the zygote is kept for a while, for the next one."""
-        with self._counting:
+    def remove_pool(self) -> None:
+        """Takes note that a pool of workers has ended. Ends the zygote a while after the last one."""
+        with self._pools_lock:
             self._pools -= 1
             last = not self._pools and self._channel is not None
         if last:
-            timer = threading.Timer(REST_S, self._end_unless_used, [self._asked])
+            timer = threading.Timer(KEEP_S, self._kill_if_unused, [self._requests])
             timer.name, timer.daemon = "bushel-rest", True
-            with contextlib.suppress(RuntimeError):  # no more threads: this process ends
+            with contextlib.suppress(RuntimeError):  # this process is exiting and can start no thread
                 timer.start()
 
-    def _end_unless_used(self, asked: int) -> None:
+    def _kill_if_unused(self, requests: int) -> None:
         with self._lock:
-            if not self._pools and self._asked == asked and self._owner == os.getpid():
-                self._drop()
+            if not self._pools and self._requests == requests and self._owner == os.getpid():
+                self._kill_zygote()
 
     def start(self, *, fork: bool) -> tuple[Channel, int]:
-        """A new worker: the channel to it, and its process number."""
+        """Starts a worker. Returns the channel to it, and its process number."""
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
             if not fork:
                 for pid in [pid for pid, process in self._spawned.items() if process.poll() is not None]:
                     del self._spawned[pid]
-                process = _python("zygote.spawned", theirs.fileno())
+                process = _start_python("zygote.run_spawned_worker", theirs.fileno())
                 self._spawned[process.pid] = process
                 return Channel(ours), process.pid
             pid = self._fork(theirs.fileno())
         return Channel(ours), pid
 
     def _fork(self, descriptor: int) -> int:
-        """Has the zygote fork a worker. If the zygote is lost meanwhile, a new one is asked."""
-        for attempt in itertools.count(1):
+        """Asks the zygote to fork a worker. Asks a new zygote if this one is lost meanwhile."""
+        attempt = 0
+        while True:
+            attempt += 1
             try:
-                return self._ask("fork", descriptors=(descriptor,))
-            except _Lost as lost:
-                # One that a signal has ended says nothing about the next one. One that ends by itself will do so again.
-                if attempt == (MOST_STARTS if lost.by_signal else 2):
-                    times = f" It was started {attempt} times in a row."
+                return self._request("fork", descriptors=(descriptor,))
+            except _ZygoteLost as lost:
+                # If a signal has killed the zygote, the next one may live. If it has ended by itself, the next one will
+                # probably do so, too: there is one more attempt only.
+                if attempt == (MAX_STARTS if lost.by_signal else 2):
                     raise RuntimeError(
-                        f"Bushel cannot start the helper process that forks its workers: it {lost}.{times} Its error "
-                        "messages, if it has printed any, are above."
+                        f"Bushel cannot start the helper process that forks its workers: it {lost}. It was started "
+                        f"{attempt} times in a row. Its error messages, if it has printed any, are above."
                     ) from None
-        raise AssertionError
 
-    def _ask(self, kind: str, *arguments: Any, descriptors: tuple[int, ...] = ()) -> Any:
-        """What the zygote answers.
+    def _request(self, kind: str, *arguments: Any, descriptors: tuple[int, ...] = ()) -> Any:
+        """Sends the zygote a request and returns its answer.
 
-        Where the answer does not come, be it for Ctrl-C, it is replaced: nobody takes a late answer for another's.
+        If the answer does not come, also because of Ctrl-C, the zygote is killed. Otherwise a later request could
+        receive the answer to this one.
         """
-        control = self._control()
-        self._asked += 1
+        control = self._get_channel()
+        self._requests += 1
         try:
-            control.send((kind, self._asked, *arguments), descriptors)
+            control.send((kind, self._requests, *arguments), descriptors)
             self._wait_for_answer(control)
             (number, answer), _ = control.receive()
-            if number != self._asked:
-                raise _Lost(f"has answered request {number} and not {self._asked}", by_signal=False)
+            if number != self._requests:
+                raise _ZygoteLost(f"has answered request {number} instead of {self._requests}", by_signal=False)
         except wire.Closed:
-            code = self._drop(_DYING_S)
-            raise _Lost(describe_exit(code), by_signal=code < 0) from None
+            code = self._kill_zygote(_DYING_S)
+            raise _ZygoteLost(describe_exit(code), by_signal=code < 0) from None
         except BaseException:
-            self._drop()
+            self._kill_zygote()
             raise
         return answer
 
     def _wait_for_answer(self, control: Channel) -> None:
         assert self._process is not None
         deadline, stopped = time.monotonic() + ANSWER_S, False
-        while not control.has_news(LOOK_S):
+        while not control.wait_for_data(CHECK_S):
             was_stopped, stopped = stopped, _is_stopped(self._process.pid)
-            if was_stopped and stopped:  # not at the first look: all of this job may just be waking from a pause
-                raise _Lost("was stopped by a signal", by_signal=True)
+            # Twice: at the first check, all processes of a paused job (Ctrl-Z) may just be waking up.
+            if was_stopped and stopped:
+                raise _ZygoteLost("was stopped by a signal", by_signal=True)
             if time.monotonic() > deadline:
-                raise _Lost(f"has not answered for {ANSWER_S:.0f} s", by_signal=False)
+                raise _ZygoteLost(f"has not answered for {ANSWER_S:.0f} s", by_signal=False)
 
-    def _drop(self, patience_s: float = 0.0) -> int:
+    def _kill_zygote(self, patience_s: float = 0.0) -> int:
         """Ends the zygote, and with it the workers that it has forked. Returns its exit code.
 
         Args:
-          patience_s: how long it may take to end by itself, before it is killed.
+          patience_s: how long the zygote may take to end by itself before it is killed.
         """
         channel, process = self._channel, self._process
         self._channel = self._process = None
@@ -178,130 +183,130 @@ class Starter:
         process.kill()
         return process.wait()
 
-    def ended(self, pid: int) -> str:
-        """How a worker ended, in words."""
+    def describe_end(self, pid: int) -> str:
+        """How a worker ended, in words that continue a sentence."""
         with self._lock:
             process = self._spawned.pop(pid, None)
-            if process is not None:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    return describe_exit(process.wait(1.0))
-                return "ended for an unknown reason"
             try:
-                status = self._ask("status", pid)
-            except _Lost:
-                status = None
-        return "ended for an unknown reason" if status is None else describe_exit(os.waitstatus_to_exitcode(status))
+                code = self._request("exit_code", pid) if process is None else process.wait(1.0)
+            except (subprocess.TimeoutExpired, _ZygoteLost):
+                code = None
+        return "ended for an unknown reason" if code is None else describe_exit(code)
 
     def reap(self, pid: int) -> None:
-        """Takes note that a worker was killed, so that nothing of it stays."""
-        process = self._spawned.pop(pid, None)  # without the lock: a start may hold it for long
+        """Waits for a spawned worker that was killed. Otherwise it would stay in the system as a zombie process.
+
+        The zygote does the same for the workers that it has forked.
+        """
+        process = self._spawned.pop(pid, None)  # without the lock, which a start may hold for long
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1.0)
 
-    def let_go(self) -> None:
-        """In a forked child: the zygote is the parent's."""
+    def reset_in_child(self) -> None:
+        """In a forked child: forgets the zygote, which belongs to the parent."""
         if self._channel is not None:
             self._channel.close()
         self._channel = self._process = None
         self._spawned = {}
         self._pools = 0
-        self._lock, self._counting = threading.Lock(), threading.Lock()
+        # A thread of the parent may have held the old locks. It does not exist here, so nobody would release them.
+        self._lock, self._pools_lock = threading.Lock(), threading.Lock()
 
-    def end(self) -> None:
-        """Ends the zygote, at the exit of this process."""
-        if self._channel is not None and self._process is not None and self._owner == os.getpid():
-            self._channel.close()
-            self._process.kill()
-            self._process.wait()
+    def stop(self) -> None:
+        """Ends the zygote, at the exit of this process. Takes no lock: a thread may hold it for ever at exit."""
+        if self._owner == os.getpid():
+            self._kill_zygote()
 
-    def _control(self) -> Channel:
+    def _get_channel(self) -> Channel:
+        """The channel to the zygote, which is started if there is none."""
         if self._channel is None or self._owner != os.getpid():
             ours, theirs = socket.socketpair()
             with theirs:
-                self._process = _python("zygote.main", theirs.fileno())
+                self._process = _start_python("zygote.main", theirs.fileno())
             self._channel, self._owner = Channel(ours), os.getpid()
         return self._channel
 
 
-def _python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
-    """A clean process that calls a function of this package with a descriptor."""
-    variables = {**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: _tunables()}
+def _start_python(function: str, descriptor: int) -> subprocess.Popen[bytes]:
+    """Starts a clean process that calls a function of this package with a file descriptor."""
+    # The user's own setting comes last: if both set the same name, glibc takes the last one.
+    tunables = ":".join(filter(None, [_BYPASS_CACHE, os.environ.get(_TUNABLES)]))
+    variables = {**THREADS, **os.environ, **NO_ACCELERATOR, _TUNABLES: tunables}
     return clean_python.start(f"from bushel.engine import zygote; {function}({descriptor})", descriptor, variables)
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal has stopped a child of this process, where the system tells that."""
+    """Whether a signal has stopped a child of this process. False on systems that do not say."""
     if not hasattr(os, "waitid"):
         return False
     with contextlib.suppress(ChildProcessError):
-        found = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-        return found is not None and found.si_pid == pid
+        # WNOWAIT leaves the news for the next call: without it a process that stays stopped would be reported once.
+        status = os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return status is not None and status.si_pid == pid
     return False
 
 
-def _tunables() -> str:
-    given = os.environ.get(_TUNABLES)  # the last setting of a name wins: the user's
-    return f"{_PAST_THE_CACHE}:{given}" if given else _PAST_THE_CACHE
-
-
 def kill(pid: int) -> None:
-    """Kills a worker, which may be gone already."""
-    if pid <= 1:  # the system would take that for many processes
+    """Kills a worker, which may be dead already."""
+    if pid <= 1:  # for 0 and below, the system would kill whole groups of processes
         raise ValueError(f"There is no worker process {pid}.")
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
 
 
-def spawned(descriptor: int) -> None:
-    """What a worker does that was not forked."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def run_spawned_worker(descriptor: int) -> None:
+    """Runs a worker in a new Python process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the consumer decides what ends
     _die_with(os.getppid())
     worker.main(descriptor)
 
 
 def main(descriptor: int) -> None:
-    """Forks a worker for every request, until the consumer is gone."""
+    """Runs the zygote: forks a worker for every request, until the consumer has closed the channel."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = Channel(socket.socket(fileno=descriptor))
     children: set[int] = set()
-    ended: dict[int, int] = {}
-    signal.signal(signal.SIGCHLD, lambda *_: _reap(children, ended))  # nobody need ask for what is gone
-    later = ["bushel.dataset", "numpy.random"]  # of use to many pipelines; the first workers need not wait for it
+    exit_codes: dict[int, int] = {}
+    # Otherwise a dead worker would stay a zombie until somebody asks for its exit code.
+    signal.signal(signal.SIGCHLD, lambda *_: _reap(children, exit_codes))
+    # Many pipelines need these modules. They are imported in idle moments: the first workers need not wait for them.
+    later = ["bushel.dataset", "numpy.random"]
     while True:
-        while children and later and not control.has_news(_IDLE_S):
+        while children and later and not control.wait_for_data(_IDLE_S):
             importlib.import_module(later.pop(0))
         try:
             (kind, number, *arguments), descriptors = control.receive()
         except wire.Closed:
-            for pid in list(children):  # each that ends is taken out of it at once
+            for pid in list(children):  # a copy: the SIGCHLD handler removes each child as it ends
                 kill(pid)
             os._exit(0)
-        _reap(children, ended)
+        _reap(children, exit_codes)
         if kind == "fork":
             parent = os.getpid()
             pid = os.fork()
             if pid == 0:
-                _become_worker(control, parent, descriptors[0])
+                _run_forked_worker(control, parent, descriptors[0])
             os.close(descriptors[0])
             children.add(pid)
             control.send((number, pid))
         else:
-            deadline = time.monotonic() + 1.0
+            deadline = time.monotonic() + 1.0  # a dying worker's channel is closed before its exit code is known
             while arguments[0] in children and time.monotonic() < deadline:
-                _reap(children, ended)
+                _reap(children, exit_codes)
                 time.sleep(0.001)
-            control.send((number, ended.pop(arguments[0], None)))
+            control.send((number, exit_codes.pop(arguments[0], None)))
 
 
-def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
-    """What the forked child does, and never comes back from."""
+def _run_forked_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
+    """Runs a worker in a forked child. Never returns: the child would go on as a second zygote."""
     code = 1
     try:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        control.close()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # children that the user's function starts are its own to reap
+        control.close()  # otherwise the consumer would not notice when the zygote dies
         _die_with(parent)
-        if "numpy.random" in sys.modules:  # or all draw the same; the module `random` sees to that itself
+        # All forks have the same random state, so all workers would draw the same numbers. `random` reseeds by itself.
+        if "numpy.random" in sys.modules:
             sys.modules["numpy.random"].seed()
         worker.main(descriptor)
         code = 0
@@ -313,22 +318,24 @@ def _become_worker(control: Channel, parent: int, descriptor: int) -> NoReturn:
         os._exit(code)
 
 
-def _reap(children: set[int], ended: dict[int, int]) -> None:
+def _reap(children: set[int], exit_codes: dict[int, int]) -> None:
+    """Moves the children that have ended to `exit_codes`."""
     for pid in list(children):
-        with contextlib.suppress(ChildProcessError):  # a signal has come in between, and this is done
+        with contextlib.suppress(ChildProcessError):  # the signal handler has run in between and has reaped this child
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 children.discard(pid)
-                ended[pid] = status
+                exit_codes[pid] = os.waitstatus_to_exitcode(status)
 
 
 def _die_with(parent: int) -> None:
-    """Asks the system to end this process with its parent, where it can; elsewhere the end of the channel does."""
+    """Asks Linux to kill this process when its parent dies. On other systems the end of the channel ends it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # the parent died before this call: no signal will come
             os._exit(1)
 
 
 STARTER = Starter()
-weakref.finalize(STARTER, STARTER.end)  # at exit the younger finalizers come first, those of the pools
+# Python calls finalizers at exit in the reverse order of their creation. So those of the pools, made later, come first.
+weakref.finalize(STARTER, STARTER.stop)

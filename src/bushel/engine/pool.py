@@ -1,0 +1,245 @@
+"""The book-keeping of a pool of worker processes: its jobs, its workers, and the memory of results.
+
+No thread and no message is here: see supervisor.py for those, and assigning.py for which job runs where.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+from concurrent.futures import InvalidStateError
+from typing import Any, NamedTuple
+
+from bushel.base.errors import WorkerDied
+from bushel.base.memory import ALIGNMENT
+from bushel.engine.shipping import SharedObject
+from bushel.engine.slabs import Arena
+from bushel.engine.tasks import Ticket
+from bushel.engine.wire import Channel, Packed
+
+logger = logging.getLogger("bushel")
+
+
+class GrantedSlot(NamedTuple):
+    """A slot of shared memory that a job may write its result into."""
+
+    arena: Arena
+    number: int
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Footprint:
+    """The memory that a result takes until the consumer has released it."""
+
+    arena: Arena | None = None
+    """The arena in which the result holds a slot; None if it holds none."""
+    heap_bytes: int = 0
+    """How many bytes of the result are outside of the slot."""
+    released: bool = False
+    """Set by the consumer when it has the result, or when it will never ask for it."""
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Job(Ticket):
+    """A task on its way through the pool.
+
+    The consumer sets `urgent` and `footprint.released`. Only the pool's thread touches the rest.
+    """
+
+    number: int
+    program: int
+    high: int
+    """Where its positions end: before `task.high` once an element has killed too many workers."""
+    rows: SharedObject | None = None
+    """The rows that the task brings along."""
+    start: tuple[int, bytes] | None = None
+    """For a stream that a worker runs whole: the number of the run, and the pickled state to continue from."""
+    row_by_row: bool = False
+    """Whether each row is pickled by itself."""
+    urgent: bool = False
+    """Whether the consumer waits for this job now."""
+    assigned: bool = False
+    """Whether a worker has it."""
+    slot: GrantedSlot | None = None
+    footprint: Footprint = dataclasses.field(default_factory=Footprint)
+    count_request: tuple[int, int] | None = None
+    """The counting step and the number of elements with which the worker has asked for a count, while it waits."""
+    counted: int = 0
+    """How many counting steps the job has reached."""
+    deaths: int = 0
+    """How many workers have died while they computed it. After the first death the job runs element by element."""
+    announced: tuple[int, int] | None = None
+    """The positions that the worker computes now, if the job runs element by element."""
+    killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)
+    """The announced positions of the workers that died."""
+    timeouts: int = 0
+    """How many workers were killed because the job took too long."""
+    overdue: bool = False
+    """Whether a single element has taken too long."""
+    error_after_rows: WorkerDied | None = None
+    """The error to raise after the rows before `high`, once an element has killed too many workers."""
+
+    def settle(self, outcome: Any) -> None:
+        """Sets the result or the error. Does nothing if there is one: the consumer may have forgotten the job."""
+        with contextlib.suppress(InvalidStateError):
+            if isinstance(outcome, BaseException):
+                self.done.set_exception(outcome)
+            else:
+                self.done.set_result(outcome)
+
+    def return_slot(self) -> None:
+        """Returns the slot to its arena. No array may look into it yet."""
+        if self.slot is not None:
+            self.slot.arena.give_back(self.slot.number)
+            self.slot = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Worker:
+    """A worker process as the pool sees it."""
+
+    index: int
+    channel: Channel
+    pid: int
+    jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque)
+    """The jobs it has, in the order in which it computes them."""
+    programs: dict[int, bool] = dataclasses.field(default_factory=dict)
+    """The numbers of the programs it has received, and whether each runs a stream whole."""
+    arena: Arena | None = None
+    """The arena it has mapped."""
+    busy_since: float | None = None
+    """When it began to compute, as far as it has said so; None while it is idle."""
+    pidfd: int = -1
+    """A file descriptor that becomes readable when the process dies; -1 where the system has none.
+
+    The end of the channel is not enough: a child that the user's function has started may keep the socket open.
+    """
+    has_finished: bool = False
+    """Whether it has finished any job."""
+    has_unsent: bool = False
+    """Whether part of the messages for it is still to be sent, because its socket was full."""
+    connected: bool = True
+    """False once the pool has closed its channel, because it is dead or the pool has ended."""
+
+    @property
+    def running(self) -> Job | None:
+        """The job that it computes; None if it is idle, or waits for the count of another block."""
+        job = self.jobs[0] if self.jobs else None
+        return job if job is not None and self.busy_since is not None and job.count_request is None else None
+
+
+class ResultBuffer:
+    """The memory of finished results: an arena of shared memory, and a count of the bytes outside of it.
+
+    The bytes of both together stay within one budget. A full buffer is the pool's back-pressure: workers get no new
+    jobs until the consumer has released results.
+
+    Args:
+      budget_bytes: the budget.
+      block_bytes: how large a result usually is at most. A result that is a single large row may be larger.
+      portable: uses a temporary file for the arena, which works on every system, and no memfd.
+    """
+
+    def __init__(self, budget_bytes: int, block_bytes: int, *, portable: bool):
+        self.arena: Arena | None = None
+        self._budget_bytes = budget_bytes
+        self._block_bytes = block_bytes
+        self._portable = portable
+        self._largest_bytes = 0
+        self._latest_heap_bytes = 0
+        self._old_arenas: list[Arena] = []  # their slots were too small, but arrays still look into them
+        self._unreleased: list[Footprint] = []
+        self._has_shared_memory = True
+        self._has_warned = False
+
+    def is_full(self, running_jobs: int) -> bool:
+        """Whether only urgent jobs should begin, given how many jobs the workers have."""
+        self._unreleased = [footprint for footprint in self._unreleased if not footprint.released]
+        # A job that runs will need about as much heap as the latest result did.
+        used_bytes = sum(footprint.heap_bytes for footprint in self._unreleased)
+        used_bytes += running_jobs * self._latest_heap_bytes
+        if self.arena is not None:
+            held = self.arena.count_held()
+            if held == self.arena.slots:
+                return True
+            used_bytes += held * self.arena.slot_bytes
+        self._old_arenas = [arena for arena in self._old_arenas if arena.count_held()]
+        used_bytes += sum(arena.count_held() * arena.slot_bytes for arena in self._old_arenas)
+        return used_bytes > self._budget_bytes
+
+    def grant_slot(self, running_jobs: int) -> GrantedSlot | None:
+        """A slot for a result; None if there is no arena, or no free slot.
+
+        Args:
+          running_jobs: how many jobs have a slot and no result yet; only a warning needs it.
+        """
+        if self.arena is None:
+            return None
+        slot = self.arena.grant()
+        if slot is None:
+            self._warn_of_held_slots(self.arena, running_jobs)
+            return None
+        return GrantedSlot(self.arena, slot)
+
+    def add_result(self, job: Job, packed: Packed) -> memoryview | None:
+        """Adds a job's result to the account. Returns the memory of its slot, if the result has arrays there."""
+        memory = None
+        if packed.places and job.slot is not None:
+            job.footprint.arena, slot = job.slot
+            memory = job.footprint.arena.lease(slot)
+            job.slot = None  # the end of the lease frees the slot
+        job.return_slot()
+        job.footprint.heap_bytes = self._latest_heap_bytes = packed.heap_bytes
+        self._unreleased.append(job.footprint)
+        self._largest_bytes = max(self._largest_bytes, packed.slot_bytes)
+        if packed.places is None or self.arena is None:
+            self._replace_arena()
+        return memory
+
+    def _replace_arena(self) -> None:
+        """Makes an arena whose slots have room for a usual block and for the largest result so far.
+
+        Large slots cost nothing: a page of memory that was never written to does not exist, and the arena grants the
+        slot that was used last first.
+        """
+        wanted = max(int(1.25 * self._block_bytes), int(1.25 * self._largest_bytes), ALIGNMENT)
+        if not self._has_shared_memory or (self.arena is not None and self.arena.slot_bytes >= wanted):
+            return
+        self.close()
+        count = min(self._budget_bytes, _count_memory_bytes()) // wanted
+        if count >= 2:
+            try:
+                self.arena = Arena(wanted, count, portable=self._portable)
+            except OSError as error:
+                logger.warning("No shared memory for results (%s): they are sent as copies.", error)
+                self._has_shared_memory = False
+
+    def _warn_of_held_slots(self, arena: Arena, running_jobs: int) -> None:
+        waiting = sum(footprint.arena is arena and not footprint.released for footprint in self._unreleased)
+        held = arena.count_held() - running_jobs - waiting
+        if not self._has_warned and held > arena.slots // 2:
+            self._has_warned = True
+            logger.warning(
+                "The shared memory for results is full: arrays that are still in use hold %d of its %d slots of %.1f "
+                "MB, which budget_bytes=%d allows. Further results are sent as copies, which is slower. To avoid that, "
+                "keep fewer batches, or raise MultiprocessingOptions.budget_bytes.",
+                held,
+                arena.slots,
+                arena.slot_bytes / 1e6,
+                self._budget_bytes,
+            )
+
+    def close(self) -> None:
+        """Closes the arena. Its memory stays as long as arrays look into it."""
+        if self.arena is not None:
+            self.arena.close()
+            self._old_arenas.append(self.arena)
+            self.arena = None
+
+
+def _count_memory_bytes() -> int:
+    """The size of this machine's memory. A budget above it would make an arena that the system refuses."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
