@@ -57,6 +57,7 @@ def test_import_loads_no_heavy_package():
     assert heavy_packages() == set()
 
 
+@pytest.mark.serial
 def test_import_is_quick():
     assert best_cpu_s(more="bushel.MapDataset, bushel.DataLoader") < LIMIT_CPU_S  # names are loaded when used
 

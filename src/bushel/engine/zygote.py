@@ -105,15 +105,20 @@ class Starter:
     def start(self, *, fork: bool) -> tuple[Channel, int]:
         """A new worker: the channel to it, and its process number."""
         ours, theirs = socket.socketpair()
-        with self._lock, theirs:
-            if not fork:
-                for pid in [pid for pid, process in self._spawned.items() if process.poll() is not None]:
-                    del self._spawned[pid]
-                process = _python("zygote.spawned", theirs.fileno())
-                self._spawned[process.pid] = process
-                return Channel(ours), process.pid
-            pid = self._fork(theirs.fileno())
+        with contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
+            with self._lock, theirs:
+                pid = self._fork(theirs.fileno()) if fork else self._spawn(theirs.fileno())
+            unless_started.pop_all()
         return Channel(ours), pid
+
+    def _spawn(self, descriptor: int) -> int:
+        """Starts a worker as a new process of Python."""
+        for pid in [pid for pid, process in self._spawned.items() if process.poll() is not None]:
+            del self._spawned[pid]
+        process = _python("zygote.spawned", descriptor)
+        self._spawned[process.pid] = process
+        return process.pid
 
     def _fork(self, descriptor: int) -> int:
         """Has the zygote fork a worker. If the zygote is lost meanwhile, a new one is asked."""
@@ -218,8 +223,11 @@ class Starter:
     def _control(self) -> Channel:
         if self._channel is None or self._owner != os.getpid():
             ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = _python("zygote.main", theirs.fileno())
+            with contextlib.ExitStack() as unless_started:
+                unless_started.callback(ours.close)
+                with theirs:
+                    self._process = _python("zygote.main", theirs.fileno())
+                unless_started.pop_all()
             self._channel, self._owner = Channel(ours), os.getpid()
         return self._channel
 
