@@ -18,7 +18,7 @@ import pytest
 
 import bushel
 from bushel.base import blocks
-from bushel.base.blocks import Block
+from bushel.base.blocks import Block, rows_of
 from bushel.base.errors import StateMismatch
 from bushel.engine import Executor
 from bushel.engine.processes import Processes
@@ -180,7 +180,7 @@ def test_rows_before_a_failure_are_given_first(executor):
     stream = bushel.MapDataset.source([{"number": n, "key": n // 2} for n in range(12)]).to_iter_dataset()
     with PipelineIterator(dedupe(stream.map(fail_at_six), "key")._node, executor=executor) as it:
         cursor = it._cursor
-        assert [row["number"] for row in cursor.pull(12)] == [0, 2, 4]
+        assert [row["number"] for row in rows_of(cursor.pull(12))] == [0, 2, 4]
         state = cursor.get_state()
         with pytest.raises(ValueError, match="six"):
             cursor.pull(12)

@@ -1,6 +1,6 @@
 """Data sets of other libraries: TFDS folders, Hugging Face datasets, PyTorch datasets, webdataset, Lance.
 
-TFDS and PyTorch are large, and `make test` does not install them: pip install 'bushel[test-libraries]', run this file.
+TFDS and PyTorch are large, and `make test` does not install them: `make test-libraries` does, and runs this file.
 A prepared TFDS folder is checked by `test_tfds.py` without them.
 """
 
@@ -127,6 +127,7 @@ def test_torch_datasets():
     assert [row[0].tolist() for row in MapDataset.source(tensors)] == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset does not close what it has read
 def test_webdataset_reads_the_same(tmp_path):
     path = str(tmp_path / "shard.tar")
     with webdataset.TarWriter(path) as sink:
@@ -276,7 +277,7 @@ def test_tfds_folders(tmp_path):
 
     features = tfds.features
 
-    class Mine(tfds.core.GeneratorBasedBuilder):
+    class Photos(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
@@ -319,7 +320,7 @@ def test_tfds_folders(tmp_path):
         def _generate_examples(self, count):
             yield from ((number, example(number)) for number in range(count))
 
-    builder = Mine(data_dir=str(tmp_path), file_format="array_record")
+    builder = Photos(data_dir=str(tmp_path), file_format="array_record")
     builder.download_and_prepare()
     for split, count in (("train", 23), ("test", 4)):
         theirs = builder.as_data_source(split=split)
@@ -337,6 +338,7 @@ def test_tfds_folders(tmp_path):
     assert in_workers(labels) == list(labels)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 def test_iterables_with_state_from_torchdata():
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     loader = stateful.StatefulDataLoader(list(range(20)), batch_size=None)
