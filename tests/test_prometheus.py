@@ -110,7 +110,8 @@ def test_over_http_from_the_registry_of_the_client():
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(monkeypatch):
     with pytest.raises(
-        ValueError, match=r"There is nothing to export. Stages are not timed. Iterate over ds.with_options"
+        ValueError,
+        match=r"There is nothing to export. Stages are not timed. To time them, iterate over ds.with_options",
     ):
         bushel.prometheus.export(iter(bushel.MapDataset.range(3)))
     with pytest.raises(TypeError, match="takes an iterator of a Bushel dataset, got list"):
