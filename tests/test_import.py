@@ -22,7 +22,7 @@ HEAVY = {
     "tensorflow",
     "torch",
 }
-LIMIT = 4.0
+LIMIT = 6.0
 """How many times the CPU time of `import numpy` the import of bushel may take. NumPy is loaded first, and apart."""
 
 CHILD = """

@@ -104,7 +104,7 @@ def test_an_empty_pipeline_is_saved(tmp_path, format):
 
 
 def test_files_have_about_one_size_where_their_number_is_not_given(tmp_path, monkeypatch):
-    monkeypatch.setattr(bushel.saving, "SHARD_BYTES", 1000)
+    monkeypatch.setattr("bushel.saving.SHARD_BYTES", 1000)
     files = MapDataset.range(50).filter(bool).map(lambda x: {"x": np.full(25, x)}).save(tmp_path)
     assert len(files) == 10  # 49 elements of 209 bytes: five fill a file
     assert [element["x"][0] for element in MapDataset.source(bushel.sources.open(tmp_path))] == list(range(1, 50))

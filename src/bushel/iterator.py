@@ -283,7 +283,11 @@ class PipelineIterator(_CursorIterator[T]):
         return identity.identify(self._node)
 
     def _begin(self) -> Passes:
-        _ = self.identity  # before any function runs: a function may change what it closes over
+        try:
+            _ = self.identity  # before any function runs: a function may change what it closes over
+        except OSError:
+            # A file is gone. Reading it will raise, or skip it; only a state needs the file's fingerprint.
+            identity.freeze(self._node)
         return Passes(self._node)
 
     def get_state(self) -> State:

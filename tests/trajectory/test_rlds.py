@@ -462,7 +462,7 @@ def test_an_index_is_made_once(folder, monkeypatch):
     (kept, _) = (Path(os.environ["BUSHEL_CACHE_DIR"]) / "rlds").iterdir()
     for damage in (kept.read_bytes()[:-30], b"", b"no zip", kept.read_bytes()[:90] + b"\0\0" + kept.read_bytes()[92:]):
         kept.write_bytes(damage)
-        with pytest.warns(UserWarning, match="is damaged.*The episodes that it belongs to are read again"):
+        with pytest.warns(UserWarning, match="is damaged.*Its episodes are read again"):
             assert RLDSBuilder("mine", folder).episodes().lengths().tolist() == [3, 5, 2, 4]
         assert len(calls) == 2  # the records of that file
         calls.clear()
