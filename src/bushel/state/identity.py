@@ -16,6 +16,7 @@ from bushel.base.transforms import show_value
 from bushel.graph.leaves import Source
 from bushel.graph.node import Node, skip_transparent
 from bushel.graph.ordered import MixStream
+from bushel.graph.records import Records
 from bushel.sources.protocol import file_fingerprint
 from bushel.state.digest import class_digest, code_digest, digest, whole_digest
 
@@ -47,7 +48,8 @@ def freeze(node: Node) -> None:
         return
     for parent in node.parents:
         freeze(parent)
-    if not isinstance(node, Source) and not node.transparent:  # the data of a source do not change when it is read
+    # The data of a source, or of a file, do not change when they are read.
+    if not isinstance(node, (Source, Records)) and not node.transparent:
         own_part(node)
 
 
