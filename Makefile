@@ -3,18 +3,35 @@ PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
 SERVERS_VENV := .venv-servers
+LIBRARIES_VENV := .venv-libraries
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-all bench bench-check lint types clean
+# One process of pytest for each core, four at most: each needs about 2 GB of memory.
+PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+# Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
+SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
+
+.PHONY: demo test test-all test-libraries quick bench bench-check lint types clean
 
 demo: $(VENV)/.jax-installed
 	$(VENV)/bin/python examples/digits.py
 
 test: lint types $(SERVERS_VENV)/.installed
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial"
+	$(VENV)/bin/python -m pytest -m "not slow and serial" $(SERIAL_FILES)
 
-test-all: lint types $(SERVERS_VENV)/.installed
-	$(VENV)/bin/python -m pytest -m "slow or not slow"
+# The tests of what has changed since branch `main`. Exit code 5 of pytest: all tests there are marked `slow`.
+quick: lint types $(SERVERS_VENV)/.installed
+	@tests=$$($(VENV)/bin/python tests/changed.py) && if [ -n "$$tests" ]; \
+	then set -x; $(VENV)/bin/python -m pytest $(PARALLEL) $$tests || [ $$? -eq 5 ]; else echo "No test belongs to what has changed."; fi
+
+test-all: lint types $(SERVERS_VENV)/.installed test-libraries
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not serial"
+	$(VENV)/bin/python -m pytest -m serial $(SERIAL_FILES)
+
+# The sources that read PyTorch, TFDS and Hugging Face, in a venv of its own: these packages have gigabytes.
+test-libraries: $(LIBRARIES_VENV)/.installed
+	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py
 
 lint: $(VENV)/.test-installed
 	$(VENV)/bin/ruff check .
@@ -32,7 +49,7 @@ bench-check: $(BENCH_VENV)/.bench-installed
 	$(BENCH_VENV)/bin/python -m benchmarks.run --check all
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are newer than pyproject.toml when the venv holds what it asks for.
@@ -45,6 +62,11 @@ $(VENV)/.test-installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python $(PIP_INSTALL) -e '.[test]'
 	touch $(VENV)/.jax-installed $@
+
+$(LIBRARIES_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(LIBRARIES_VENV)
+	$(LIBRARIES_VENV)/bin/python $(PIP_INSTALL) -e '.[test-libraries]'
+	touch $@
 
 $(BENCH_VENV)/.bench-installed: pyproject.toml
 	$(PYTHON) -m venv $(BENCH_VENV)

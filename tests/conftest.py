@@ -6,6 +6,10 @@ new for every run, or a later one would test what an earlier one has kept.
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +20,29 @@ settings.register_profile("new", derandomize=False, deadline=None)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("same" if config.option.markexpr == "not slow" else "new")
+    settings.load_profile("same" if config.option.markexpr.startswith("not slow") else "new")
+    share_compiled_functions(config)
+
+
+def share_compiled_functions(config: pytest.Config) -> None:
+    """Let the processes of one run share what JAX compiles: pytest's workers, and the programs that tests start.
+
+    The folder is new for every run. JAX reads the variables when it is imported, and child processes inherit them.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # set already in a worker of pytest, or by the user
+        folder = tempfile.mkdtemp(prefix="bushel-tests-jax-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+        os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+
+
+def pytest_collection_finish() -> None:
+    """Take the modules and tests that are loaded by now out of garbage collection.
+
+    They are a million objects that live until the end. Otherwise each `gc.collect()` in a test walks over them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -405,7 +405,10 @@ class Counting:
         self.at = state["at"]
 
 
-@pytest.mark.parametrize("iterable", [list(range(1, 21)), lambda: (n for n in range(1, 21)), Counting()], ids=repr)
+ITERABLES = {"list": list(range(1, 21)), "function": lambda: (n for n in range(1, 21)), "with a state": Counting()}
+
+
+@pytest.mark.parametrize("iterable", ITERABLES.values(), ids=ITERABLES)
 def test_any_iterable_is_a_stream_that_resumes(iterable):
     ds = IterableIterDataset(iterable)
     assert list(ds) == list(ds) == list(range(1, 21))
