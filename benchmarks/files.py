@@ -231,7 +231,7 @@ def slow_server(content: bytes, latency_s: float) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # or each answer is held back for 40 ms
 
-        def log_message(self, *words: Any) -> None:
+        def log_message(self, format: str, *words: Any) -> None:
             pass
 
         def do_HEAD(self) -> None:

@@ -46,7 +46,7 @@ def ours() -> dict[str, Step]:
 
 def tensorflows() -> dict[str, Step]:
     """The same as the original pipeline writes it, compiled to graphs."""
-    import tensorflow as tf
+    import tensorflow as tf  # pyright: ignore[reportMissingModuleSource]
 
     def decode(photo: Any) -> Any:
         return tf.io.decode_image(photo, expand_animations=False)

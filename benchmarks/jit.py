@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cyreal.loader
 import cyreal.sources
@@ -193,14 +193,14 @@ def many(repetitions: int, loaders: int = 64, steps: int = 50) -> list[Line]:
     data = images()
     loader = DataLoader([ArraySource(data), BatchTransform(SIZE, drop_last=True)])
     states = jax.vmap(loader.init_state)(jax.random.split(jax.random.key(SEED), loaders))
-    stored = loader.source.inner.store
+    stored = cast(Any, loader.source).inner.store
     records = jnp.asarray(np.random.default_rng(2).integers(0, ROWS, (steps, loaders, SIZE)).astype(np.int32))
     carry = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (loaders, *leaf.shape)), blank())
 
     @jax.jit
     def ours(loader: DataLoader, states: Any, carry: Any) -> Any:
         def step(loop: Any, _: None) -> Any:
-            batch, states, _ = jax.vmap(loader.next_batch)(loop[0])
+            batch, states, _mask = jax.vmap(loader.next_batch)(loop[0])
             return (states, consume(loop[1], batch)), None
 
         return jax.lax.scan(step, (states, carry), length=steps)[0][1]

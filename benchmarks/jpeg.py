@@ -56,7 +56,7 @@ def _stream(library: ModuleType, source: Photos, workers: int) -> Any:
 
 
 def _torch(source: Photos) -> Any:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     class Decoded(torch.utils.data.Dataset):
         def __len__(self) -> int:

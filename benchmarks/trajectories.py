@@ -89,7 +89,7 @@ def w5(settings: Settings) -> list[Row]:
             "action": robot.actions,
         }
         trajectories = TrajectoryDataset.from_episodes(Episodes.of_arrays(arrays, robot.lengths))
-        windows = {"window_size": WINDOW, "action_horizon": HORIZON}
+        windows: dict[str, Any] = {"window_size": WINDOW, "action_horizon": HORIZON}
         return apply_trajectory_transforms(trajectories, train=True, **windows).flatten().repeat()
 
     def opaque(library: ModuleType, robots: Sequence[Robot]) -> Any:

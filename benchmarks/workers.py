@@ -184,7 +184,7 @@ def w1_workers(settings: Settings) -> list[Row]:
 
 def torch_loader(source: Any, batch_size: int, workers: int) -> Any:
     """torch's DataLoader over a source of arrays, with its own way of making batches."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports]
 
     class AsTensors(torch.utils.data.Dataset):
         def __len__(self) -> int:

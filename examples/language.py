@@ -44,7 +44,8 @@ def texts():
             if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and (told := ast.get_docstring(node)):
                 prose.append(told)
             if isinstance(node, ast.FunctionDef):
-                code.append(ast.unparse(node.body[1:] if ast.get_docstring(node) else node.body))
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                code.append(ast.unparse(ast.Module(body, [])))
     return prose, code
 
 

@@ -52,14 +52,15 @@ def _tests_of_one(path: PurePosixPath, root: Path) -> list[str]:
         if not any((root / test).exists() for test in named):
             named += OF_THE_PUBLIC_NAMES
         return [OF_EVERY_MODULE, *named]
-    if path.parts[0] == "tests" and path.suffix == ".py":
+    top, *more = path.parts
+    if top == "tests" and path.suffix == ".py":
         if path.stem.startswith("test_"):
             return [str(path)]
         return _tests_that_import(path, root)
-    if path.parts[0] == "tests" and len(path.parts) > 2:
-        return [str(PurePosixPath(*path.parts[:2]))]  # data beside tests, such as golden outputs
-    if path.parts[0] in ("examples", "benchmarks"):
-        return [f"tests/test_{path.parts[0]}.py"]
+    if top == "tests" and len(more) > 1:
+        return [f"tests/{more[0]}"]  # data beside tests, such as golden outputs
+    if top in ("examples", "benchmarks"):
+        return [f"tests/test_{top}.py"]
     if path.suffix == ".md":
         return ["tests/test_docs.py"]
     return []

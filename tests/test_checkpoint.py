@@ -112,8 +112,10 @@ def test_orbax_takes_iterators_for_what_they_are():
 def test_files_move_between_grain_and_bushel(kind, steps, tmp_path):
     ours, theirs = iter(KINDS[kind](bushel)), iter(KINDS[kind](grain))
     for _ in range(steps):
-        next(ours), next(theirs)
-    (tmp_path / "ours").mkdir(), (tmp_path / "theirs").mkdir()
+        next(ours)
+        next(theirs)
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "theirs").mkdir()
     CheckpointHandler().save(tmp_path / "ours", ours)
     grain.checkpoint.CheckpointHandler().save(tmp_path / "theirs", theirs)
     expected = list(theirs)
@@ -236,7 +238,8 @@ def test_each_process_has_its_file(tmp_path, monkeypatch):
 def test_another_number_of_processes_needs_an_elastic_iterator(tmp_path, monkeypatch):
     for index in range(4):
         as_process(monkeypatch, index, 4)
-        (tmp_path / "plain").mkdir(exist_ok=True), (tmp_path / "elastic").mkdir(exist_ok=True)
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        (tmp_path / "elastic").mkdir(exist_ok=True)
         CheckpointHandler().save(tmp_path / "plain", after("dataset", 2))
         CheckpointHandler().save(tmp_path / "elastic", after("elastic", 2))
     as_process(monkeypatch, 2, 3)

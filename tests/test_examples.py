@@ -42,7 +42,7 @@ def test_training_killed_and_resumed_has_the_same_losses_to_the_last_bit(tmp_pat
         if "step   13 " in line:
             break
     killed.send_signal(signal.SIGKILL)
-    killed.wait(timeout=30)
+    killed.communicate(timeout=30)
     resumed = to_the_end(training(tmp_path / "killed", workers=2))
     expected = to_the_end(uninterrupted)
     assert list(expected) == list(range(1, 25))

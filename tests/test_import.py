@@ -58,6 +58,7 @@ def test_import_loads_no_heavy_package():
     assert heavy_packages() == set()
 
 
+@pytest.mark.serial
 def test_import_is_quick():
     assert best_ratio(more="bushel.MapDataset, bushel.DataLoader") < LIMIT  # names are loaded when used
 

@@ -161,7 +161,7 @@ class _CountedIterator(bushel.DatasetIterator):
 
     def __next__(self) -> Any:
         self.position += 1
-        for _ in same([], []) and range(3):  # lines of Bushel's, for the tracer
+        for _ in range(3 * same([], [])):  # lines of Bushel's, for the tracer
             pass
         if self.position > MOST:
             raise StopIteration

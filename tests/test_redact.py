@@ -256,7 +256,7 @@ def test_errors_lose_their_secrets_and_those_they_are_chained_to(kind, link):
         outer = RuntimeError("outside")
         try:
             try:
-                raise error
+                raise error  # pyright: ignore[reportGeneralTypeIssues]
             except BaseException as inner:
                 if link == "cause":
                     raise outer from inner

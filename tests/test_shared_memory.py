@@ -53,7 +53,8 @@ def test_it_is_identified_by_its_values(source):
     other = SharedMemoryDataSource(VALUES)
     state = iter(bushel.MapDataset.source(source)).get_state()
     iter(bushel.MapDataset.source(other)).set_state(state)
-    other.close(), other.unlink()
+    other.close()
+    other.unlink()
 
 
 @pytest.mark.parametrize("value", ["b\0", b"a\0\0", b"\0"])

@@ -431,11 +431,11 @@ def test_abstract_methods_must_be_there():
             return index
 
     with pytest.raises(TypeError, match="abstract"):
-        NoLength()
+        NoLength()  # pyright: ignore[reportAbstractUsage]
     with pytest.raises(TypeError, match="abstract"):
-        MapDataset()
+        MapDataset()  # pyright: ignore[reportAbstractUsage]
     with pytest.raises(TypeError, match="abstract"):
-        IterDataset()
+        IterDataset()  # pyright: ignore[reportAbstractUsage]
 
 
 # Transformations as classes.

@@ -547,9 +547,9 @@ def test_an_executor_may_stretch_how_far_ahead_it_works(monkeypatch):
     cursor.start_prefetch()
     assert executor.open == 6
     monkeypatch.setattr(executor, "stretch", lambda: 1)
-    found: list[int] = []
+    found: list[Any] = []
     while executor.open > 2:
-        found += cursor.pull(50)
+        found += list(cursor.pull(50))
     assert found == list(range(len(found)))
     assert executor.most_open == 6
 

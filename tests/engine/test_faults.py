@@ -1023,7 +1023,7 @@ def test_a_cause_that_cannot_travel_does_not_cost_the_type():
 def test_a_cause_travels_along():
     def fail(x: int) -> int:
         try:
-            {}["missing"]
+            return {}["missing"]
         except KeyError as error:
             raise Wrong("above") from error
 

@@ -301,7 +301,7 @@ def test_large_copies_of_workers_go_past_the_cache_and_programs_they_start_know_
 def test_modules_beside_the_consumer_can_be_imported(monkeypatch, tmp_path):
     (tmp_path / "beside_the_consumer.py").write_text("def seven(x): return 7 + x\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import beside_the_consumer
+    import beside_the_consumer  # pyright: ignore[reportMissingImports]
 
     with iter(numbers(3).map(beside_the_consumer.seven).mp_prefetch(options())) as it:
         assert list(it) == [7, 8, 9]
@@ -438,7 +438,7 @@ def test_arrays_in_memory_are_shared_by_all_workers():
 def test_a_worker_that_writes_into_a_shared_array_writes_into_its_own():
     array = np.zeros((1000, 1000))
 
-    def write(x: int) -> float:
+    def write(x: int) -> tuple[float, float]:
         array[x] += 1
         return float(array[x].sum()), float(array.sum())
 
@@ -532,7 +532,7 @@ def with_block(ds: Any) -> None:
 def cycle(it: Any) -> None:
     next(it)
     around = [it]
-    around.append(around)  # type: ignore[arg-type]
+    around.append(around)
 
 
 @pytest.mark.parametrize("how", ENDS)
@@ -559,7 +559,7 @@ def test_a_pool_may_be_collected_on_its_own_thread(capsys):
     it.start_prefetch()
     ticket = it._cursor._tickets[0]
     around = [it, executor]
-    around.append(around)  # type: ignore[arg-type]
+    around.append(around)
     gc.collect()
     gc.disable()
     try:

@@ -143,7 +143,7 @@ def test_streams_that_are_pulled_by_threads_skip_together():
     ds = bushel.IterDataset.mix([ThreadPrefetchIterDataset(part, prefetch_buffer_size=50) for part in parts])
     with iter(ds.with_options(on_error="skip")) as it:
         assert len(list(it)) == 600
-        assert it.skipped == 300  # type: ignore[attr-defined]
+        assert it.skipped == 300
 
 
 def test_iterators_that_share_threads_start_them_once(monkeypatch):

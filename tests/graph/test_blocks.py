@@ -90,7 +90,7 @@ leaf_kinds = st.one_of(
 
 
 @st.composite
-def trees(draw: st.DrawFn, depth: int = 2) -> tuple[st.SearchStrategy[Any], ...]:
+def trees(draw: st.DrawFn, depth: int = 2) -> st.SearchStrategy[Any]:
     """A strategy for elements of one structure: what differs between two draws are the leaves alone."""
     if depth == 0 or draw(st.integers(0, 2)) == 0:
         return draw(leaf_kinds)

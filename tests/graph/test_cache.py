@@ -212,7 +212,8 @@ def test_we_differ_a_cache_is_shared_between_iterators():
     def calls(lib):
         function = Counting()
         ds = lib.experimental.CacheIterDataset(lib.MapDataset.range(5).to_iter_dataset().map(function))
-        list(ds), list(ds)
+        for _ in range(2):
+            list(ds)
         return function.calls
 
     assert calls(grain) == 10

@@ -176,7 +176,7 @@ def test_columns_calculate():
     assert np.asarray(np.sqrt(b) - a).tolist() == [0, 0, 0, 0, 0]
     assert np.asarray(-a + 2 * b).tolist() == [0, 1, 6, 15, 28]
     with pytest.raises(ValueError, match="add of columns of different records"):
-        a + MapDataset.range(5).map(str).column(int)
+        _ = a + MapDataset.range(5).map(str).column(int)
     with pytest.raises(ValueError, match=r"less of a column and \(5,\) other values"):
         np.less(a, np.arange(5))
     assert (np.max(b), np.mean(a), np.quantile(a, 0.5)) == (16, 2, 2)

@@ -141,7 +141,7 @@ def test_rows_of_several_kinds_do_not_depend_on_their_neighbours():
     records = [np.arange(1, 5, dtype=kind) for kind in (np.int32, np.int64, np.int32, np.float32)]
     ds = MapDataset.source(records)
     packed = ds.pack(ds.column(len), 4)
-    assert [row["tokens"].dtype for row in packed.take([0, 1, 2, 3])] == [r.dtype for r in records]
+    assert [row["tokens"].dtype for row in list(packed.take([0, 1, 2, 3]))] == [r.dtype for r in records]
     assert all(packed[i]["tokens"].dtype == r.dtype for i, r in enumerate(records))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ weights_of = st.lists(st.integers(0, 20) | st.just(0), min_size=1, max_size=30)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def epoch(ds, number):
+def epoch(ds, number) -> list[Any]:
     length = len(ds)
     return [ds[index] for index in range(number * length, (number + 1) * length)]
 

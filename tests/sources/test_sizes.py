@@ -250,6 +250,7 @@ def test_chunks_of_any_codecs_are_read(options, tmp_path):
     assert source[7] == {"a": 7, "inner/b": 7}
 
 
+@pytest.mark.filterwarnings("ignore:Object at .* is not recognized as a component:UserWarning")  # Zarr's own
 @pytest.mark.parametrize(("version", "file"), [(2, ".zarray"), (3, "zarr.json")])
 def test_an_array_with_damaged_metadata_is_not_left_out(version, file, tmp_path):
     path = tmp_path / "x.zarr"

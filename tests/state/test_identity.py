@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ print(json.dumps(states))
 
 
 def build(text=PIPELINES):
-    namespace = {"__name__": "pipelines"}
+    namespace: dict[str, Any] = {"__name__": "pipelines"}
     exec(compile(text, "pipelines.py", "exec"), namespace)
     return namespace["pipelines"]
 
@@ -348,10 +349,11 @@ class Hostile:
     def __repr__(self):
         raise TypeError("no repr")
 
-    __hash__ = None
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # one of the objects is an open file
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
 def test_any_object_may_be_closed_over(make):
     """Whatever a function holds, a pipeline can be built, run and resumed; what cannot be told counts by its type."""

@@ -86,7 +86,7 @@ def test_a_function_of_rows_is_known_to_be_one():
     def marked(rows):
         return {**rows, "marker": np.full(len(rows["action"]), 7)}
 
-    marked.rowwise = True
+    marked.rowwise = True  # pyright: ignore[reportFunctionMemberAccess]
     ds = windows(robots()).traj_map(marked)
     assert ds.samples is not None
     assert all(frame["marker"] == 7 for frame in ds.flatten())

@@ -116,7 +116,7 @@ class Tensor:
 class Arrays(Tensor):
     """One that has `__array__` alone."""
 
-    numpy = None
+    numpy = None  # pyright: ignore[reportAssignmentType]
 
     def __array__(self, dtype=None, copy=None):
         return np.asarray(self._value, dtype)
@@ -153,7 +153,7 @@ def test_functions_may_return_arrays_of_tensorflow(made, tmp_path, kind):
         def rowwise(trajectory, finish=finish):
             return finish({**trajectory, "task": {**trajectory["task"], "words": trajectory["dataset_name"]}})
 
-        rowwise.rowwise = True
+        rowwise.rowwise = True  # pyright: ignore[reportFunctionMemberAccess]
         own = {
             "name": "arm",
             "data_dir": str(tmp_path),

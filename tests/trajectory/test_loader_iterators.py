@@ -102,7 +102,7 @@ def test_a_loader_starts_before_the_first_batch_is_asked_for(config, backend):
         begun.set()
         return trajectory
 
-    seen.rowwise = True
+    seen.rowwise = True  # pyright: ignore[reportFunctionMemberAccess]
     loader = get_dataloader(
         {**config, "traj_transform_kwargs": {"post_chunk_transforms": [seen], "num_parallel_calls": 2}},
         data_backend=backend,

@@ -89,6 +89,7 @@ def test_an_override_holds_for_its_data_set_alone(folder):
     assert single[0]["action"].shape[2] == 3
 
 
+@pytest.mark.filterwarnings("ignore:There is no size for image_primary:UserWarning")  # the original has no sizes here
 def test_the_originals_override_leaks_into_later_data_sets(folder):
     override = {"override_traj_transform_kwargs": {"action_horizon": 3}}
     both = {"image_obs_keys": {"primary": None}, "proprio_obs_keys": {}, "language_key": None, "compat": "crossformer"}

@@ -308,7 +308,7 @@ def test_files(tmp_path):
 
 
 def test_the_code_of_a_function():
-    def standardize(traj):
+    def standardize(traj):  # pyright: ignore[reportRedeclaration]
         return traj
 
     first = code_of(standardize)

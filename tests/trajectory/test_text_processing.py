@@ -151,12 +151,12 @@ def test_what_is_not_there(folder, tmp_path):
 
 def test_flax_models(folder):
     try:
-        from transformers import FlaxAutoModel
+        from transformers import FlaxAutoModel  # pyright: ignore[reportMissingImports]
     except ImportError:
         with pytest.raises(ImportError, match=r"pip install 'transformers<5' flax. Or embed the tokens"):
             HFTokenizer(str(folder), encode_with_model=True)
         return
-    from transformers import BertConfig, FlaxBertModel
+    from transformers import BertConfig, FlaxBertModel  # pyright: ignore[reportMissingImports]
 
     FlaxBertModel(
         BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)

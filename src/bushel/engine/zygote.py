@@ -107,15 +107,20 @@ class Starter:
     def start(self, *, fork: bool) -> tuple[Channel, int]:
         """Starts a worker. Returns the channel to it, and its process number."""
         ours, theirs = socket.socketpair()
-        with self._lock, theirs:
-            if not fork:
-                for pid in [pid for pid, process in self._spawned.items() if process.poll() is not None]:
-                    del self._spawned[pid]
-                process = _start_python("zygote.run_spawned_worker", theirs.fileno())
-                self._spawned[process.pid] = process
-                return Channel(ours), process.pid
-            pid = self._fork(theirs.fileno())
+        with contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
+            with self._lock, theirs:
+                pid = self._fork(theirs.fileno()) if fork else self._spawn(theirs.fileno())
+            unless_started.pop_all()
         return Channel(ours), pid
+
+    def _spawn(self, descriptor: int) -> int:
+        """Starts a worker as a new process of Python."""
+        for pid in [pid for pid, process in self._spawned.items() if process.poll() is not None]:
+            del self._spawned[pid]
+        process = _start_python("zygote.run_spawned_worker", descriptor)
+        self._spawned[process.pid] = process
+        return process.pid
 
     def _fork(self, descriptor: int) -> int:
         """Asks the zygote to fork a worker. Asks a new zygote if this one is lost meanwhile."""
@@ -222,8 +227,11 @@ class Starter:
         """The channel to the zygote, which is started if there is none."""
         if self._channel is None or self._owner != os.getpid():
             ours, theirs = socket.socketpair()
-            with theirs:
-                self._process = _start_python("zygote.main", theirs.fileno())
+            with contextlib.ExitStack() as unless_started:
+                unless_started.callback(ours.close)
+                with theirs:
+                    self._process = _start_python("zygote.main", theirs.fileno())
+                unless_started.pop_all()
             self._channel, self._owner = Channel(ours), os.getpid()
         return self._channel
 

@@ -31,9 +31,10 @@ class BagzDataSource(RecordSource):
       separate_limits: the offsets are in a file of their own, "limits." before the name.
       storage_options: of the store where the files lie.
 
-    >>> import os, struct, tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "two.bag")
-    >>> _ = open(path, "wb").write(b"one" + b"three" + struct.pack("<QQ", 3, 8))
+    >>> import struct, tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "two.bag")
+    >>> _ = path.write_bytes(b"one" + b"three" + struct.pack("<QQ", 3, 8))
     >>> list(BagzDataSource(path))
     [b'one', b'three']
     """

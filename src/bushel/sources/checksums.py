@@ -19,12 +19,13 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
     """Writes a file of checksums beside each file, here or in a store, one per MiB; returns their names.
 
     >>> import os, tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
-    >>> _ = open(path, "wb").write(b"abc")
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "x.npy")
+    >>> _ = path.write_bytes(b"abc")
     >>> [os.path.basename(name) for name in write_checksums(path)]
     ['x.npy.checksums']
     >>> check_checksums(path)  # doctest: +ELLIPSIS
-    >>> _ = open(path, "wb").write(b"abd")
+    >>> _ = path.write_bytes(b"abd")
     >>> check_checksums(path)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not fit their checksum.

@@ -16,11 +16,12 @@ from bushel.sources.records import RecordSource
 class FixedRecords:
     """Records of one size as arrays: `source`, each record taken as `dtype` and `shape`, read straight into the batch.
 
-    >>> import numpy as np, tempfile, os
-    >>> path = os.path.join(tempfile.mkdtemp(), "x.bag")
+    >>> import numpy as np, tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "x.bag")
     >>> from bushel.sources import BagzDataSource, FixedRecords
     >>> data = np.arange(6, dtype="<i4").tobytes()
-    >>> _ = open(path, "wb").write(data + np.array([12, 24], "<u8").tobytes())
+    >>> _ = path.write_bytes(data + np.array([12, 24], "<u8").tobytes())
     >>> FixedRecords(BagzDataSource(path), np.int32, (3,))[1]
     array([3, 4, 5], dtype=int32)
     """

@@ -19,9 +19,10 @@ class FileDataSource:
     The path of a record has no query and no password: a record must not change when its URL is signed again.
 
     >>> import os, tempfile
+    >>> from pathlib import Path
     >>> folder = tempfile.mkdtemp()
     >>> os.mkdir(os.path.join(folder, "cat"))
-    >>> _ = open(os.path.join(folder, "cat", "1.txt"), "w").write("meow")
+    >>> _ = Path(folder, "cat", "1.txt").write_text("meow")
     >>> record = FileDataSource(f"{folder}/*/*.txt")[0]
     >>> record["content"], record["path"].split("/")[-2:]
     (b'meow', ['cat', '1.txt'])

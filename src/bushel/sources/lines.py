@@ -15,9 +15,10 @@ _WINDOW = 8 << 20
 class LineDataSource(RecordSource):
     r"""Lines of text files as bytes, without their ends, at any position. The files are scanned once when it is made.
 
-    >>> import os, tempfile
-    >>> path = os.path.join(tempfile.mkdtemp(), "x.jsonl")
-    >>> _ = open(path, "w").write('{"a": 1}\n{"a": 2}\n')
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "x.jsonl")
+    >>> _ = path.write_text('{"a": 1}\n{"a": 2}\n')
     >>> LineDataSource(path)[1]
     b'{"a": 2}'
     """
