@@ -1,7 +1,7 @@
 """Hypothesis draws the same cases in every run of `make test`, and new ones in every run of `make test-all`.
 
-A case may take as long as it likes: a busy machine is no failure. What is kept between runs lies in a folder that is
-new for every run, or a later one would test what an earlier one has kept.
+A case may take as long as it likes: a busy machine is no failure. Caches lie in folders that are new for every run,
+or a later run would test what an earlier one has kept.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ The stores run in a virtual environment of their own, which the Makefile makes: 
 import base64
 import contextlib
 import email.utils
+import fcntl
 import hmac
 import json
 import os
@@ -67,7 +68,9 @@ with create_server("127.0.0.1", 0, in_memory=True, default_bucket=sys.argv[1]) a
 def _running(program):
     """A server in a process of its own, as its address."""
     make = ["make", "--silent", f"PYTHON={sys.executable}", ".venv-servers/.installed"]
-    subprocess.run(make, cwd=ROOT, check=True)
+    with open(ROOT / "Makefile", "rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes of pytest must not install at once
+        subprocess.run(make, cwd=ROOT, check=True)
     python = str(ROOT / ".venv-servers" / "bin" / "python")
     server = subprocess.Popen([python, "-c", program, BUCKET], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None and server.stdin is not None

@@ -1,6 +1,6 @@
 """Data sets of other libraries: TFDS folders, Hugging Face datasets, PyTorch datasets, webdataset, Lance.
 
-TFDS and PyTorch are large, and `make test` does not install them: pip install 'bushel[test-libraries]', run this file.
+TFDS and PyTorch are large, and `make test` does not install them: `make test-libraries` does, and runs this file.
 A prepared TFDS folder is checked by `test_tfds.py` without them.
 """
 
