@@ -45,7 +45,7 @@ def test_these_are_many():
 
 def test_a_stream_says_what_shuffles_streams():
     with pytest.raises(AttributeError, match="use `window_shuffle`"):
-        MapDataset.range(3).to_iter_dataset().shuffle()  # type: ignore[attr-defined]
+        MapDataset.range(3).to_iter_dataset().shuffle()
 
 
 @pytest.mark.parametrize("ds", [MapDataset.range(3).map(str), MapDataset.range(3).to_iter_dataset()])

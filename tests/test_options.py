@@ -61,7 +61,7 @@ def test_names_and_defaults_are_grains():
     ours, theirs = ExecutionTrackingMode, grain.experimental.ExecutionTrackingMode
     assert {mode.name: mode.value for mode in ours} == {mode.name: mode.value for mode in theirs}
     with pytest.raises(TypeError):
-        DatasetOptions(0.5)  # type: ignore[misc]
+        DatasetOptions(0.5)
 
 
 @laws
@@ -254,16 +254,16 @@ BAD = [
     (lambda: DatasetOptions(filter_warn_threshold_ratio=1.5), ValueError, "filter_warn_threshold_ratio is a share"),
     (lambda: DatasetOptions(filter_raise_threshold_ratio=-0.1), ValueError, "got -0.1"),
     (lambda: DatasetOptions(filter_raise_threshold_ratio=float("nan")), ValueError, "got nan"),
-    (lambda: DatasetOptions(filter_raise_threshold_ratio="0.5"), ValueError, "got '0.5'"),  # type: ignore[arg-type]
-    (lambda: DatasetOptions(execution_tracking_mode=True), TypeError, "got True"),  # type: ignore[arg-type]
+    (lambda: DatasetOptions(filter_raise_threshold_ratio="0.5"), ValueError, "got '0.5'"),
+    (lambda: DatasetOptions(execution_tracking_mode=True), TypeError, "got True"),
     (lambda: DatasetOptions(min_shm_size=-1), ValueError, "min_shm_size must be non-negative, got -1"),
     (
-        lambda: WithOptionsIterDataset(bushel.MapDataset.range(3), DatasetOptions()),  # type: ignore[arg-type]
+        lambda: WithOptionsIterDataset(bushel.MapDataset.range(3), DatasetOptions()),
         TypeError,
         "takes an IterDataset, got a MapDataset",
     ),
     (
-        lambda: WithOptionsIterDataset(bushel.MapDataset.range(3).to_iter_dataset(), {}),  # type: ignore[arg-type]
+        lambda: WithOptionsIterDataset(bushel.MapDataset.range(3).to_iter_dataset(), {}),
         TypeError,
         "takes DatasetOptions, got {}",
     ),

@@ -219,7 +219,7 @@ def test_an_unknown_format_is_named(tmp_path):
     with pytest.raises(
         ValueError, match="format must be one of array_record, bagz, tfrecord, parquet, rlds; got 'zip'"
     ):
-        MapDataset.range(3).save(tmp_path, format="zip")  # type: ignore[arg-type]
+        MapDataset.range(3).save(tmp_path, format="zip")
     with pytest.raises(ValueError, match="shards needs a dataset whose length is known"):
         MapDataset.range(3).to_iter_dataset().filter(bool).save(tmp_path, shards=2)
 

@@ -1130,8 +1130,8 @@ def test_classes_made_in_workers_travel():
         import builtins
 
         if not hasattr(builtins, "bushel_made"):
-            builtins.bushel_made = type("Made", (), {"twice": lambda self: 2 * self.x})  # type: ignore[attr-defined]
-        made = builtins.bushel_made()  # type: ignore[attr-defined]
+            builtins.bushel_made = type("Made", (), {"twice": lambda self: 2 * self.x})
+        made = builtins.bushel_made()
         made.x = x
         return made
 

@@ -329,13 +329,13 @@ def test_what_a_worker_was_given_at_its_start_is_there_for_each_task():
     def init(index: int, count: int) -> None:
         import builtins
 
-        builtins.bushel_test = []  # type: ignore[attr-defined]
+        builtins.bushel_test = []
 
     def append(x: int) -> int:
         import builtins
 
-        builtins.bushel_test.append(x)  # type: ignore[attr-defined]
-        return len(builtins.bushel_test)  # type: ignore[attr-defined]
+        builtins.bushel_test.append(x)
+        return len(builtins.bushel_test)
 
     with pool(1, init=init) as executor, opened(numbers(50).map(append), executor) as it:
         assert list(it) == list(range(1, 51))

@@ -121,7 +121,7 @@ def test_work_that_is_slow_at_first_comes_home_too(pool):
     def slow_once(x: Any) -> Any:
         if not hasattr(sys, "_warm"):
             time.sleep(0.1)
-            sys._warm = True  # type: ignore[attr-defined]
+            sys._warm = True
         return light(x)
 
     with opened(AFTER["a mixture"]().map(slow_once), pool) as it:
@@ -136,11 +136,11 @@ def test_with_a_limit_of_time_light_work_stays_with_the_workers():
 
 
 def load(index: int, count: int) -> None:
-    sys._loaded = str  # type: ignore[attr-defined]
+    sys._loaded = str
 
 
 def use(x: Any) -> Any:
-    return sys._loaded(x)  # type: ignore[attr-defined]
+    return sys._loaded(x)
 
 
 @pytest.mark.parametrize("after", AFTER)
