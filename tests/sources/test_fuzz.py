@@ -44,6 +44,8 @@ class Reading:
                     return found
                 found.append(tuple(answer))
             code, self._process = process.wait(), None
+            process.stdin.close()
+            process.stdout.close()
             self._errors.seek(0)
             told = f"the process ended with {code}: {self._errors.read()[-2_000:]}"
             assert len(found) > before or not _never_began(told), told

@@ -127,6 +127,7 @@ def test_torch_datasets():
     assert [row[0].tolist() for row in MapDataset.source(tensors)] == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset does not close what it has read
 def test_webdataset_reads_the_same(tmp_path):
     path = str(tmp_path / "shard.tar")
     with webdataset.TarWriter(path) as sink:

@@ -208,6 +208,7 @@ def test_no_copy_of_what_cannot_be_told_from_an_older_one(tmp_path):
         for content in (b"old", b"new"):
             web.content = content
             with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
                 file = stores.open_file(f"{web.url}/x", {"cache_dir": str(tmp_path)})
             assert (file.read(0, 3), endings(tmp_path)) == (content, [])
             assert [str(warning.message).partition(": ")[2][:40] for warning in said] == (
