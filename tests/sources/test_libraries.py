@@ -277,7 +277,7 @@ def test_tfds_folders(tmp_path):
 
     features = tfds.features
 
-    class Mine(tfds.core.GeneratorBasedBuilder):
+    class Photos(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
 
         def _info(self):
@@ -320,7 +320,7 @@ def test_tfds_folders(tmp_path):
         def _generate_examples(self, count):
             yield from ((number, example(number)) for number in range(count))
 
-    builder = Mine(data_dir=str(tmp_path), file_format="array_record")
+    builder = Photos(data_dir=str(tmp_path), file_format="array_record")
     builder.download_and_prepare()
     for split, count in (("train", 23), ("test", 4)):
         theirs = builder.as_data_source(split=split)
@@ -338,6 +338,7 @@ def test_tfds_folders(tmp_path):
     assert in_workers(labels) == list(labels)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")  # torchdata calls it
 def test_iterables_with_state_from_torchdata():
     stateful = pytest.importorskip("torchdata.stateful_dataloader")
     loader = stateful.StatefulDataLoader(list(range(20)), batch_size=None)
