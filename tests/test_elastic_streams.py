@@ -44,7 +44,8 @@ class Counting(bushel.IterDataset):
 class CountingIterator(bushel.DatasetIterator):
     def __init__(self, at, stop):
         super().__init__()
-        self.at, self.stop = at, stop
+        self.at: int = at
+        self.stop: int = stop
 
     def __next__(self):
         if self.at == self.stop:
