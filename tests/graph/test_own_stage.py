@@ -180,7 +180,7 @@ def test_rows_before_a_failure_are_given_first(executor):
     stream = bushel.MapDataset.source([{"number": n, "key": n // 2} for n in range(12)]).to_iter_dataset()
     with PipelineIterator(dedupe(stream.map(fail_at_six), "key")._node, executor=executor) as it:
         cursor = it._cursor
-        assert [row["number"] for row in cursor.pull(12)] == [0, 2, 4]
+        assert [row["number"] for row in list(cursor.pull(12))] == [0, 2, 4]
         state = cursor.get_state()
         with pytest.raises(ValueError, match="six"):
             cursor.pull(12)
