@@ -92,6 +92,7 @@ def test_a_file_whose_writing_fails_is_not_there(servers, scheme, tmp_path):
     assert files_in(base) == {"x": b"old"}
 
 
+@pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # of gcsfs
 @pytest.mark.parametrize("scheme", ["s3", "gs", "gcs"])
 def test_a_large_object_goes_in_parts_and_is_renamed_also_where_the_store_does_not_copy_it(base, monkeypatch):
     monkeypatch.setattr(uploads, "_COPY_BYTES", 1000)
