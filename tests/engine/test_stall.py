@@ -95,6 +95,16 @@ def test_a_worker_that_is_stuck_is_named_with_its_stack(caplog, portable, tmp_pa
     assert not [line for line in lines if "/bushel/engine/" in line]
 
 
+def test_a_stack_has_the_letters_of_file_names(caplog, tmp_path):
+    stuck, executor = Stuck(tmp_path), Processes(1)
+    scope: dict[str, Any] = {"stuck": stuck}
+    exec(compile("def waits(x):\n    return stuck(x)\n", "/data/b\u00f6x/\u6570\u636e.py", "exec"), scope)
+    with opened(numbers(8).map(scope["waits"]), executor) as it:
+        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
+    executor.close()
+    assert 'File "/data/b\u00f6x/\u6570\u636e.py", line 2 in waits' in first
+
+
 def stopped_at_three(x: int) -> int:
     if x == 3:
         os.kill(os.getpid(), signal.SIGSTOP)

@@ -42,7 +42,7 @@ def small(tmp_path_factory):
     mount = DISK.format(folder)
     if sys.platform != "linux" or subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here")
-    return outcomes(["unshare", "-m", "sh", "-c", f"{mount} && exec {sys.executable} {PROGRAM} {folder} 0"])
+    return outcomes(["unshare", "-m", "sh", "-c", f"{mount} && exec {sys.executable} '{PROGRAM}' {folder} 0"])
 
 
 def check(error: str, left: list[str]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -94,8 +95,14 @@ class Stacks:
         while time.monotonic() < deadline and (not (size := os.fstat(self.descriptor).st_size) or size != before):
             before = size
             time.sleep(0.02)
-        lines = os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace").splitlines()
+        lines = _unescape(os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace")).splitlines()
         return _hide_library(lines[1:]) if lines else "  (the worker does not answer)"
+
+
+def _unescape(text: str) -> str:
+    """A stack with the letters of file names that are not ASCII. faulthandler writes them as \\xf6 or \\u6570."""
+    escape = r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))"
+    return re.sub(escape, lambda found: chr(int(found[found.lastindex or 0], 16)), text)
 
 
 def write_stack_on_signal(descriptor: int) -> None:
