@@ -460,7 +460,7 @@ def test_pools_one_after_the_other_leave_nothing_open():
         once()
     gc.collect()
     wait_until(lambda: descriptors() <= before)
-    assert threading.active_count() <= threads
+    wait_until(lambda: threading.active_count() <= threads)
     wait_until(lambda: workers() <= processes)
 
 

@@ -82,11 +82,15 @@ class Starter:
         self._owner = 0
         self._pools = 0
         self._pools_lock = threading.Lock()  # a lock of its own: a start may hold `_lock` for long
+        self._timer: threading.Timer | None = None  # ends the zygote, if no pool begins before
 
     def add_pool(self) -> None:
         """Takes note that a pool of workers begins."""
         with self._pools_lock:
             self._pools += 1
+            timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()  # else a program with many short pools would have as many waiting threads
 
     def remove_pool(self) -> None:
         """Takes note that a pool of workers has ended. Ends the zygote a while after the last one."""
@@ -98,6 +102,7 @@ class Starter:
             timer.name, timer.daemon = "bushel-rest", True
             with contextlib.suppress(RuntimeError):  # this process is exiting and can start no thread
                 timer.start()
+                self._timer = timer
 
     def _kill_if_unused(self, requests: int) -> None:
         with self._lock:
@@ -215,6 +220,7 @@ class Starter:
         self._channel = self._process = None
         self._spawned = {}
         self._pools = 0
+        self._timer = None
         # A thread of the parent may have held the old locks. It does not exist here, so nobody would release them.
         self._lock, self._pools_lock = threading.Lock(), threading.Lock()
 
