@@ -62,6 +62,8 @@ class Delivery(Cursor):
         self._program = program
         self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
+        self._unjudged = 0  # positions that were computed here while no filter had dropped any
+        self._has_dropped = False
         self._watches = [FilterWatch(node, options) for node in program.droppers]
         self._length = program.length
         self._position = 0
@@ -227,6 +229,10 @@ class Delivery(Cursor):
         runner.counts, self._made = self._counts, None
         try:
             rows = runner.make(low, high)
+            if not (runner.dropped or self._has_dropped):
+                self._unjudged += high - low  # filters that have dropped nothing are not judged block by block
+                self._counts = runner.after
+                return rows, high
             failed = self._judge_filters(low, runner.stays)
             if failed is None:
                 self._counts = runner.after
@@ -262,6 +268,9 @@ class Delivery(Cursor):
     def _judge_filters(self, low: int, stays: list[np.ndarray | int]) -> tuple[int, ValueError] | None:
         """The first position at which a filter had dropped too many elements, and the error that says so."""
         errors: list[tuple[int, ValueError]] = []
+        for watch in self._watches if self._unjudged else ():
+            watch.seen += self._unjudged
+        self._unjudged, self._has_dropped = 0, True
         for number, (watch, kept) in enumerate(zip(self._watches, stays)):  # none for an empty result
             if type(kept) is int and not watch.dropped:
                 watch.seen += kept

@@ -218,7 +218,7 @@ class _ParentRows(Rows):
         self._before, self._block, self._count = before, block, len(block)
         self._in_one_pull = True
 
-    def read(self, low: int, high: int, *, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         block, self._block = self._block, None
         if block is None:  # functions may have written into the first ones
             block = self.move_to(self._count)

@@ -43,8 +43,12 @@ class PositionDelivery(Delivery):
         super().__init__(program, PlannedRows(program.node, ahead=True), placement, options, skips)
 
     def _pull_here(self, count: int) -> Block | None:
-        if self._in_threads is None:
-            return self._compute(count)
+        if self._in_threads is None:  # as `_compute`, without a call: this is done for every element
+            low, high = self._position, self._position + count * self._program.unit
+            if high > self._length:
+                return self._compute(count)
+            rows, self._position = self.make_here(low, high)
+            return rows
         # One element at a time until the speed is known: a batch of slow elements would be a long wait.
         first, begun = self._position, time.perf_counter()
         rows = self._compute(count if self._pulls > _IN_A_ROW else 1)

@@ -215,7 +215,7 @@ class Rows(abc.ABC):
     """Where a program gets the rows that it starts from."""
 
     @abc.abstractmethod
-    def read(self, low: int, high: int, *, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         """The rows at positions [low, high); after a failure they are asked for again. Raises RowFailed.
 
         If they are not `private`, the caller only reads them, and they may belong to somebody else, such as a source.
@@ -236,7 +236,7 @@ class PlannedRows(Rows):
         self._plan: Plan | None = None
         self._start = self._end = 0
 
-    def read(self, low: int, high: int, *, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         if self._plan is None or low < self._start or high > self._end:
             if self._ahead:
                 most = max(1, PLAN_AHEAD // self._node.fan_in)
@@ -256,7 +256,7 @@ class GivenRows(Rows):
     def __init__(self, block: Block, first: int):
         self._block, self._first = block, first
 
-    def read(self, low: int, high: int, *, private: bool) -> Block:
+    def read(self, low: int, high: int, private: bool) -> Block:
         # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
         return copy_block(blocks.part_of(self._block, low - self._first, high - self._first))
 
@@ -345,7 +345,7 @@ class Runner:
     """
 
     __slots__ = (
-        "after", "announce", "count_before", "counts", "current", "here", "high", "low",
+        "after", "announce", "count_before", "counts", "current", "dropped", "here", "high", "low",
         "numbered", "place", "private", "program", "rows", "skipped", "stays", "steps", "trail",
     )  # fmt: skip
 
@@ -363,6 +363,8 @@ class Runner:
         self.place, self.announce, self.here = place, announce, here
         self.low = self.high = 0
         self.private = not self._is_copied(0)
+        self.dropped = False
+        """Whether an element of the last block was missing or dropped."""
         self.numbered = True
         """Whether the position of a row is that of an element, which messages may name."""
         self.after: list[int] = []
@@ -403,7 +405,7 @@ class Runner:
         """
         program = self.program
         self.low, self.high, self.numbered = low, high, program.node is not None
-        self.trail, self.skipped = [], []
+        self.trail, self.skipped, self.dropped = [], [], False
         if program.timed and self.here:
             with tally.timed(program.reading) as stage:
                 block = self._drop_missing(self._read())
@@ -435,6 +437,7 @@ class Runner:
                         raise FailedAt(int(self.marks()[failed.row, 0]) - 1, failed.error) from failed.error
                 if kept is not None:
                     self.trail.append(kept)
+                    self.dropped = True
                 if shares and (isinstance(block, Columns) or not self._is_copied(number + 1)):
                     block = own_block(block)
             if drops:
@@ -498,6 +501,7 @@ class Runner:
             raise Misfit
         self.trail.append(present)
         self.stays = [present]
+        self.dropped = True
         return blocks.drop_missing(block)
 
     def _read(self) -> Block:
@@ -506,16 +510,16 @@ class Runner:
         if self.announce is None or self.program.node is None:
             try:
                 if self.place is None or not self.program.takes_in_place:
-                    return self.rows.read(low, high, private=self.private)
+                    return self.rows.read(low, high, self.private)
                 with memory.allocating(self.place):
-                    return self.rows.read(low, high, private=self.private)
+                    return self.rows.read(low, high, self.private)
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
         read: list[Any] = []
         for position in range(low, high):
             self.announce(position, position + 1)
             try:
-                read.extend(blocks.rows_of(self.rows.read(position, position + 1, private=True)))
+                read.extend(blocks.rows_of(self.rows.read(position, position + 1, True)))
             except RowFailed as failed:
                 self._skip(self._failed(position, failed.error))
                 read.append(None)
