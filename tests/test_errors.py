@@ -750,6 +750,5 @@ def test_errors_of_bushels_own_that_nobody_foresaw_keep_their_traceback():
         "__next__",
         "pull",
         "_pull_here",
-        "_compute",
         "make_here",
     ]
