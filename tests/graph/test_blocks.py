@@ -288,14 +288,6 @@ def test_dense_has_what_is_there(block):
 
 
 @settings(deadline=None)
-@given(any_columns)
-def test_place_of_finds_a_dense_row_in_the_block(block):
-    there = [place for place, row in enumerate(model_of(block)) if row is not None]
-    for form in (block, block.rows()):
-        assert [blocks.place_of(form, row) for row in range(len(there))] == there
-
-
-@settings(deadline=None)
 @given(columns().filter(lambda block: any(row is not None for row in model_of(block))))
 def test_rows_become_columns_again(block):
     again = blocks.as_columns(block.rows())

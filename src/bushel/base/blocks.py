@@ -96,11 +96,6 @@ def presence(block: Block) -> np.ndarray:
     return np.array([row is not None for row in block], dtype=bool)
 
 
-def place_of(block: Block, row: int) -> int:
-    """Where row `row` of `dense(block)` stands in `block`."""
-    return int(np.flatnonzero(presence(block))[row])
-
-
 def as_columns(block: Block) -> Columns | None:
     """A block as columns: rows of one kind are stacked, missing ones left out.
 
