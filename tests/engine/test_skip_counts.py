@@ -330,3 +330,27 @@ def test_an_element_that_kills_or_hangs_is_left_out_as_if_it_had_raised(leaf, st
 def position(state: str) -> Any:
     """A state without the identity of its pipeline."""
     return {key: value for key, value in json.loads(state).items() if key != "bushel"}
+
+
+def test_an_interrupt_in_the_middle_of_a_window_counts_no_skip_again():
+    interrupts = [KeyboardInterrupt(), KeyboardInterrupt()]
+
+    def fail_at_three(x: int) -> int:
+        if x == 3:
+            raise ValueError("three")
+        return x
+
+    def interrupt(x: int) -> int:
+        if x == 5 and interrupts:
+            raise interrupts.pop()
+        return x
+
+    ds = bushel.MapDataset.range(20).map(fail_at_three).to_iter_dataset().window_shuffle(8, seed=1).map(interrupt)
+    it, elements = iter(ds.with_options(on_error="skip")), []
+    while len(elements) < 19:
+        try:
+            elements.append(next(it))
+        except KeyboardInterrupt:
+            continue  # the window is made again, with the element that fails
+    assert sorted(elements) == [x for x in range(20) if x != 3]
+    assert not interrupts and it.skipped == 1
