@@ -7,7 +7,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import numpy as np
 
@@ -344,6 +344,36 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
             return ThreadPrefetchIterDataset(self, prefetch_buffer_size=multiprocessing_options)
         warnings.warn("Please use `mp_prefetch` instead.", DeprecationWarning, stacklevel=2)
         return self.mp_prefetch(multiprocessing_options)
+
+    def to_device(
+        self, where: Any = None, *, buffer: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
+    ) -> IterDataset[T]:
+        """The same elements as arrays on accelerators. The next ones are copied there while a step uses the present one.
+
+        It is the last operation, after `mp_prefetch`. Batches that workers or Bushel itself have made lie in memory that
+        a GPU reads by itself, at the speed of its link. `next` returns an element when it is on the device;
+        `it.report()` says how long that took. States are those of the pipeline without `to_device`.
+
+        Args:
+          where: a device, a `jax.sharding.Sharding`, or a tree of them that has the structure of an element or of the
+            upper part of one; by default JAX's default device.
+          buffer: how many elements wait on the device, besides the one in use. 0: none, and no thread.
+          unsupported: what becomes of leaves that JAX cannot hold, such as texts. "keep" leaves them on the host beside
+            the arrays; "refuse" raises a TypeError that names them.
+
+        >>> import jax
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(4).batch(2).to_device(jax.devices()[0])
+        >>> [batch.devices() == {jax.devices()[0]} for batch in ds]
+        [True, True]
+        """
+        try:
+            import jax  # noqa: F401
+        except ImportError as error:
+            raise ImportError("to_device needs JAX: pip install 'bushel[jax]'.") from error
+        if unsupported not in ("keep", "refuse"):
+            raise ValueError(f'unsupported must be "keep" or "refuse", got {unsupported!r}.')
+        return IterPipeline(streams.ToDevice(self._node, where, checks.not_negative(buffer, "buffer"), unsupported))
 
     def seed(self, seed: int) -> IterDataset[T]:
         """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline."""

@@ -577,6 +577,12 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
             raise IndexError(f"{self._node.call()} is empty: it has no element {position}.")
         return explain.explain(self._node, words.array([position]))[0]
 
+    def to_device(
+        self, where: Any = None, *, buffer: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
+    ) -> IterDataset[T]:
+        """The elements in order, as arrays on accelerators: see `IterDataset.to_device`."""
+        return self.to_iter_dataset().to_device(where, buffer=buffer, unsupported=unsupported)
+
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
         """The same elements in order, as a stream.
 

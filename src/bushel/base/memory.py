@@ -19,8 +19,8 @@ WORTH_ALIGNING = 4096
 Allocator = Callable[[tuple[int, ...], "np.dtype[Any]", int], "np.ndarray | None"]
 """(shape, dtype, bytes) -> an array, or None if there is not enough memory left."""
 
-_allocator: Allocator | None = None
-_thread = 0  # the thread that has set the allocator; other threads do not use it
+_allocators: dict[int, Allocator | None] = {}
+"""The allocator of each thread that is inside `allocating`, by the number of the thread."""
 
 
 @contextlib.contextmanager
@@ -30,18 +30,21 @@ def allocating(where: Allocator | None) -> Iterator[None]:
     `where` usually hands out shared memory, which is written again once the consumer has deleted the arrays. So no
     user's function may run inside the block, nor anything that keeps an array: its content would change later.
     """
-    global _allocator, _thread
-    before = _allocator, _thread
-    _allocator, _thread = where, threading.get_ident()
+    thread = threading.get_ident()
+    before = _allocators.get(thread)
+    _allocators[thread] = where
     try:
         yield
     finally:
-        _allocator, _thread = before
+        if before is None:
+            del _allocators[thread]
+        else:
+            _allocators[thread] = before
 
 
 def call_apart(function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls a function with `allocating` switched off: it may run a user's function, or keep its arrays."""
-    if _allocator is None or _thread != threading.get_ident():
+    if not _allocators or _allocators.get(threading.get_ident()) is None:
         return function(*arguments)
     with allocating(None):
         return function(*arguments)
@@ -50,9 +53,9 @@ def call_apart(function: Callable[..., Any], *arguments: Any) -> Any:
 def output(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Like `empty`, for an array that is a result: it may lie in shared memory, see `allocating`."""
     dtype = np.dtype(dtype)
-    if _allocator is not None and _thread == threading.get_ident() and not dtype.hasobject:
+    if _allocators and not dtype.hasobject and (allocator := _allocators.get(threading.get_ident())) is not None:
         size = math.prod(shape) * dtype.itemsize
-        if size >= WORTH_ALIGNING and (placed := _allocator(shape, dtype, size)) is not None:
+        if size >= WORTH_ALIGNING and (placed := allocator(shape, dtype, size)) is not None:
             return placed
     return empty(shape, dtype)
 

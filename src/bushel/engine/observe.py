@@ -13,12 +13,14 @@ from typing import Any
 
 from bushel.base.blocks import Block
 from bushel.engine import tally
+from bushel.engine.dma import DmaMapper
 from bushel.engine.delivery import Delivery
 from bushel.engine.program import Result
 from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Stage
 from bushel.engine.tally import Tally
 from bushel.engine.tasks import Executor, Task, Ticket, awaited
+from bushel.engine.transfer import ArrivedCursor, Put, PutCursor, TransferTimes
 from bushel.graph.cursors import Cursor, Same
 from bushel.graph.node import Node
 from bushel.graph.skips import Skips
@@ -37,6 +39,7 @@ class Observer:
         self._marked: set[int] = set()
         self._tally: Tally = {}
         self._pools: list[Executor | _WatchedThread] = []
+        self._transfers: list[TransferTimes] = []
         self._elements = 0
         self._first: float | None = None
         self._last = 0.0
@@ -87,6 +90,13 @@ class Observer:
         self._pools.append(thread)
         return _AwaitedCursor(ThreadedCursor(thread, size, self.skips), thread)
 
+    def to_device(self, cursor: Cursor, put: Put, size: int, place: str, mapper: DmaMapper | None) -> Cursor:
+        """The rows of a cursor, put on devices ahead by a thread. Its figures are taken in any case."""
+        times = TransferTimes(place, mapper)
+        self._transfers.append(times)
+        sent = PutCursor(cursor, put, times)
+        return ArrivedCursor(self.pulled(sent, size) if size else sent, times, mapper)
+
     def outlet(self, cursor: Cursor) -> Cursor:
         """The last cursor of the stream, the one that the consumer asks."""
         return _Outlet(cursor, self) if self._timed else cursor
@@ -126,6 +136,7 @@ class Observer:
             elements=self._elements,
             elapsed_s=0.0 if self._first is None else self._last - self._first,
             waited_s=self._waited_s,
+            transfers=tuple(times.report() for times in self._transfers),
         )
 
     def _call(self, number: int) -> str:

@@ -15,7 +15,9 @@ import numpy as np
 from bushel.base.blocks import Block
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
 from bushel.engine.delivery import Placement
+from bushel.engine.dma import DmaMapper
 from bushel.engine.drawn import DrawnDelivery
+from bushel.engine.host_memory import HostMemory, InHostMemory
 from bushel.engine.observe import Observer
 from bushel.engine.positions import PositionDelivery
 from bushel.engine.program import Misfit, Program, first_that_asks
@@ -32,7 +34,7 @@ from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchCursor, BatchStream
 from bushel.graph.skips import Skips, collect_skips
 from bushel.graph.state_fields import State, read_count
-from bushel.graph.streams import Ahead, Elements, Ordered, Pulled, SeedStream, StreamNode
+from bushel.graph.streams import Ahead, Elements, Ordered, Pulled, SeedStream, StreamNode, ToDevice
 
 
 def open_stream(
@@ -93,6 +95,10 @@ class _Opener:
     executor: Executor | None = None
     blocks_ahead: int = 0
     alone: bool = False
+    host_memory: HostMemory | None = None
+    """Where elements are made that go to a device."""
+    mapper: DmaMapper | None = None
+    """Maps the memory of elements that go to a GPU."""
     pools: _Pools = dataclasses.field(default_factory=lambda: _Pools())
 
     @property
@@ -124,12 +130,40 @@ class _Opener:
         if isinstance(node, Ahead):
             num_workers = cores() if node.options.num_workers is None else node.options.num_workers
             blocks_ahead = num_workers * (2 + node.options.per_worker_buffer_size)
-            pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers)))
+            pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers, self.mapper)))
             return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
         if isinstance(node, Pulled):
-            return self.observer.pulled(self.open(node.parent), node.size)
+            return self.observer.pulled(self._open_in_host_memory(node.parent), node.size)
+        if isinstance(node, ToDevice):
+            return self._open_on_device(node)
         assert isinstance(node, Ordered)
         return self.observer.cursor(node, node.open(self), marked=self.executor is not None)
+
+    def _open_on_device(self, node: ToDevice) -> Cursor:
+        if self.executor is not None or self.alone:
+            raise ValueError(
+                f"Workers cannot use the device, so {node.call()} must come after mp_prefetch: "
+                "write ds.mp_prefetch(...).to_device(...)."
+            )
+        # Loaded here: they need JAX.
+        from bushel.engine import dma, transfer
+
+        devices = transfer.find_devices(node.where)
+        mapper = dma.find_mapper(devices)
+        # The elements on the device, one in the making, and those that are under way.
+        host_memory = HostMemory(_HOST_BYTES, 2 * node.buffer + 4, mapper)
+        parent = dataclasses.replace(self, host_memory=host_memory, mapper=mapper)._open_in_host_memory(node.parent)
+        put = transfer.make_put(node.where, node.unsupported)
+        return self.observer.to_device(parent, put, node.buffer, transfer.name_devices(devices), mapper)
+
+    def _open_in_host_memory(self, node: StreamNode) -> Cursor:
+        """A stream whose elements go to a device, if they do: they are made in slots that are used again.
+
+        If a thread computes the elements, the slots are handed out on that thread.
+        """
+        if self.host_memory is None or isinstance(node, Pulled):
+            return self.open(node)
+        return InHostMemory(dataclasses.replace(self, host_memory=None).open(node), self.host_memory)
 
     def _open_elements(self, node: Elements, steps: list[Step]) -> Cursor:
         if self.executor is not None:
@@ -239,7 +273,11 @@ class _Opener:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
 
 
-def _executor(node: Ahead, num_workers: int) -> Executor:
+_HOST_BYTES = 1 << 30
+"""How large the slots may be together in which the consumer makes elements for a device."""
+
+
+def _executor(node: Ahead, num_workers: int, mapper: DmaMapper | None) -> Executor:
     """Those whom a mark asks for."""
     if node.threads:
         return Threads(num_workers)
@@ -252,6 +290,7 @@ def _executor(node: Ahead, num_workers: int) -> Executor:
         budget_bytes=node.options.budget_bytes or DEFAULT_BUDGET_BYTES,
         timeout_s=node.options.timeout_s,
         at_first=1 if node.options.num_workers is None else None,
+        mapper=mapper,
     )
     if node.options.num_workers is not None:
         return executor

@@ -9,14 +9,16 @@ import collections
 import contextlib
 import dataclasses
 import logging
+import mmap
 import os
 from concurrent.futures import InvalidStateError
 from typing import Any, NamedTuple
 
 from bushel.base.errors import WorkerDied
 from bushel.base.memory import ALIGNMENT
+from bushel.engine.dma import DmaMapper
 from bushel.engine.shipping import SharedObject
-from bushel.engine.slabs import Arena
+from bushel.engine.slabs import Arena, uses_temporary_file
 from bushel.engine.tasks import Ticket
 from bushel.engine.wire import Channel, Packed
 
@@ -140,14 +142,26 @@ class ResultBuffer:
     Args:
       budget_bytes: the budget.
       block_bytes: how large a result usually is at most. A result that is a single large row may be larger.
+      num_workers: how many workers write results.
       portable: uses a temporary file for the arena, which works on every system, and no memfd.
+      mapper: maps the slots that hold results, so that a GPU can read them by itself.
     """
 
-    def __init__(self, budget_bytes: int, block_bytes: int, *, portable: bool):
+    def __init__(
+        self,
+        budget_bytes: int,
+        block_bytes: int,
+        num_workers: int,
+        *,
+        portable: bool = False,
+        mapper: DmaMapper | None = None,
+    ):
         self.arena: Arena | None = None
         self._budget_bytes = budget_bytes
         self._block_bytes = block_bytes
+        self._num_workers = num_workers
         self._portable = portable
+        self._mapper = mapper
         self._largest_bytes = 0
         self._latest_heap_bytes = 0
         self._old_arenas: list[Arena] = []  # their slots were too small, but arrays still look into them
@@ -176,6 +190,10 @@ class ResultBuffer:
         Args:
           running_jobs: how many jobs have a slot and no result yet; only a warning needs it.
         """
+        if self.arena is None and not self._largest_bytes and not uses_temporary_file(portable=self._portable):
+            # Nobody knows yet how large results are. Memory that is not written to costs nothing, so each worker gets
+            # as much as there is. In a temporary file room is reserved, so there the first results are sent as copies.
+            self._make_arena(self._budget_bytes // (self._num_workers + 4))
         if self.arena is None:
             return None
         slot = self.arena.grant()
@@ -186,7 +204,7 @@ class ResultBuffer:
 
     def add_result(self, job: Job, packed: Packed) -> memoryview | None:
         """Adds a job's result to the account. Returns the memory of its slot, if the result has arrays there."""
-        memory = None
+        memory, slot = None, -1
         if packed.places and job.slot is not None:
             job.footprint.arena, slot = job.slot
             memory = job.footprint.arena.lease(slot)
@@ -195,24 +213,28 @@ class ResultBuffer:
         job.footprint.heap_bytes = self._latest_heap_bytes = packed.heap_bytes
         self._unreleased.append(job.footprint)
         self._largest_bytes = max(self._largest_bytes, packed.slot_bytes)
-        if packed.places is None or self.arena is None:
-            self._replace_arena()
+        self._fit_arena()
+        if self._mapper is not None and self.arena is not None and job.footprint.arena is self.arena:
+            self._mapper.map(self.arena, slot)  # now and not when it was granted: the worker has touched its pages
         return memory
 
-    def _replace_arena(self) -> None:
-        """Makes an arena whose slots have room for a usual block and for the largest result so far.
+    def _fit_arena(self) -> None:
+        """Replaces the arena if its slots are too small for a usual block and the largest result, or far too large.
 
         Large slots cost nothing: a page of memory that was never written to does not exist, and the arena grants the
-        slot that was used last first.
+        slot that was used last first. But there are fewer of them.
         """
         wanted = max(int(1.25 * self._block_bytes), int(1.25 * self._largest_bytes), ALIGNMENT)
-        if not self._has_shared_memory or (self.arena is not None and self.arena.slot_bytes >= wanted):
-            return
+        if self.arena is None or not wanted <= self.arena.slot_bytes <= max(2 * wanted, mmap.PAGESIZE):
+            self._make_arena(wanted)
+
+    def _make_arena(self, slot_bytes: int) -> None:
+        """Makes an arena with slots of this size, in the place of the present one, if the budget has room for two."""
         self.close()
-        count = min(self._budget_bytes, _count_memory_bytes()) // wanted
-        if count >= 2:
+        count = min(self._budget_bytes, _count_memory_bytes()) // max(slot_bytes, 1)
+        if self._has_shared_memory and count >= 2:
             try:
-                self.arena = Arena(wanted, count, portable=self._portable)
+                self.arena = Arena(slot_bytes, count, portable=self._portable)
             except OSError as error:
                 logger.warning("No shared memory for results (%s): they are sent as copies.", error)
                 self._has_shared_memory = False
@@ -236,6 +258,8 @@ class ResultBuffer:
         """Closes the arena. Its memory stays as long as arrays look into it."""
         if self.arena is not None:
             self.arena.close()
+            if self._mapper is not None:
+                self._mapper.close(self.arena)
             self._old_arenas.append(self.arena)
             self.arena = None
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from bushel.engine import shipping, stall, wire
 from bushel.engine.assigning import JOBS_PER_WORKER
+from bushel.engine.dma import DmaMapper
 from bushel.engine.pool import Job
 from bushel.engine.program import Result
 from bushel.engine.supervisor import Supervisor
@@ -26,6 +27,7 @@ class Processes(Executor):
       timeout_s: an element that takes longer is treated like an element that kills its worker; None waits for ever.
       portable: starts workers and shares memory in ways that every system has, without fork and memfd.
       at_first: how many workers get tasks until `resize` is called; all by default.
+      mapper: maps the memory of results for a GPU.
     """
 
     shares_counts = True
@@ -39,12 +41,15 @@ class Processes(Executor):
         timeout_s: float | None = None,
         portable: bool = False,
         at_first: int | None = None,
+        mapper: DmaMapper | None = None,
     ):
         self.parallelism = num_workers
         self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _count_results(num_workers)))
         self.keeps_all = timeout_s is not None or init is not None
         first = num_workers if at_first is None else at_first
-        self._supervisor = Supervisor(num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first)
+        self._supervisor = Supervisor(
+            num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first, mapper
+        )
         # Ends the workers when this handle is collected. The pool's thread refers to the supervisor only, never to the
         # handle; otherwise an iterator that nobody closes would keep its workers for ever.
         self._finalizer = weakref.finalize(self, self._supervisor.stop)

@@ -63,6 +63,57 @@ class Pool:
 
 
 @dataclasses.dataclass(frozen=True)
+class Transfer:
+    """Elements that `to_device` has put on devices. These figures are always taken."""
+
+    place: str
+    """The devices: how many, and their kind."""
+    elements: int
+    size_bytes: int
+    elapsed_s: float
+    """From the first `next` to the end of the last one."""
+    waited_s: float
+    """The part of it in which `next` waited for an element to be on the device."""
+    input_s: float
+    """How long the thread that feeds the device waited for elements, or computed them."""
+    bytes_per_s: float
+    """The speed of one transfer by itself. One in 32 is timed."""
+    mapped_bytes: int
+    """How much memory is mapped for the GPU."""
+
+    @property
+    def waiting(self) -> float:
+        """The share of its time that the step waited for data."""
+        return self.waited_s / self.elapsed_s if self.elapsed_s else 0.0
+
+    @property
+    def transfer_s(self) -> float:
+        """How long all transfers took, at the speed of those that were timed."""
+        return self.size_bytes / self.bytes_per_s if self.bytes_per_s else 0.0
+
+    @property
+    def limit(self) -> str:
+        """What the step waits for: "step" if for nothing, else "transfer", or "input" for reading and computing."""
+        if self.waiting < SMALL_WAIT_SHARE:
+            return "step"
+        return "transfer" if self.transfer_s >= BUSY_SHARE * self.elapsed_s else "input"
+
+    def __str__(self) -> str:
+        each = self.size_bytes / max(1, self.elements)
+        speed = ""
+        if self.bytes_per_s:
+            mapped = "mapped" if self.mapped_bytes else "ordinary"
+            speed = (
+                f" A transfer takes {1e3 * each / self.bytes_per_s:.2f} ms ({self.bytes_per_s / 1e9:.1f} GB/s, from "
+                f"{mapped} memory)."
+            )
+        return (
+            f"To {self.place}: {self.elements:,} elements of {_format_size(each)} in {self.elapsed_s:.2f} s; the step "
+            f"waited {self.waited_s:.2f} s for data ({100 * self.waiting:.0f} %).{speed}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """Where the time of an iterator went. Print it to see all of it; `verdict` has only the last lines.
 
@@ -76,6 +127,7 @@ class Report:
     elements: int
     elapsed_s: float
     waited_s: float
+    transfers: tuple[Transfer, ...] = ()
 
     def __str__(self) -> str:
         parts = [tables.as_text(_HEAD, self._make_rows(), left=2), self._summarize()] if self.elements else []
@@ -86,7 +138,8 @@ class Report:
         return "".join([*parts, tables.paragraph(self._conclude())])
 
     def _conclude(self) -> str:
-        return "\n".join(filter(None, [*self._explain_sizes(), *self._count_deaths(), self.verdict]))
+        transfers = map(str, self.transfers)
+        return "\n".join(filter(None, [*self._explain_sizes(), *self._count_deaths(), *transfers, self.verdict]))
 
     def _make_rows(self) -> list[tuple[str, ...]]:
         total = sum(stage.self_s for stage in self.stages) or 1.0
@@ -148,6 +201,9 @@ class Report:
     @property
     def verdict(self) -> str:
         """Which stage is the bottleneck, who waits for whom, and what to try."""
+        transfer = max((each for each in self.transfers if each.elements), key=lambda each: each.waited_s, default=None)
+        if transfer is not None and (transfer.limit == "transfer" or not self.timed):
+            return _judge_transfer(transfer)
         if not self.timed:
             return (
                 "Stages are not timed. To time them, iterate over "
@@ -190,6 +246,26 @@ class Report:
         if pool.size < cores():
             return f"{pool} busy nearly all the time, and there are {cores()} cores: try more {pool.kind}."
         return f"{pool} busy nearly all the time, and there are no more cores: make it cheaper, or store its output."
+
+
+def _judge_transfer(transfer: Transfer) -> str:
+    if transfer.limit == "step":
+        return (
+            f"The data waits for the step, which waits for data {100 * transfer.waiting:.0f} % of its time: faster "
+            "data would gain no more than that."
+        )
+    waits = f"The step waits for data {100 * transfer.waiting:.0f} % of its time;"
+    if transfer.limit == "input":
+        return (
+            f"{waits} reading and computing limit, not the transfer. To see which stage, iterate over "
+            'ds.with_options(execution_tracking_mode="stage_timing"), where ds is the IterDataset.'
+        )
+    if transfer.mapped_bytes:
+        return f"{waits} the link to the device limits. Send less: uint8 instead of float32, and convert on the device."
+    return (
+        f"{waits} the transfer limits, because it copies from memory that is not mapped for the device. Let Bushel "
+        "make the batches, as the last step before to_device, and send uint8 instead of float32."
+    )
 
 
 def _format_size(count: float) -> str:

@@ -112,6 +112,10 @@ class Arena:
         finalizer.atexit = False  # at exit nobody needs the slot, and there may be many of these
         return memoryview(memory).cast("B")
 
+    def locate(self, slot: int) -> int:
+        """The address of a slot in this process."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + slot * self.slot_bytes
+
     def count_held(self) -> int:
         """How many slots are granted or leased."""
         return self._touched - len(self._free) - self._returned.qsize()

@@ -23,6 +23,7 @@ from bushel.engine import shipping, stall, wire
 from bushel.engine.assigning import choose_job
 from bushel.engine.blame import Blame
 from bushel.engine.connections import Connections
+from bushel.engine.dma import DmaMapper
 from bushel.engine.pool import Job, ResultBuffer, Worker
 from bushel.engine.program import Misfit
 from bushel.engine.stream_program import StreamProgram
@@ -47,6 +48,7 @@ class Supervisor:
         timeout_s: float | None,
         portable: bool,
         at_first: int,
+        mapper: DmaMapper | None = None,
     ):
         self._owner = os.getpid()
         self._timeout_s = timeout_s
@@ -64,7 +66,7 @@ class Supervisor:
         self._jobs: dict[int, Job] = {}  # all jobs without a result
         self._next_job = 0
         self._programs = shipping.ProgramTable(portable=portable)
-        self.buffer = ResultBuffer(budget_bytes, block_bytes, portable=portable)
+        self.buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, portable=portable, mapper=mapper)
         self.workers: list[Worker] = []
         self.deaths = 0
         self._deaths_in_a_row = 0

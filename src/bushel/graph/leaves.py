@@ -17,7 +17,7 @@ from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
 from bushel.index import words
 from bushel.sources.fixed import FixedRecords
-from bushel.sources.memory import received, sent
+from bushel.sources.memory import ArrayDataSource, received, sent
 from bushel.sources.protocol import gives_new_records, many_reads
 from bushel.sources.ragged import RaggedDataSource
 
@@ -65,7 +65,7 @@ class Source(Leaf):
 
     @property
     def in_place(self) -> InPlace:
-        return InPlace.AS_COLUMNS if type(self.source) is FixedRecords else InPlace.NEVER
+        return InPlace.AS_COLUMNS if type(self.source) in (FixedRecords, ArrayDataSource) else InPlace.NEVER
 
     def element_spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)

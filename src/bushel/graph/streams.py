@@ -149,6 +149,25 @@ class Pulled(OneParent):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class ToDevice(OneParent):
+    """Says that a thread puts up to `buffer` elements on devices ahead; the elements are the parent's."""
+
+    where: Any
+    buffer: int
+    unsupported: str
+
+    transparent = True
+    takes_a_place = False
+
+    @property
+    def length(self) -> int | None:
+        return self.parent.length
+
+    def call(self) -> str:
+        return f"to_device({self.where!r})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class SeedStream(OneParent):
     """Changes nothing but the seeds of what follows."""
 

@@ -162,7 +162,7 @@ def _gather(leaf: np.ndarray, positions: np.ndarray) -> np.ndarray:
     row_bytes = leaf.nbytes // len(leaf) if len(leaf) else 0
     if row_bytes * len(positions) < memory.WORTH_ALIGNING:
         return leaf.take(positions, axis=0)
-    out = memory.empty((len(positions), *leaf.shape[1:]), leaf.dtype)
+    out = memory.output((len(positions), *leaf.shape[1:]), leaf.dtype)
     # Positions are in range then, so "clip" changes nothing; it spares numpy a second buffer.
     return leaf.take(checks.positions(positions, len(leaf)), axis=0, out=out, mode="clip")
 

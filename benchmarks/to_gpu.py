@@ -1,0 +1,267 @@
+"""From the host to a GPU: `ds.to_device` beside a bare copy of mapped memory and a plain prefetch thread.
+
+Run on a machine with a GPU: `python -m benchmarks.to_gpu`. Names of sections as arguments run only these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import platform
+import queue
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bushel
+
+SHAPE = (224, 224, 3)
+BATCH = 256
+BATCH_BYTES = BATCH * 224 * 224 * 3
+GB = 1e9
+
+rows: list[dict[str, Any]] = []
+
+
+def note(section: str, what: str, value: float, unit: str, floor: float | None = None) -> None:
+    rows.append({"section": section, "what": what, "value": round(value, 3), "unit": unit, "bare": floor})
+    beside = "" if floor is None else f"   (bare: {floor:.2f}, {value / floor:.2f} of it)"
+    print(f"{section:12} {what:58} {value:9.2f} {unit}{beside}", flush=True)
+
+
+def images(records: int = 4096) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (records, *SHAPE), dtype=np.uint8)
+
+
+def pipeline(pixels: np.ndarray, workers: int) -> bushel.IterDataset[Any]:
+    source = bushel.sources.ArrayDataSource(pixels)
+    ds = bushel.MapDataset.source(source).seed(0).shuffle().repeat().batch(BATCH, drop_remainder=True).to_iter_dataset()
+    return ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers)) if workers else ds
+
+
+def mapped_ring(count: int, size: int) -> list[np.ndarray]:
+    """Arrays in memory that the GPU reads by itself."""
+    step = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, count * step)
+    whole = np.frombuffer(memory, np.uint8)
+    whole[:] = 1
+    client = jax.devices()[0].client
+    client.dma_map(ctypes.addressof(ctypes.c_char.from_buffer(memory)), count * step)
+    return [whole[number * step : number * step + size] for number in range(count)]
+
+
+def bare_copy(arrays: list[np.ndarray], count: int, depth: int = 4) -> float:
+    """GB/s of `jax.device_put` of ready arrays, `depth` of them in flight."""
+    device, flying = jax.devices()[0], deque[Any]()
+    for number in range(8):
+        jax.block_until_ready(jax.device_put(arrays[number % len(arrays)], device))
+    begun = time.perf_counter()
+    for number in range(count):
+        flying.append(jax.device_put(arrays[number % len(arrays)], device))
+        if len(flying) >= depth:
+            flying.popleft().block_until_ready()
+    jax.block_until_ready(list(flying))
+    return count * arrays[0].nbytes / GB / (time.perf_counter() - begun)
+
+
+def drain(it: Iterator[Any], seconds: float) -> tuple[float, float]:
+    """GB/s of an iterator, and the CPU time of this process as a share of the wall time."""
+    count, begun, cpu = 0, time.perf_counter(), time.process_time()
+    while time.perf_counter() - begun < seconds:
+        size = sum(leaf.nbytes for leaf in jax.tree.leaves(jax.block_until_ready(next(it))))
+        count += size
+    took = time.perf_counter() - begun
+    return count / GB / took, (time.process_time() - cpu) / took
+
+
+def through_a_thread(host: Iterable[Any], depth: int = 2) -> Iterator[Any]:
+    """What people write without a library: a thread that calls `jax.device_put`, and a queue."""
+    ready: queue.Queue[Any] = queue.Queue(depth)
+    device = jax.devices()[0]
+
+    def run() -> None:
+        for batch in host:
+            ready.put(jax.device_put(batch, device))
+
+    threading.Thread(target=run, daemon=True).start()
+    while True:
+        yield ready.get()
+
+
+def ready() -> None:
+    """Slabs that workers have filled, on their way to the GPU; beside a bare copy of mapped memory."""
+    floor = bare_copy(mapped_ring(8, BATCH_BYTES), 200)
+    pageable = bare_copy([np.ones(BATCH_BYTES, np.uint8) for _ in range(8)], 100)
+    note("ready", "bare device_put, mapped memory, 4 in flight", floor, "GB/s")
+    note("ready", "bare device_put, ordinary memory, 4 in flight", pageable, "GB/s")
+    with iter(pipeline(images(), 8).to_device(buffer=4)) as it:
+        for _ in range(60):
+            next(it)
+        rates = []
+        for _ in range(9):
+            time.sleep(0.8)  # the workers fill all slots, and four batches are on the device
+            count, begun = 12, time.perf_counter()
+            for _ in range(4):
+                next(it)
+            begun = time.perf_counter()
+            for _ in range(count):
+                last = next(it)
+            jax.block_until_ready(last)
+            rates.append(count * BATCH_BYTES / GB / (time.perf_counter() - begun))
+        note("ready", "to_device, slabs that are ready", statistics.median(rates), "GB/s", floor)
+        print(it.report(), flush=True)
+
+
+def workers() -> None:
+    """An array in memory, shuffled: what the workers make, and what arrives on the GPU."""
+    pixels = images()
+    reused = np.empty((BATCH, *SHAPE), np.uint8)
+    order = np.random.default_rng(0).permutation(len(pixels))
+    took = []
+    for number in range(40):
+        index = order[(number * BATCH) % len(pixels) :][:BATCH]
+        begun = time.perf_counter()
+        for row, position in enumerate(index.tolist()):
+            reused[row] = pixels[position]
+        took.append(time.perf_counter() - begun)
+    note("workers", "a plain copy of rows, one process", BATCH_BYTES / GB / statistics.median(took), "GB/s")
+    took.clear()
+    for number in range(40):
+        index = order[(number * BATCH) % len(pixels) :][:BATCH]
+        begun = time.perf_counter()
+        pixels.take(index, axis=0, out=reused, mode="clip")
+        took.append(time.perf_counter() - begun)
+    note("workers", "numpy take into reused memory, one process", BATCH_BYTES / GB / statistics.median(took), "GB/s")
+    for count in (1, 2, 4, 8, 14):
+        with iter(pipeline(pixels, count)) as it:
+            drain(it, 3)
+            made, _ = drain(it, 4)
+        note("workers", f"{count} workers, nothing done with the batches", made, "GB/s")
+        with iter(pipeline(pixels, count).to_device()) as it:
+            next(it)
+            first, _ = drain(it, 1)
+            drain(it, 2)
+            steady, cpu = drain(it, 4)
+        note("workers", f"{count} workers, on the GPU", steady, "GB/s", made)
+        note("workers", f"{count} workers, on the GPU, CPU of the consumer", cpu, "cores")
+        note("workers", f"{count} workers, on the GPU, first second", first, "GB/s", steady)
+    with iter(pipeline(pixels, 8)) as host:
+        it = through_a_thread(host)
+        drain(it, 2)
+        steady, cpu = drain(it, 4)
+        note("workers", "8 workers, a plain prefetch thread instead", steady, "GB/s")
+        note("workers", "8 workers, a plain prefetch thread, CPU of the consumer", cpu, "cores")
+
+
+def inline() -> None:
+    """Without workers: the consumer makes the batches."""
+    pixels = images()
+    with iter(pipeline(pixels, 0).to_device()) as it:
+        drain(it, 2)
+        steady, cpu = drain(it, 5)
+        note("inline", "in-process, on the GPU", steady, "GB/s")
+        note("inline", "in-process, CPU", cpu, "cores")
+    it = through_a_thread(iter(pipeline(pixels, 0)))
+    drain(it, 2)
+    note("inline", "in-process, a plain prefetch thread instead", drain(it, 5)[0], "GB/s")
+
+
+def small() -> None:
+    """Batches of 1 MiB."""
+    floor = bare_copy(mapped_ring(8, 1 << 20), 4000)
+    note("small", "bare device_put of 1 MiB, mapped memory", floor, "GB/s")
+    note("small", "bare device_put of 1 MiB, ordinary memory", bare_copy([np.ones(1 << 20, np.uint8)] * 8, 4000), "GB/s")
+    pixels = np.ones((1 << 15, 1 << 13), np.uint8)
+    source = bushel.sources.ArrayDataSource(pixels)
+    for count in (0, 2, 6):
+        ds = bushel.MapDataset.source(source).repeat().batch(128).to_iter_dataset()
+        ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=count)) if count else ds
+        with iter(ds) as it:
+            drain(it, 1)
+            made, _ = drain(it, 2)
+        with iter(ds.to_device(buffer=4)) as it:
+            drain(it, 1)
+            note("small", f"{count} workers, on the GPU ({made:.1f} GB/s made)", drain(it, 3)[0], "GB/s", floor)
+
+
+def make_step(seconds: float) -> tuple[Callable[[Any, Any], Any], Any]:
+    """A step that takes about so long on the GPU and reads the whole batch."""
+    weights = jnp.ones((4096, 4096), jnp.bfloat16)
+
+    def timed(step: Any, state: Any, batch: Any) -> float:
+        jax.block_until_ready(step(state, batch))
+        begun = time.perf_counter()
+        for _ in range(20):
+            state = step(state, batch)
+        jax.block_until_ready(state)
+        return (time.perf_counter() - begun) / 20
+
+    batch = jnp.ones((BATCH, *SHAPE), jnp.uint8)
+    loops = 8
+    while True:
+
+        @jax.jit
+        def step(state: Any, batch: Any, loops: int = loops) -> Any:
+            scale = (batch.astype(jnp.float32).mean() * 1e-9).astype(jnp.bfloat16)
+            return jax.lax.fori_loop(0, loops, lambda _, x: (x @ weights) * 1e-4 + scale, state)
+
+        took = timed(step, weights, batch)
+        if took >= 0.95 * seconds:
+            return step, weights
+        loops = max(loops + 1, int(loops * seconds / took))
+
+
+def step() -> None:
+    """A training step of about 12 ms on batches of 38 MB: how long it waits."""
+    step, state = make_step(0.012)
+    pixels, batch = images(), jnp.ones((BATCH, *SHAPE), jnp.uint8)
+
+    def run(batches: Callable[[], Any], count: int = 300) -> float:
+        now = state
+        begun = time.perf_counter()
+        for number in range(count):
+            now = step(now, batches())
+            if number % 2:  # as programs do that log: not further ahead than two steps
+                jax.block_until_ready(now)
+        jax.block_until_ready(now)
+        return (time.perf_counter() - begun) / count
+
+    run(lambda: batch, 50)
+    for count in (2, 6, 14):
+        with iter(pipeline(pixels, count).to_device()) as it:
+            run(lambda: next(it), 60)
+            took = [(run(lambda: batch, 100), run(lambda: next(it), 200)) for _ in range(3)]
+            bare, fed = statistics.median(a for a, _ in took), statistics.median(b for _, b in took)
+            note("step", f"{count} workers: step alone {1e3 * bare:.2f} ms, fed {1e3 * fed:.2f} ms; waits", 100 * (fed - bare) / fed, "%")
+            print(it.report(), flush=True)
+        with iter(pipeline(pixels, count)) as host:
+            thread = through_a_thread(host)
+            run(lambda: next(thread), 60)
+            fed = run(lambda: next(thread), 200)
+            note("step", f"{count} workers, a plain prefetch thread instead; waits", 100 * (fed - bare) / fed, "%")
+
+
+SECTIONS = {"ready": ready, "workers": workers, "inline": inline, "small": small, "step": step}
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(SECTIONS)
+    device = jax.devices()[0]
+    print(f"{device.device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}, Python {platform.python_version()}")
+    for name in chosen:
+        SECTIONS[name]()
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
