@@ -6,6 +6,7 @@ Run on a machine with a GPU: `python -m benchmarks.to_gpu`. Names of sections as
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import mmap
 import os
@@ -49,12 +50,16 @@ def pipeline(pixels: np.ndarray, workers: int) -> bushel.IterDataset[Any]:
     return ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers)) if workers else ds
 
 
+_kept: list[Any] = []
+
+
 def mapped_ring(count: int, size: int) -> list[np.ndarray]:
-    """Arrays in memory that the GPU reads by itself."""
+    """Arrays in memory that the GPU reads by itself. It is kept: mapped memory must not be given back to the system."""
     step = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     memory = mmap.mmap(-1, count * step)
     whole = np.frombuffer(memory, np.uint8)
     whole[:] = 1
+    _kept.append(memory)
     client = jax.devices()[0].client
     client.dma_map(ctypes.addressof(ctypes.c_char.from_buffer(memory)), count * step)
     return [whole[number * step : number * step + size] for number in range(count)]
@@ -82,6 +87,20 @@ def drain(it: Iterator[Any], seconds: float) -> tuple[float, float]:
         count += size
     took = time.perf_counter() - begun
     return count / GB / took, (time.process_time() - cpu) / took
+
+
+def thread_times() -> dict[str, float]:
+    """CPU seconds of each thread of this process, by name."""
+    spent: dict[str, float] = {}
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/stat") as file:
+                name, rest = file.read().split("(", 1)[1].rsplit(")", 1)
+        except OSError:
+            continue
+        ticks = sum(map(int, rest.split()[11:13]))
+        spent[name] = spent.get(name, 0.0) + ticks / os.sysconf("SC_CLK_TCK")
+    return spent
 
 
 def through_a_thread(host: Iterable[Any], depth: int = 2) -> Iterator[Any]:
@@ -115,8 +134,7 @@ def ready() -> None:
                 next(it)
             begun = time.perf_counter()
             for _ in range(count):
-                last = next(it)
-            jax.block_until_ready(last)
+                jax.block_until_ready(next(it))
             rates.append(count * BATCH_BYTES / GB / (time.perf_counter() - begun))
         note("ready", "to_device, slabs that are ready", statistics.median(rates), "GB/s", floor)
         print(it.report(), flush=True)
@@ -151,7 +169,10 @@ def workers() -> None:
             next(it)
             first, _ = drain(it, 1)
             drain(it, 2)
+            before = thread_times()
             steady, cpu = drain(it, 4)
+            spent = {name: seconds - before.get(name, 0) for name, seconds in thread_times().items()}
+            print({name: round(seconds / 4, 2) for name, seconds in spent.items() if seconds > 0.02}, flush=True)
         note("workers", f"{count} workers, on the GPU", steady, "GB/s", made)
         note("workers", f"{count} workers, on the GPU, CPU of the consumer", cpu, "cores")
         note("workers", f"{count} workers, on the GPU, first second", first, "GB/s", steady)
@@ -180,7 +201,8 @@ def small() -> None:
     """Batches of 1 MiB."""
     floor = bare_copy(mapped_ring(8, 1 << 20), 4000)
     note("small", "bare device_put of 1 MiB, mapped memory", floor, "GB/s")
-    note("small", "bare device_put of 1 MiB, ordinary memory", bare_copy([np.ones(1 << 20, np.uint8)] * 8, 4000), "GB/s")
+    ordinary = bare_copy([np.ones(1 << 20, np.uint8) for _ in range(8)], 4000)
+    note("small", "bare device_put of 1 MiB, ordinary memory", ordinary, "GB/s")
     pixels = np.ones((1 << 15, 1 << 13), np.uint8)
     source = bushel.sources.ArrayDataSource(pixels)
     for count in (0, 2, 6):
@@ -239,15 +261,17 @@ def step() -> None:
     run(lambda: batch, 50)
     for count in (2, 6, 14):
         with iter(pipeline(pixels, count).to_device()) as it:
-            run(lambda: next(it), 60)
-            took = [(run(lambda: batch, 100), run(lambda: next(it), 200)) for _ in range(3)]
+            fetch = functools.partial(next, it)
+            run(fetch, 60)
+            took = [(run(lambda: batch, 100), run(fetch, 200)) for _ in range(3)]
             bare, fed = statistics.median(a for a, _ in took), statistics.median(b for _, b in took)
-            note("step", f"{count} workers: step alone {1e3 * bare:.2f} ms, fed {1e3 * fed:.2f} ms; waits", 100 * (fed - bare) / fed, "%")
+            what = f"{count} workers: step alone {1e3 * bare:.2f} ms, fed {1e3 * fed:.2f} ms; waits"
+            note("step", what, 100 * (fed - bare) / fed, "%")
             print(it.report(), flush=True)
         with iter(pipeline(pixels, count)) as host:
-            thread = through_a_thread(host)
-            run(lambda: next(thread), 60)
-            fed = run(lambda: next(thread), 200)
+            step_through = functools.partial(next, through_a_thread(host))
+            run(step_through, 60)
+            fed = run(step_through, 200)
             note("step", f"{count} workers, a plain prefetch thread instead; waits", 100 * (fed - bare) / fed, "%")
 
 

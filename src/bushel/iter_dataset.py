@@ -348,10 +348,10 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
     def to_device(
         self, where: Any = None, *, buffer: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
     ) -> IterDataset[T]:
-        """The same elements as arrays on accelerators. The next ones are copied there while a step uses the present one.
+        """The same elements as arrays on accelerators, copied there while the step before uses another element.
 
-        It is the last operation, after `mp_prefetch`. Batches that workers or Bushel itself have made lie in memory that
-        a GPU reads by itself, at the speed of its link. `next` returns an element when it is on the device;
+        It is the last operation, after `mp_prefetch`. A GPU reads batches that workers or Bushel itself have made from
+        their memory by itself, at the speed of its link. `next` returns an element when it is on the device;
         `it.report()` says how long that took. States are those of the pipeline without `to_device`.
 
         Args:

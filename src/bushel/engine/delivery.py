@@ -254,6 +254,13 @@ class Delivery(Cursor):
         self._made = result
         return result.rows, position
 
+    def is_ready(self) -> bool:
+        if self._placement is None:
+            return all(parent.is_ready() for parent in self.parents)
+        if self._result is not None and self._row < len(self._result.rows):
+            return True
+        return bool(self._tickets) and self._tickets[0].done.done()
+
     @property
     def is_here(self) -> bool:
         """Whether rows are computed here when they are asked for."""

@@ -50,7 +50,7 @@ class DmaMapper:
     def map(self, arena: Arena, slot: int) -> None:
         """Asks for a slot to be mapped, and returns at once. Asking again changes nothing."""
         asked = self._asked.setdefault(arena, set())
-        if slot not in asked and not self._failed:
+        if slot not in asked and not self._failed and not arena.is_closed:
             asked.add(slot)
             self._start()
             self._requests.put((arena, slot))
@@ -88,7 +88,7 @@ class DmaMapper:
             elif request is not None:
                 self._map_now(*request)
             request = None
-            for arena in [arena for arena in self._closed if not arena.count_held()]:
+            for arena in [arena for arena in self._closed if not arena.count_leases()]:
                 self._closed.remove(arena)
                 self._unmap_now(arena)
 

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
-
-import numpy as np
 
 from bushel.base import memory
 from bushel.base.blocks import Block
@@ -43,18 +40,11 @@ class HostMemory:
         arena, number = self._arena, None
         if arena is not None:
             number = arena.grant()
-        leased = None if arena is None or number is None else arena.lease(number)
-        slot = Slot(memoryview(bytearray()) if leased is None else leased)
-        del leased  # from here on the arrays alone hold it
-
-        def place(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
-            offset = slot.allocate(size)
-            return None if offset is None else np.frombuffer(slot.view(offset, size), dtype=dtype).reshape(shape)
-
-        with memory.allocating(place):
+        # The slot and the arrays in it hold the lease. So an element without arrays there gives it back at once.
+        slot = Slot(memoryview(b"") if arena is None or number is None else arena.lease(number))
+        with memory.allocating(slot.make_array):
             yield
         used = slot.used
-        del slot  # and `place` with it: an element without arrays in the slot gives it back here
         if arena is not None and number is not None and used <= arena.slot_bytes:
             if used and self._mapper is not None:
                 self._mapper.map(arena, number)

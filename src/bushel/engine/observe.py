@@ -13,14 +13,14 @@ from typing import Any
 
 from bushel.base.blocks import Block
 from bushel.engine import tally
-from bushel.engine.dma import DmaMapper
 from bushel.engine.delivery import Delivery
+from bushel.engine.dma import DmaMapper
 from bushel.engine.program import Result
 from bushel.engine.pulling import ThreadedCursor
 from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Stage
 from bushel.engine.tally import Tally
 from bushel.engine.tasks import Executor, Task, Ticket, awaited
-from bushel.engine.transfer import ArrivedCursor, Put, PutCursor, TransferTimes
+from bushel.engine.transfer import Put, TransferCursor, TransferTimes
 from bushel.graph.cursors import Cursor, Same
 from bushel.graph.node import Node
 from bushel.graph.skips import Skips
@@ -91,11 +91,10 @@ class Observer:
         return _AwaitedCursor(ThreadedCursor(thread, size, self.skips), thread)
 
     def to_device(self, cursor: Cursor, put: Put, size: int, place: str, mapper: DmaMapper | None) -> Cursor:
-        """The rows of a cursor, put on devices ahead by a thread. Its figures are taken in any case."""
+        """The rows of a cursor on devices. Its figures are taken in any case."""
         times = TransferTimes(place, mapper)
         self._transfers.append(times)
-        sent = PutCursor(cursor, put, times)
-        return ArrivedCursor(self.pulled(sent, size) if size else sent, times, mapper)
+        return TransferCursor(cursor, put, size, times, lambda slow: self.pulled(slow, 1), self.skips, mapper)
 
     def outlet(self, cursor: Cursor) -> Cursor:
         """The last cursor of the stream, the one that the consumer asks."""

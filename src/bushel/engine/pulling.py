@@ -104,6 +104,9 @@ class ThreadedCursor(Cursor):
         queue = self._queue
         return 0 if queue is None else len(queue.ready)
 
+    def is_ready(self) -> bool:
+        return self.ready() > 0
+
     def _started(self) -> _Queue:
         queue = self._queue
         if queue is None:

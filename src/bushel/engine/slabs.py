@@ -14,6 +14,8 @@ import tempfile
 import weakref
 from typing import Any
 
+import numpy as np
+
 from bushel.base.memory import ALIGNMENT
 
 
@@ -67,8 +69,9 @@ class Arena:
         # Slots below `_touched` were granted before. The others use no memory yet, and there may be very many of them.
         self._touched = 0
         self._free: list[int] = []  # of the touched ones
-        # A lease ends inside the garbage collector, on any thread, which may hold any lock: all that may be done there
-        # is to put the number of the slot into this queue.
+        self._leased: set[int] = set()
+        # A lease ends inside the garbage collector, on any thread, which may hold any lock. So `_end_lease` may take no
+        # lock: it changes a set, and puts the number of the slot into this queue.
         self._returned: queue.SimpleQueue[int] = queue.SimpleQueue()
         try:
             self._reserve_slot(0)
@@ -108,13 +111,27 @@ class Arena:
         the last array.
         """
         memory = (ctypes.c_char * self.slot_bytes).from_buffer(self._map, slot * self.slot_bytes)
-        finalizer = weakref.finalize(memory, self._returned.put, slot)
+        self._leased.add(slot)
+        finalizer = weakref.finalize(memory, self._end_lease, slot)
         finalizer.atexit = False  # at exit nobody needs the slot, and there may be many of these
         return memoryview(memory).cast("B")
+
+    def _end_lease(self, slot: int) -> None:
+        self._leased.discard(slot)
+        self._returned.put(slot)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self.descriptor < 0
 
     def locate(self, slot: int) -> int:
         """The address of a slot in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self._map)) + slot * self.slot_bytes
+
+    def count_leases(self) -> int:
+        """How many slots arrays look into."""
+        return len(self._leased)
 
     def count_held(self) -> int:
         """How many slots are granted or leased."""
@@ -147,6 +164,11 @@ class Slot:
         offset = -(-self.used // ALIGNMENT) * ALIGNMENT
         self.used = offset + size
         return offset if self.used <= len(self._memory) else None
+
+    def make_array(self, shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
+        """An array in this slot; None if it does not fit. See `bushel.base.memory.Allocator`."""
+        offset = self.allocate(size)
+        return None if offset is None else np.frombuffer(self.view(offset, size), dtype=dtype).reshape(shape)
 
     def view(self, offset: int, size: int) -> memoryview:
         return self._memory[offset : offset + size]

@@ -1,7 +1,8 @@
-"""From the host to a device: a thread puts elements there ahead of the step that uses them, and times are taken."""
+"""From the host to a device: elements are copied there ahead of the step that uses them, and times are taken."""
 
 from __future__ import annotations
 
+import collections
 import time
 import weakref
 from collections.abc import Callable
@@ -9,22 +10,27 @@ from typing import Any
 
 from bushel.base import blocks, trees
 from bushel.base.blocks import Block
+from bushel.base.errors import RowFailed
 from bushel.engine.dma import DmaMapper
-from bushel.engine.native_calls import NativeCalls
 from bushel.engine.report import Transfer
-from bushel.graph.cursors import Cursor, Same
+from bushel.graph.cursors import Cursor, Mark
+from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
+from bushel.graph.state_fields import State
 
 Put = Callable[[Any], Any]
 """Starts to copy an element to a device, and returns it there. It does not wait for the copy."""
 
 _SAMPLED = 32
-"""One in so many transfers is timed. To time a transfer, the thread must wait for it, and so begins the next one late."""
+"""One in so many transfers is timed. To time a transfer one must wait for it, so the next one begins late."""
+
+SLOW_PULL_S = 0.5e-3
+"""If the consumer computes longer than this on each of three elements in a row, a thread computes the next ones."""
 
 _NOT_IN_JAX = "OSUTMm"  # kinds of dtypes: objects, texts and times
 
 
 class TransferTimes:
-    """Figures of one stream's transfers. The thread and the consumer each write their own."""
+    """Figures of one stream's transfers."""
 
     def __init__(self, place: str, mapper: DmaMapper | None):
         self._place, self._mapper = place, mapper
@@ -51,39 +57,45 @@ class TransferTimes:
         )
 
 
-class PutCursor(Same):
-    """The elements of a cursor, each put on its way to a device when it is pulled."""
+class TransferCursor(Cursor):
+    """The elements of a cursor on a device. Up to `buffer` elements are on their way, or there, before they are needed.
 
-    def __init__(self, parent: Cursor, put: Put, times: TransferTimes):
-        super().__init__(parent)
-        self._put, self._times = put, times
-        self._calls = NativeCalls()
+    The consumer's own thread starts the copies: that takes microseconds, and the GPU does the rest. If elements are
+    computed in the consumer and take long, a thread computes them, so that the consumer's step and the next element
+    are computed side by side.
 
-    def pull(self, count: int) -> Block:
-        begun = time.perf_counter()
-        rows = blocks.rows_of(self.parent.pull(1))
-        times, there = self._times, time.perf_counter()
-        times.input_s += there - begun
-        if not rows:
-            return []
-        size_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in trees.leaves(rows[0]))
-        with self._calls:
-            element = self._put(rows[0])
-            if times.elements % _SAMPLED == 4:  # not the first ones: they also start the device
-                wait_until_there(element)
-                times.sampled_s += time.perf_counter() - there
-                times.sampled_bytes += size_bytes
-        times.elements += 1
-        times.size_bytes += size_bytes
-        return [element]
+    Args:
+      parent: elements on the host.
+      put: starts a copy.
+      buffer: how many elements to keep ahead.
+      times: learns how long things take.
+      in_thread: a cursor -> the same cursor, with its elements pulled ahead by a thread.
+      skips: where elements that failed are counted.
+      mapper: maps the memory of elements. It is told to stop when the cursor is gone.
+    """
 
-
-class ArrivedCursor(Same):
-    """The elements that a `PutCursor` has sent, handed out when they are on the device."""
-
-    def __init__(self, parent: Cursor, times: TransferTimes, mapper: DmaMapper | None):
-        super().__init__(parent)
-        self._times = times
+    def __init__(
+        self,
+        parent: Cursor,
+        put: Put,
+        buffer: int,
+        times: TransferTimes,
+        in_thread: Callable[[Cursor], Cursor],
+        skips: Skips | None,
+        mapper: DmaMapper | None,
+    ):
+        self.parents = (parent,)
+        self._parent, self._put, self._buffer, self._times = parent, put, buffer, times
+        self._in_thread: Callable[[Cursor], Cursor] | None = in_thread if buffer else None
+        self._skips = skips
+        self._mark = parent.mark()
+        self._flying: collections.deque[tuple[Any, Mark, list[SkipNote]]] = collections.deque()
+        """Elements on the device or on their way, each with the position after it and what was skipped before it."""
+        self._error: tuple[BaseException, list[SkipNote]] | None = None
+        """Of the element after those. It is raised in its turn."""
+        self._end: tuple[Mark, list[SkipNote]] | None = None
+        """The position at the end of the stream, once it is reached, and what was skipped before it."""
+        self._slow_pulls = 0
         if mapper is not None:
             weakref.finalize(self, mapper.stop).atexit = False
 
@@ -92,13 +104,110 @@ class ArrivedCursor(Same):
         if times.first is None:
             times.first = begun
         try:
-            block = self.parent.pull(count)
-            for element in blocks.rows_of(block):
-                wait_until_there(element)
-            return block
+            while len(self._flying) <= self._buffer and self._end is None and self._error is None:
+                if self._flying and not self._parent.is_ready():
+                    break
+                self._pull_one()
+            if not self._flying:
+                return self._finish()
+            element, self._mark, skipped = self._flying.popleft()
+            count_collected(self._skips, skipped)
+            wait_until_there(element)
+            return [element]
         finally:
             times.last = time.perf_counter()
             times.waited_s += times.last - begun
+
+    def _finish(self) -> Block:
+        """What comes after the last element: nothing, or an error."""
+        if self._end is not None:
+            self._mark, skipped = self._end
+            self._end = self._mark, []
+            count_collected(self._skips, skipped)
+            return []
+        assert self._error is not None
+        (error, skipped), self._error = self._error, None
+        count_collected(self._skips, skipped)
+        self._parent.rewind(self._mark)
+        raise error
+
+    def _pull_one(self) -> None:
+        """Pulls one element and starts its copy."""
+        times, begun = self._times, time.perf_counter()
+        ready = self._parent.is_ready()
+        with collect_skips(self._skips) as skipped:
+            try:
+                rows = blocks.rows_of(self._parent.pull(1))
+                there = time.perf_counter()
+                element = self._send(rows[0]) if rows else None
+            except KeyboardInterrupt:
+                raise
+            except RowFailed as failed:
+                self._error = failed.error, skipped
+                return
+            except BaseException as error:
+                self._error = error, skipped
+                return
+        times.input_s += there - begun
+        if not rows:
+            self._end = self._parent.mark(), skipped
+            return
+        self._flying.append((element, self._parent.mark(), skipped))
+        if ready and self._in_thread is not None:
+            self._slow_pulls = self._slow_pulls + 1 if there - begun > SLOW_PULL_S else 0
+            if self._slow_pulls == 3:
+                self._parent = self._in_thread(self._parent)
+                self.parents, self._in_thread = (self._parent,), None
+
+    def _send(self, element: Any) -> Any:
+        """Starts the copy of an element. Times one copy in 32, which it waits for."""
+        times = self._times
+        size_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in trees.leaves(element))
+        timed = times.elements % _SAMPLED == 4  # not the first ones: they also start the device
+        if timed:
+            for other, _, _ in self._flying:
+                wait_until_there(other)
+        begun = time.perf_counter()
+        there = self._put(element)
+        if timed:
+            wait_until_there(there)
+            times.sampled_s += time.perf_counter() - begun
+            times.sampled_bytes += size_bytes
+        times.elements += 1
+        times.size_bytes += size_bytes
+        return there
+
+    def mark(self) -> Mark:
+        return self._mark
+
+    def rewind(self, mark: Mark) -> None:
+        self._flying.clear()
+        self._error = self._end = None
+        self._parent.rewind(mark)
+        self._mark = mark
+
+    def state_of(self, mark: Mark) -> State:
+        return self._parent.state_of(mark)
+
+    def mark_of(self, state: State) -> Mark:
+        return self._parent.mark_of(state)
+
+    def catch_up(self) -> None:
+        if not self._flying:  # else the parent is past this position already
+            super().catch_up()
+
+    def get_next_index(self) -> int:
+        self.rewind(self._mark)
+        return self._parent.get_next_index()
+
+    def set_next_index(self, index: int) -> None:
+        self.rewind(self._mark)
+        self._parent.set_next_index(index)
+        self._mark = self._parent.mark()
+
+    def close(self) -> None:
+        self._parent.close()
+        self._flying.clear()
 
 
 def wait_until_there(element: Any) -> None:
@@ -164,7 +273,7 @@ def find_devices(where: Any) -> list[Any]:
     for part in jax.tree.leaves(where, is_leaf=lambda part: part is None):
         if part is None:
             # What `jax.device_put` takes: the device of `jax.default_device`, or else the first one.
-            default = jax.config.jax_default_device
+            default: Any = getattr(jax.config, "jax_default_device", None)
             found = [jax.devices(default)[0] if isinstance(default, str) else default or jax.local_devices()[0]]
         elif isinstance(part, jax.Device):
             found = [part]
@@ -183,4 +292,3 @@ def name_devices(devices: list[Any]) -> str:
     """Devices as they read in a report."""
     kinds = {getattr(device, "device_kind", device.platform) for device in devices}
     return f"{len(devices)} x {', '.join(sorted(kinds))}"
-

@@ -13,10 +13,7 @@ import sys
 import time
 from typing import Any, NoReturn
 
-import numpy as np
-
 from bushel.base import alias, blocks
-from bushel.base.memory import Allocator
 from bushel.engine import shipping, stall, wire
 from bushel.engine.program import Announce, Misfit, Program, Result
 from bushel.engine.slabs import Slot
@@ -170,7 +167,7 @@ class _Worker:
                 given = given[0], pickle.loads(given[1])
             # A worker has died over this block. It announces each element, so that the pool knows which one kills.
             announcing = announce if announces else None
-            in_place = None if slot is None else _make_allocator(slot)
+            in_place = None if slot is None else slot.make_array
             result = run_task(self._programs[program], low, high, count_before, announcing, given, in_place)
             if announces:
                 _pack_each_row(self._programs[program], low, result, announce)
@@ -187,18 +184,6 @@ class _Worker:
         except BaseException as error:
             answer = ("failed", task, *shipping.pack_error(error))
         self._channel.send_later(answer)  # in one message with the "begun" of the next task, if that is there
-
-
-def _make_allocator(slot: Slot) -> Allocator:
-    """A function that makes arrays in a slot, and returns None for an array that does not fit."""
-
-    def empty(shape: tuple[int, ...], dtype: np.dtype[Any], size: int) -> np.ndarray | None:
-        offset = slot.allocate(size)
-        if offset is None:
-            return None
-        return np.frombuffer(slot.view(offset, size), dtype=dtype).reshape(shape)
-
-    return empty
 
 
 def _pack(

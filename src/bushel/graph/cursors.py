@@ -95,6 +95,11 @@ class Cursor(abc.ABC):
         return None
 
     @optional
+    def is_ready(self) -> bool:
+        """Whether `pull` can begin at once. False while it would wait for a worker or a thread."""
+        return all(parent.is_ready() for parent in self.parents)
+
+    @optional
     def start_prefetch(self) -> None:
         """Starts to work ahead, where this cursor or one before it does so."""
         for parent in self.parents:
