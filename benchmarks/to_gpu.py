@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import logging
 import mmap
 import os
 import platform
@@ -279,6 +280,7 @@ SECTIONS = {"ready": ready, "workers": workers, "inline": inline, "small": small
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.INFO)  # says where memory cannot be mapped
     chosen = sys.argv[1:] or list(SECTIONS)
     device = jax.devices()[0]
     print(f"{device.device_kind}, {os.cpu_count()} cores, JAX {jax.__version__}, Python {platform.python_version()}")
