@@ -45,6 +45,7 @@ if _TYPE_CHECKING:
     from bushel.checkpoint import CheckpointHandler as OrbaxCheckpointHandler
     from bushel.data_loader import DataLoader, DataLoaderIterator, load
     from bushel.dataset import IterDataset, MapDataset
+    from bushel.device import device_put as device_put
     from bushel.engine import Report
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
@@ -101,7 +102,7 @@ __all__ = [
     "transforms",
 ]
 
-_EXTRAS = ("device", "jit", "prometheus", "trajectory")
+_EXTRAS = ("device", "device_put", "jit", "prometheus", "trajectory")
 """Modules that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
 
 _ELSEWHERE = {
@@ -134,6 +135,7 @@ _ELSEWHERE = {
     "Transformation": "base.transforms",
     "WorkerDied": "base.errors",
     "config": "base.config",
+    "device_put": "device",
     "load": "data_loader",
 }
 """The module of each name that is loaded when it is asked for; with another name there, where it has one."""

@@ -15,7 +15,7 @@ from bushel.dataset import (
     get_element_spec,
     multithread_prefetch,
 )
-from bushel.device import device_put
+from bushel.device.loader_on_device import device_put_like_grain as device_put
 from bushel.elastic import ElasticIterator
 from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.graph.batch import batch_and_pad

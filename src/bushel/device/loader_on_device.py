@@ -1,73 +1,117 @@
-"""From the host to the device: elements are on their way while the one before is used."""
+"""From the host to the device, as functions: for datasets, and for loaders, which are not datasets."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 from bushel.base import checks
 from bushel.dataset import IterDataset, MapDataset, ThreadPrefetchIterDataset
 from bushel.engine import Report
+from bushel.engine.transfer import Put, make_put
 from bushel.graph.state_fields import State
 from bushel.iterator import DatasetIterator, ThreadPrefetchDatasetIterator
-
-_NOT_IN_JAX = "OSUTMm"  # kinds of dtypes: objects, texts and times
 
 
 @overload
 def device_put(  # pyright: ignore[reportOverlappingOverload]
-    ds: IterDataset[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+    ds: MapDataset[Any] | IterDataset[Any],
+    where: Any = None,
+    *,
+    buffer: int = 2,
+    unsupported: Literal["keep", "refuse"] = "keep",
 ) -> IterDataset[Any]: ...
 
 
 @overload
 def device_put(
-    ds: Iterable[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+    ds: Iterable[Any], where: Any = None, *, buffer: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
 ) -> LoaderOnDevice: ...
 
 
 def device_put(
-    ds: IterDataset[Any] | Iterable[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+    ds: MapDataset[Any] | IterDataset[Any] | Iterable[Any],
+    where: Any = None,
+    *,
+    buffer: int = 2,
+    unsupported: Literal["keep", "refuse"] = "keep",
 ) -> IterDataset[Any] | LoaderOnDevice:
-    """The same elements on a device, put there ahead by a thread. Texts, which JAX does not have, stay on the host.
+    """The elements of a dataset or a loader as arrays on accelerators. For a dataset it is `ds.to_device(where)`.
+
+    A loader, such as the one of `bushel.trajectory.get_dataloader`, stays a loader: its iterators have the states of
+    the loader's own.
 
     Args:
-      ds: elements that are trees of arrays. A loader, such as the one of `bushel.trajectory.get_dataloader`, will do
-        as well: the result is then a loader too, and its iterators have the states of the loader's own.
-      device: what `jax.device_put` takes: a device, or a sharding.
-      cpu_buffer_size: how many elements are held ready on the host.
-      device_buffer_size: how many are held ready on the device.
+      ds: elements that are trees of arrays.
+      where: a device, a sharding, or a tree of them; by default JAX's default device.
+      buffer: how many elements wait on the device, besides the one in use.
+      unsupported: what becomes of leaves that JAX cannot hold: "keep" leaves them on the host, "refuse" raises.
+
+    >>> import jax
+    >>> import bushel
+    >>> ds = bushel.MapDataset.range(4).batch(2)
+    >>> [batch.devices() == {jax.devices()[0]} for batch in bushel.device_put(ds, jax.devices()[0])]
+    [True, True]
+    """
+    _need_jax()
+    if isinstance(ds, MapDataset | IterDataset):
+        return ds.to_device(where, buffer=buffer, unsupported=unsupported)
+    return LoaderOnDevice(ds, where, 1, checks.not_negative(buffer, "buffer"), unsupported)
+
+
+@overload
+def device_put_like_grain(  # pyright: ignore[reportOverlappingOverload]
+    ds: IterDataset[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+) -> IterDataset[Any]: ...
+
+
+@overload
+def device_put_like_grain(
+    ds: Iterable[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+) -> LoaderOnDevice: ...
+
+
+def device_put_like_grain(
+    ds: IterDataset[Any] | Iterable[Any], device: Any, *, cpu_buffer_size: int = 4, device_buffer_size: int = 2
+) -> IterDataset[Any] | LoaderOnDevice:
+    """`ds.to_device(device)` with the arguments of Grain's `device_put`. A loader will do as well.
+
+    Args:
+      ds: elements that are trees of arrays.
+      device: a device, or a sharding.
+      cpu_buffer_size: how many elements a thread holds ready on the host.
+      device_buffer_size: how many elements wait on the device.
 
     >>> import jax
     >>> import bushel
     >>> ds = bushel.MapDataset.range(4).batch(2).to_iter_dataset()
-    >>> [batch.devices() == {jax.devices()[0]} for batch in device_put(ds, jax.devices()[0])]
+    >>> [batch.devices() == {jax.devices()[0]} for batch in bushel.experimental.device_put(ds, jax.devices()[0])]
     [True, True]
     """
+    _need_jax()
+    if isinstance(ds, IterDataset):
+        ahead = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)
+        return ahead.to_device(device, buffer=device_buffer_size)
+    if isinstance(ds, MapDataset):
+        raise TypeError("device_put takes an IterDataset or a loader, got a MapDataset. Call to_iter_dataset() first.")
+    return LoaderOnDevice(ds, device, cpu_buffer_size, device_buffer_size, "keep")
+
+
+def _need_jax() -> None:
     try:
         import jax  # noqa: F401
     except ImportError as error:
         raise ImportError("device_put needs JAX: pip install 'bushel[jax]'.") from error
-    if isinstance(ds, IterDataset):
-        ds = ThreadPrefetchIterDataset(ds, prefetch_buffer_size=cpu_buffer_size)
-        ds = ds.map(functools.partial(_put, device=device))
-        return ThreadPrefetchIterDataset(ds, prefetch_buffer_size=device_buffer_size)
-    if isinstance(ds, MapDataset):
-        raise TypeError("device_put takes an IterDataset or a loader, got a MapDataset. Call to_iter_dataset() first.")
-    return LoaderOnDevice(ds, device, cpu_buffer_size, device_buffer_size)
 
 
 class LoaderOnDevice:
     """The elements of a loader on a device: iterate over it, or take an iterator for its state."""
 
-    def __init__(self, loader: Iterable[Any], device: Any, cpu_buffer_size: int, device_buffer_size: int):
+    def __init__(self, loader: Iterable[Any], device: Any, host_buffer: int, device_buffer: int, unsupported: str):
         if not hasattr(loader, "__iter__") or hasattr(loader, "__next__"):
             raise TypeError(f"device_put takes an IterDataset, or a loader that can be iterated over; got {loader!r}.")
-        self._loader, self._device = loader, device
-        self._sizes = [
-            checks.not_negative(size, "prefetch_buffer_size") for size in (cpu_buffer_size, device_buffer_size)
-        ]
+        self._loader, self._device, self._unsupported = loader, device, unsupported
+        self._sizes = [checks.not_negative(size, "prefetch_buffer_size") for size in (host_buffer, device_buffer)]
 
     def __iter__(self) -> DatasetIterator[Any]:
         elements: Any = iter(self._loader)
@@ -77,7 +121,7 @@ class LoaderOnDevice:
                 f"{type(self._loader).__name__} gives a {type(elements).__name__}."
             )
         on_host, on_device = self._sizes
-        return _OnDevice(elements, self._device, on_host, on_device)
+        return _OnDevice(elements, make_put(self._device, self._unsupported), on_host, on_device)
 
     def __repr__(self) -> str:
         return f"device_put({self._loader!r}, {self._device!r})"
@@ -86,12 +130,12 @@ class LoaderOnDevice:
 class _Put(DatasetIterator[Any]):
     """The elements of an iterator, each put on a device when it is asked for."""
 
-    def __init__(self, parent: ThreadPrefetchDatasetIterator[Any], device: Any):
+    def __init__(self, parent: ThreadPrefetchDatasetIterator[Any], put: Put):
         super().__init__(parent)
-        self._device = device
+        self._put = put
 
     def __next__(self) -> Any:
-        return _put(next(self._parent), self._device)
+        return self._put(next(self._parent))
 
     def get_state(self) -> State:
         return self._parent.get_state()
@@ -103,11 +147,11 @@ class _Put(DatasetIterator[Any]):
 class _OnDevice(ThreadPrefetchDatasetIterator[Any]):
     """The elements of an iterator put on a device ahead. Its states are those of the iterator."""
 
-    def __init__(self, elements: Any, device: Any, cpu_buffer_size: int, device_buffer_size: int):
+    def __init__(self, elements: Any, put: Put, host_buffer: int, device_buffer: int):
         self._elements = elements
         self._same_on_all_processes = getattr(elements, "_same_on_all_processes", False)
-        ahead = ThreadPrefetchDatasetIterator(elements, cpu_buffer_size)
-        super().__init__(_Put(ahead, device), device_buffer_size)
+        ahead = ThreadPrefetchDatasetIterator(elements, host_buffer)
+        super().__init__(_Put(ahead, put), device_buffer)
 
     @property
     def skipped(self) -> int:
@@ -117,25 +161,3 @@ class _OnDevice(ThreadPrefetchDatasetIterator[Any]):
     def report(self) -> Report:
         """Where the time of the loader went: see `bushel.Report`."""
         return self._elements.report()
-
-
-def _put(element: Any, device: Any) -> Any:
-    """An element on a device, but for what JAX cannot hold."""
-    import jax
-
-    leaves = jax.tree.leaves(element)
-    if all(map(_fits, leaves)):
-        return jax.device_put(element, device)
-    # None is no leaf, so that `device` may still be a tree of shardings.
-    found = jax.device_put(jax.tree.map(lambda leaf: leaf if _fits(leaf) else None, element), device)
-    return jax.tree.map(
-        lambda moved, leaf: leaf if moved is None else moved, found, element, is_leaf=lambda part: part is None
-    )
-
-
-def _fits(leaf: Any) -> bool:
-    """Whether JAX can hold a leaf: numbers, and arrays of them."""
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is None:
-        return isinstance(leaf, bool | int | float | complex) or hasattr(leaf, "__jax_array__")
-    return getattr(dtype, "kind", "") not in _NOT_IN_JAX and getattr(dtype, "names", None) is None

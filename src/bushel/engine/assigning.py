@@ -39,6 +39,8 @@ def choose_job(
       workers: all workers.
       active: workers with an index below it are not parked.
     """
+    if all(len(worker.jobs) >= JOBS_PER_WORKER for worker in workers):
+        return None  # the usual case: saves a look at every waiting job for every result
     needed = _find_needed_counts(unfinished) if full else {}
     held_back: set[Ledger] = set()
     for job in waiting:

@@ -153,7 +153,7 @@ class _Opener:
         # The elements on the device, one in the making, and those that are under way.
         host_memory = HostMemory(_HOST_BYTES, 2 * node.buffer + 4, mapper)
         parent = dataclasses.replace(self, host_memory=host_memory, mapper=mapper)._open_in_host_memory(node.parent)
-        put = transfer.make_put(node.where, node.unsupported)
+        put = transfer.make_put(devices[0] if node.where is None else node.where, node.unsupported)
         return self.observer.to_device(parent, put, node.buffer, transfer.name_devices(devices), mapper)
 
     def _open_in_host_memory(self, node: StreamNode) -> Cursor:
