@@ -458,6 +458,7 @@ OUR_PARAMETERS = {
 OUR_METHODS = {
     *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
     *("column", "where", "sample", "order_by", "pack", "bucket", "explain", "describe", "report", "skipped", "save"),
+    "to_device",
 }
 # What a Grain program may call and does not find yet.
 NOT_YET = {
