@@ -45,10 +45,10 @@ def images(records: int = 4096) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (records, *SHAPE), dtype=np.uint8)
 
 
-def pipeline(pixels: np.ndarray, workers: int) -> bushel.IterDataset[Any]:
+def pipeline(pixels: np.ndarray, workers: int, **options: Any) -> bushel.IterDataset[Any]:
     source = bushel.sources.ArrayDataSource(pixels)
     ds = bushel.MapDataset.source(source).seed(0).shuffle().repeat().batch(BATCH, drop_remainder=True).to_iter_dataset()
-    return ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers)) if workers else ds
+    return ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=workers, **options)) if workers else ds
 
 
 _kept: list[Any] = []
@@ -124,16 +124,16 @@ def ready() -> None:
     pageable = bare_copy([np.ones(BATCH_BYTES, np.uint8) for _ in range(8)], 100)
     note("ready", "bare device_put, mapped memory, 4 in flight", floor, "GB/s")
     note("ready", "bare device_put, ordinary memory, 4 in flight", pageable, "GB/s")
-    with iter(pipeline(images(), 8).to_device(buffer=4)) as it:
-        for _ in range(60):
+    ds = pipeline(images(), 8, per_worker_buffer_size=8, budget_bytes=4 << 30)
+    with iter(ds.to_device(buffer=4)) as it:
+        for _ in range(300):
             next(it)
         rates = []
-        for _ in range(9):
-            time.sleep(0.8)  # the workers fill all slots, and four batches are on the device
-            count, begun = 12, time.perf_counter()
-            for _ in range(4):
+        for _ in range(7):
+            time.sleep(3)  # the workers fill all slots that they may, and stop
+            for _ in range(5):
                 next(it)
-            begun = time.perf_counter()
+            count, begun = 40, time.perf_counter()
             for _ in range(count):
                 jax.block_until_ready(next(it))
             rates.append(count * BATCH_BYTES / GB / (time.perf_counter() - begun))
@@ -276,7 +276,102 @@ def step() -> None:
             note("step", f"{count} workers, a plain prefetch thread instead; waits", 100 * (fed - bare) / fed, "%")
 
 
-SECTIONS = {"ready": ready, "workers": workers, "inline": inline, "small": small, "step": step}
+class Jpegs:
+    """Records that are decoded and cropped: the usual work of workers."""
+
+    def __init__(self, files: list[bytes]):
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> bytes:
+        return self._files[index]
+
+
+def decode(file: bytes) -> np.ndarray:
+    import simplejpeg
+
+    return simplejpeg.decode_jpeg(file)[16:240, 16:240]
+
+
+def jpeg() -> None:
+    """JPEGs through 14 workers, and a step that takes a tenth longer than the workers need for a batch."""
+    import simplejpeg
+
+    smooth = np.random.default_rng(0).integers(0, 255, (64, 8, 8, 3), dtype=np.uint8)
+    files = [simplejpeg.encode_jpeg(np.ascontiguousarray(image.repeat(32, 0).repeat(32, 1))) for image in smooth]
+    ds = bushel.MapDataset.source(Jpegs(files * 32)).seed(0).shuffle().repeat().map(decode).batch(BATCH)
+    fed = ds.to_iter_dataset().mp_prefetch(bushel.MultiprocessingOptions(num_workers=14))
+    with iter(fed) as it:
+        drain(it, 3)
+        made, _ = drain(it, 4)
+    note("jpeg", f"14 workers decode {made * GB / (224 * 224 * 3):,.0f} images/s", made, "GB/s")
+    step, state = make_step(1.1 * BATCH_BYTES / GB / made)
+    batch = jnp.ones((BATCH, *SHAPE), jnp.uint8)
+    with iter(fed.to_device()) as it:
+        for _ in range(30):
+            next(it)
+        took: list[float] = []
+        for _ in range(3):
+            for feed in (lambda: batch, functools.partial(next, it)):
+                now, begun = state, time.perf_counter()
+                for _ in range(60):
+                    now = jax.block_until_ready(step(now, feed()))
+                took.append((time.perf_counter() - begun) / 60)
+        bare, mine = statistics.median(took[0::2]), statistics.median(took[1::2])
+        what = f"step alone {1e3 * bare:.1f} ms, fed {1e3 * mine:.1f} ms; waits"
+        note("jpeg", what, 100 * (mine - bare) / mine, "%")
+
+
+class Rows:
+    """Rows of an array, one at a time: the source that Grain's documents show."""
+
+    def __init__(self, pixels: np.ndarray):
+        self._pixels = pixels
+
+    def __len__(self) -> int:
+        return len(self._pixels)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self._pixels[index]
+
+
+def peer() -> None:
+    """Grain's own `device_put` on the same work, with fewer records, since each of its workers gets a copy of them."""
+    import grain
+    from absl import flags
+
+    flags.FLAGS(["benchmark"])
+    pixels = images(1024)
+
+    def build(library: Any, workers: int) -> Any:
+        ds = library.MapDataset.source(Rows(pixels)).seed(0).shuffle().repeat().batch(BATCH, drop_remainder=True)
+        ds = ds.to_iter_dataset(library.ReadOptions(0, 0))
+        if workers:
+            ds = ds.mp_prefetch(library.MultiprocessingOptions(num_workers=workers))
+        return library.experimental.device_put(ds, jax.devices()[0])
+
+    for workers in (0, 8):
+        for name, library in (("Grain", grain), ("Bushel", bushel)):
+            it = iter(build(library, workers))
+            next(it)
+            drain(it, 3)
+            rate, cpu = drain(it, 4)
+            note("peer", f"{name}'s experimental.device_put, {workers} workers", rate, "GB/s")
+            note("peer", f"{name}'s experimental.device_put, {workers} workers, CPU of the consumer", cpu, "cores")
+            del it
+
+
+SECTIONS = {
+    "ready": ready,
+    "workers": workers,
+    "inline": inline,
+    "small": small,
+    "step": step,
+    "jpeg": jpeg,
+    "peer": peer,
+}
 
 
 def main() -> None:
