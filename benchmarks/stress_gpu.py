@@ -24,6 +24,8 @@ import numpy as np
 import bushel
 from bushel.engine.supervisor import SUPERVISORS
 
+os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # the programs that this one starts use the same GPU
+
 RECORDS, WIDTH = 4096, 16 << 10
 
 

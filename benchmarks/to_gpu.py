@@ -90,6 +90,15 @@ def drain(it: Iterator[Any], seconds: float) -> tuple[float, float]:
     return count / GB / took, (time.process_time() - cpu) / took
 
 
+def in_flight(host: Iterator[Any], depth: int = 4) -> Iterator[Any]:
+    """A plain loop with `jax.device_put`, some batches ahead."""
+    device, flying = jax.devices()[0], deque[Any]()
+    for batch in host:
+        flying.append(jax.device_put(batch, device))
+        if len(flying) > depth:
+            yield flying.popleft()
+
+
 def thread_times() -> dict[str, float]:
     """CPU seconds of each thread of this process, by name."""
     spent: dict[str, float] = {}
@@ -212,9 +221,14 @@ def small() -> None:
         with iter(ds) as it:
             drain(it, 1)
             made, _ = drain(it, 2)
+        with iter(ds) as it:
+            bare = in_flight(it)
+            drain(bare, 1)
+            plain, _ = drain(bare, 3)
         with iter(ds.to_device(buffer=4)) as it:
             drain(it, 1)
-            note("small", f"{count} workers, on the GPU ({made:.1f} GB/s made)", drain(it, 3)[0], "GB/s", floor)
+            what = f"{count} workers, on the GPU; bare: device_put of the same batches ({made:.1f} made)"
+            note("small", what, drain(it, 3)[0], "GB/s", plain)
 
 
 def make_step(seconds: float) -> tuple[Callable[[Any, Any], Any], Any]:

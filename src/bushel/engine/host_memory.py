@@ -14,7 +14,7 @@ from bushel.engine.dma import DmaMapper
 from bushel.engine.slabs import Arena, Slot
 from bushel.graph.cursors import Cursor, Same
 
-_WORTH_A_SLOT = 1 << 16
+_WORTH_A_SLOT = 4 << 20
 """In bytes. Smaller elements are made in ordinary memory, which costs them nothing."""
 
 

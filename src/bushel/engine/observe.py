@@ -94,7 +94,7 @@ class Observer:
         """The rows of a cursor on devices. Its figures are taken in any case."""
         times = TransferTimes(place, mapper)
         self._transfers.append(times)
-        return TransferCursor(cursor, put, size, times, lambda slow: self.pulled(slow, 1), self.skips, mapper)
+        return TransferCursor(cursor, put, size, times, lambda sent: self.pulled(sent, size), self.skips, mapper)
 
     def outlet(self, cursor: Cursor) -> Cursor:
         """The last cursor of the stream, the one that the consumer asks."""

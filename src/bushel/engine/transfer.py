@@ -14,8 +14,9 @@ from bushel.base import blocks, trees
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.engine.dma import DmaMapper
+from bushel.engine.native_calls import NativeCalls
 from bushel.engine.report import Transfer
-from bushel.graph.cursors import Cursor, Mark
+from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State
 
@@ -25,8 +26,10 @@ Put = Callable[[Any], Any]
 _SAMPLED = 32
 """One in so many transfers is timed. To time a transfer one must wait for it, so the next one begins late."""
 
-SLOW_PULL_S = 0.5e-3
-"""If the consumer computes longer than this on each of three elements in a row, a thread computes the next ones."""
+_TIMED_TURN = 4  # not the first ones: they also start the device
+
+HEAVY_S, HEAVY_BYTES = 0.5e-3, 4 << 20
+"""If three elements in a row take the consumer longer than this, or are larger, a thread sends the next ones."""
 
 _NOT_IN_JAX = "OSUTMm"  # kinds of dtypes: objects, texts and times
 
@@ -59,19 +62,65 @@ class TransferTimes:
         )
 
 
+class Sender:
+    """Starts the copies of elements, one after the other, and times one in 32 of them.
+
+    Args:
+      put: starts a copy.
+      times: learns how long things take.
+    """
+
+    def __init__(self, put: Put, times: TransferTimes):
+        self._put, self._times = put, times
+        self._calls = NativeCalls()
+        self._before: Any = None
+        """The element before the one that is timed. Copies are made in order, so the timed one must not wait for it."""
+
+    def send(self, element: Any) -> Any:
+        """Starts the copy of an element, and returns the element on the device."""
+        times = self._times
+        turn = times.elements % _SAMPLED
+        times.elements += 1
+        times.size_bytes += size_of(element)
+        with self._calls:
+            if turn != _TIMED_TURN:
+                there = self._put(element)
+                self._before = there if turn == _TIMED_TURN - 1 else None
+                return there
+            wait_until_there(self._before)
+            self._before = None
+            begun = time.perf_counter()
+            there = self._put(element)
+            wait_until_there(there)
+            times.sampled_s += time.perf_counter() - begun
+            times.sampled_bytes += size_of(element)
+            return there
+
+
+class SendingCursor(Same):
+    """The elements of a cursor, one by one, each sent when it is pulled."""
+
+    def __init__(self, parent: Cursor, sender: Sender):
+        super().__init__(parent)
+        self._sender = sender
+
+    def pull(self, count: int) -> Block:
+        return [self._sender.send(row) for row in blocks.rows_of(self.parent.pull(1))]
+
+
 class TransferCursor(Cursor):
     """The elements of a cursor on a device. Up to `buffer` elements are on their way, or there, before they are needed.
 
-    The consumer's own thread starts the copies: that takes microseconds, and the GPU does the rest. If elements are
-    computed in the consumer and take long, a thread computes them, so that the consumer's step and the next element
-    are computed side by side.
+    Who starts the copies depends on the elements. Small ones are sent by the consumer's own thread: to hand one over
+    from another thread would take longer than to send it. Elements that are large, or that take long to compute, are
+    sent by a thread, which does so while the consumer's step runs.
 
     Args:
       parent: elements on the host.
       put: starts a copy.
       buffer: how many elements to keep ahead.
       times: learns how long things take.
-      in_thread: a cursor -> the same cursor, with its elements pulled ahead by a thread.
+      in_thread: a cursor -> the same cursor, with `buffer` elements pulled ahead by a thread.
       skips: where elements that failed are counted.
       mapper: maps the memory of elements. It is told to stop when the cursor is gone.
     """
@@ -87,9 +136,12 @@ class TransferCursor(Cursor):
         mapper: DmaMapper | None,
     ):
         self.parents = (parent,)
-        self._parent, self._put, self._buffer, self._times = parent, put, buffer, times
-        self._in_thread: Callable[[Cursor], Cursor] | None = in_thread if buffer else None
-        self._skips = skips
+        self._parent, self._times, self._skips = parent, times, skips
+        self._sender: Sender | None = Sender(put, times)
+        """None once a thread sends the elements."""
+        self._in_thread = in_thread
+        self._ahead = buffer
+        """How many elements this cursor keeps ahead. A thread keeps its own."""
         self._mark = parent.mark()
         self._flying: collections.deque[tuple[Any, Mark, list[SkipNote]]] = collections.deque()
         """Elements on the device or on their way, each with the position after it and what was skipped before it."""
@@ -97,7 +149,8 @@ class TransferCursor(Cursor):
         """Of the element after those. It is raised in its turn."""
         self._end: tuple[Mark, list[SkipNote]] | None = None
         """The position at the end of the stream, once it is reached, and what was skipped before it."""
-        self._slow_pulls = 0
+        self._heavy = 0
+        """How many elements in a row were large or took long."""
         if mapper is not None:
             weakref.finalize(self, mapper.stop).atexit = False
 
@@ -106,7 +159,7 @@ class TransferCursor(Cursor):
         if times.first is None:
             times.first = begun
         try:
-            while len(self._flying) <= self._buffer and self._end is None and self._error is None:
+            while len(self._flying) <= self._ahead and self._end is None and self._error is None:
                 is_ready = self._parent.is_ready()
                 if self._flying and not is_ready:
                     break
@@ -135,13 +188,16 @@ class TransferCursor(Cursor):
         raise error
 
     def _pull_one(self, is_ready: bool) -> None:
-        """Pulls one element and starts its copy."""
-        times, begun = self._times, time.perf_counter()
+        """Pulls one element and starts its copy, if no thread has done so."""
+        sender, times, begun = self._sender, self._times, time.perf_counter()
         with collect_skips(self._skips) as skipped:
             try:
                 rows = blocks.rows_of(self._parent.pull(1))
-                there = time.perf_counter()
-                element = self._send(rows[0]) if rows else None
+                took_s = time.perf_counter() - begun
+                element = rows[0] if rows else None
+                if sender is not None and rows:
+                    self._heavy = self._heavy + 1 if _is_heavy(element, took_s if is_ready else 0.0) else 0
+                    element = sender.send(element)
             except KeyboardInterrupt:
                 raise
             except RowFailed as failed:
@@ -150,34 +206,14 @@ class TransferCursor(Cursor):
             except BaseException as error:
                 self._error = error, skipped
                 return
-        times.input_s += there - begun
+        times.input_s += took_s
         if not rows:
             self._end = self._parent.mark(), skipped
             return
         self._flying.append((element, self._parent.mark(), skipped))
-        if is_ready and self._in_thread is not None:
-            self._slow_pulls = self._slow_pulls + 1 if there - begun > SLOW_PULL_S else 0
-            if self._slow_pulls == 3:
-                self._parent = self._in_thread(self._parent)
-                self.parents, self._in_thread = (self._parent,), None
-
-    def _send(self, element: Any) -> Any:
-        """Starts the copy of an element. Times one copy in 32, which it waits for."""
-        times = self._times
-        size_bytes = sum(getattr(leaf, "nbytes", 0) for leaf in trees.leaves(element))
-        timed = times.elements % _SAMPLED == 4  # not the first ones: they also start the device
-        if timed:
-            for other, _, _ in self._flying:
-                wait_until_there(other)
-        begun = time.perf_counter()
-        there = self._put(element)
-        if timed:
-            wait_until_there(there)
-            times.sampled_s += time.perf_counter() - begun
-            times.sampled_bytes += size_bytes
-        times.elements += 1
-        times.size_bytes += size_bytes
-        return there
+        if sender is not None and self._ahead and self._heavy == 3:
+            self._parent = self._in_thread(SendingCursor(self._parent, sender))
+            self.parents, self._sender, self._ahead = (self._parent,), None, 0
 
     def mark(self) -> Mark:
         return self._mark
@@ -210,6 +246,15 @@ class TransferCursor(Cursor):
     def close(self) -> None:
         self._parent.close()
         self._flying.clear()
+
+
+def _is_heavy(element: Any, seconds: float) -> bool:
+    return seconds > HEAVY_S or size_of(element) > HEAVY_BYTES
+
+
+def size_of(element: Any) -> int:
+    """The bytes of the arrays of an element."""
+    return sum(getattr(leaf, "nbytes", 0) for leaf in trees.leaves(element))
 
 
 def wait_until_there(element: Any) -> None:
