@@ -77,7 +77,7 @@ class Transfer:
     input_s: float
     """How long the thread that feeds the device waited for elements, or computed them."""
     bytes_per_s: float
-    """The speed of one transfer by itself. One in 32 is timed."""
+    """The speed of one transfer by itself: the median of those that were timed, which is one in 32."""
     mapped_bytes: int
     """How much memory is mapped for the GPU."""
 

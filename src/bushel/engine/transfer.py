@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import statistics
 import time
 import weakref
 from collections.abc import Callable
@@ -42,8 +43,8 @@ class TransferTimes:
         self.elements = 0
         self.size_bytes = 0
         self.input_s = 0.0
-        self.sampled_s = 0.0
-        self.sampled_bytes = 0
+        self.speeds: collections.deque[float] = collections.deque(maxlen=101)
+        """Of the transfers that were timed, in bytes per second."""
         self.first: float | None = None
         self.last = 0.0
         self.waited_s = 0.0
@@ -57,7 +58,7 @@ class TransferTimes:
             elapsed_s=0.0 if self.first is None else self.last - self.first,
             waited_s=self.waited_s,
             input_s=self.input_s,
-            bytes_per_s=self.sampled_bytes / self.sampled_s if self.sampled_s else 0.0,
+            bytes_per_s=statistics.median(self.speeds) if self.speeds else 0.0,
             mapped_bytes=0 if self._mapper is None else self._mapper.count_mapped_bytes(),
         )
 
@@ -92,8 +93,7 @@ class Sender:
             begun = time.perf_counter()
             there = self._put(element)
             wait_until_there(there)
-            times.sampled_s += time.perf_counter() - begun
-            times.sampled_bytes += size_of(element)
+            times.speeds.append(size_of(element) / max(time.perf_counter() - begun, 1e-9))
             return there
 
 
