@@ -330,7 +330,7 @@ def test_what_is_no_dict_is_refused_with_the_way_out():
         MixtureConfig.of(object())
     refused(TypeError, "must be a dict, got str", datasets=["arm"])
     refused(TypeError, "traj_transform_kwargs must be a dict, got int", traj_transform_kwargs=3)
-    with pytest.raises(ValueError, match=r"not part of Bushel. Pass your copy of the table: MixtureConfig.from_mix"):
+    with pytest.raises(ValueError, match=r"oxe_kwargs needs data_dir; got \['data_mix'\]"):
         MixtureConfig.of({"dataset_kwargs": {"oxe_kwargs": {"data_mix": "oxe_magic_soup"}}})
     with pytest.raises(ValueError, match="MixtureConfig needs datasets; got"):
         MixtureConfig.of({"batch_size": 3})

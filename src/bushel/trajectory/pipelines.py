@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.trajectory.compat import is_faithful
-from bushel.trajectory.config_values import accept_configs
+from bushel.trajectory.config_values import accept_configs, refuse_unknown
 from bushel.trajectory.data_utils import allocate_threads, get_entry
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
@@ -22,6 +22,7 @@ from bushel.trajectory.samples import LANGUAGES, WORDS, Samples, Transforms
 
 _OVERRIDE = "override_traj_transform_kwargs"
 _OWN_FILTER = "frame_filter"
+_OPENVLA_FILTER = "dataset_frame_transform_kwargs"  # a dict with a "chunk_filter_fn"
 _FINISH = "post_chunk_transforms"  # applied after `unify_layouts`
 
 
@@ -188,6 +189,9 @@ def _derive_seed(seed: int, number: int) -> int:
 def _pop_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Removes the filter of frames from the arguments of one data set, and returns it as a keyword argument."""
     frame_filter = dataset_kwargs.pop(_OWN_FILTER, None)
+    of_openvla = dict(dataset_kwargs.pop(_OPENVLA_FILTER, None) or {})
+    refuse_unknown(of_openvla, ["chunk_filter_fn"], _OPENVLA_FILTER, "argument")
+    frame_filter = of_openvla.get("chunk_filter_fn") if frame_filter is None else frame_filter
     return {} if frame_filter is None else {_OWN_FILTER: frame_filter}
 
 

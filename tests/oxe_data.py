@@ -1,0 +1,86 @@
+"""What the original standardisations of Open X-Embodiment gave, and RLDS folders with the trajectories they were given."""
+
+import functools
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from golden_data import GOLDEN
+
+from bushel.trajectory.data_utils import nest_leaves
+from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
+from bushel.trajectory.rlds.writer import write_rlds
+
+Leaves = dict[tuple[str, ...], np.ndarray]
+
+
+@functools.cache
+def _files() -> dict[str, bytes]:
+    with tarfile.open(GOLDEN / "oxe.tar.xz") as archive:
+        members = {Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()}
+        return {name: file.read() for name, file in members.items() if file is not None}
+
+
+@functools.cache
+def text(name: str) -> Any:
+    """A golden JSON file: "MANIFEST" or "kwargs"."""
+    return json.loads(_files()[f"{name}.json"])
+
+
+@functools.cache
+def arrays(data_set: str) -> dict[str, np.ndarray]:
+    """The golden arrays of a data set by case|kind|path, strings as objects."""
+    with np.load(io.BytesIO(_files()[f"{data_set}.npz"])) as file:
+        return {key: leaf.astype(object) if leaf.dtype.kind == "S" else leaf for key, leaf in file.items()}
+
+
+def leaves(data_set: str, case: str, kind: str) -> Leaves:
+    """The arrays of a case: kind "in", or the project that gave them."""
+    prefix = f"{case}|{kind}|"
+    return {tuple(k.split("|")[2:]): leaf for k, leaf in arrays(data_set).items() if k.startswith(prefix)}
+
+
+def outputs(data_set: str, project: str) -> Iterator[tuple[str, Leaves, Leaves | None]]:
+    """Name, inputs and outputs of each case. None stands for an exception of the original."""
+    entry = text("MANIFEST")["datasets"][data_set]
+    known = entry["outputs"][project]
+    stored = known.get("same_as", project)
+    for case in (case["case"] for case in entry["cases"]):
+        given = leaves(data_set, case, "in")
+        if case in known.get("raises", {}):
+            yield case, given, None
+        else:
+            unchanged = (tuple(path.split("|")) for path in entry["outputs"][stored]["unchanged"])
+            yield case, given, {path: given[path] for path in unchanged} | leaves(data_set, case, stored)
+
+
+def image_keys(data_set: str) -> set[str]:
+    """The entries of the observation that are images, by the tables of all projects."""
+    configs = [load_tables(project).configs.get(data_set, {}) for project in PROJECTS]
+    kinds = ("image_obs_keys", "depth_obs_keys")
+    return {key for config in configs for kind in kinds for key in config.get(kind, {}).values() if key}
+
+
+def write(folder: Path, data_set: str, like: str | None = None, cases: str = "c0 c1 c3 c4 c6") -> str:
+    """Writes the golden trajectories of a data set as an RLDS folder, with small images. Returns `folder` as a text.
+
+    `like` is the data set whose trajectories are written; the last of them is the validation split.
+    """
+    rng = np.random.default_rng(len(data_set))
+    episodes = []
+    for case in cases.split():
+        steps, metadata = {}, {}
+        for path, leaf in leaves(like or data_set, case, "in").items():
+            if path[0] == "traj_metadata":
+                metadata[path[1:]] = leaf[0]
+            elif path[0] == "observation" and path[-1] in image_keys(data_set) and leaf.dtype == object:
+                steps[path] = rng.integers(0, 256, (len(leaf), 8, 8, 3), np.uint8)
+            elif not path[0].startswith("_"):
+                steps[path] = leaf
+        episodes.append({"steps": nest_leaves(steps), **nest_leaves(metadata)})
+    write_rlds(folder, data_set, {"train": episodes[:-1], "val": episodes[-1:]})
+    return str(folder)
