@@ -1,4 +1,4 @@
-"""What the original standardisations of Open X-Embodiment gave, and RLDS folders with the trajectories they were given."""
+"""What the originals made of trajectories of Open X-Embodiment, and RLDS folders with these trajectories."""
 
 import functools
 import io

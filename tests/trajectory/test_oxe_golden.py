@@ -7,7 +7,7 @@ import oxe_data
 import pytest
 
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
-from bushel.trajectory.module_spec import ModuleSpec, load_function
+from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.oxe import make_oxe_dataset_kwargs_and_weights
 from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
 from bushel.trajectory.oxe.special_transforms import follow_hand, zero_action_filter
@@ -73,7 +73,7 @@ def test_frames_without_motion_are_those_of_the_original():
 def plain(value):
     """Arguments as the golden file has them: functions by name, enums by value."""
     if isinstance(value, ModuleSpec):
-        assert load_function(value).func is getattr(importlib.import_module(value["module"]), value["name"])
+        assert ModuleSpec.instantiate(value).func is getattr(importlib.import_module(value["module"]), value["name"])
         return value["name"]
     if isinstance(value, dict):
         return {key: plain(entry) for key, entry in value.items()}

@@ -125,6 +125,7 @@ def make_interleaved_dataset(
     weights = list(() if sample_weights is None else sample_weights) or [1.0] * len(names)
     if len(weights) != len(names):
         raise ValueError(f"{len(names)} data sets need as many sample_weights, got {len(weights)}.")
+    checks.weights(weights, len(names), zero_allowed=True)  # before the data are read
     shared = dict(traj_transform_kwargs or {})
     statistics: dict[str, Any] = {}
     parts: list[TrajectoryDataset] = []
