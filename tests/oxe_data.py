@@ -13,6 +13,7 @@ from golden_data import GOLDEN
 
 from bushel.trajectory.data_utils import nest_leaves
 from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
+from bushel.trajectory.oxe.registry import read_table
 from bushel.trajectory.rlds.writer import write_rlds
 
 Leaves = dict[tuple[str, ...], np.ndarray]
@@ -84,3 +85,56 @@ def write(folder: Path, data_set: str, like: str | None = None, cases: str = "c0
         episodes.append({"steps": nest_leaves(steps), **nest_leaves(metadata)})
     write_rlds(folder, data_set, {"train": episodes[:-1], "val": episodes[-1:]})
     return str(folder)
+
+
+def make_tables() -> str:
+    """The tables of `docs/oxe.md`, from the registry. `python tests/oxe_data.py` writes them into the page."""
+    tables = {project: load_tables(project) for project in PROJECTS}
+    rows = []
+    for name in read_table("datasets.json"):
+        cameras: dict[str, list[str]] = {}
+        having = {project: t.configs[name] for project, t in tables.items() if name in t.configs}
+        for project, config in having.items():
+            views = [view for view, key in config["image_obs_keys"].items() if key]
+            cameras.setdefault(", ".join(views) or "none", []).append(project)
+        first = next(iter(having.values()), {})
+        state = first.get("proprio_encoding", first.get("state_encoding"))
+        only = [project for project, t in tables.items() if name in t.transforms and name not in t.configs]
+        functions = {t.transforms[name] for t in tables.values() if name in t.transforms}
+        cells = [
+            f"`{name}`",
+            "; ".join(f"{', '.join(projects)}: {views}" for views, projects in cameras.items())
+            or f"{', '.join(only)}: a function only",
+            first["action_encoding"].name if first else "",
+            state.name if state is not None else "",
+            "yes" if all(map(keeps_words, functions)) else "octo, crossformer: none",
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    lines = ["| data set | cameras | action | state | instruction |", "| --- | --- | --- | --- | --- |", *rows]
+    lines += ["", "| mixture | project | data sets |", "| --- | --- | --- |"]
+    for project, t in tables.items():
+        single = [mix for mix, pairs in t.mixes.items() if len(pairs) == 1 and pairs[0][0] == mix]
+        lines += [f"| `{mix}` | {project} | {len(pairs)} |" for mix, pairs in t.mixes.items() if mix not in single]
+        if single:
+            lines.append(f"| the names of {len(single)} data sets | {project} | 1 each |")
+    return "\n".join(lines)
+
+
+def keeps_words(function: Any) -> bool:
+    """Whether a standardisation keeps the instructions."""
+    statements = getattr(function, "statements", ())
+    return not any(one[:2] == ("set", "language_instruction") and one[2][0] == "blank" for one in statements)
+
+
+PAGE = Path(__file__).parent.parent / "docs" / "oxe.md"
+MARKS = "<!-- made by tests/oxe_data.py -->\n", "\n<!-- end -->"
+
+
+def replace_tables(page: str) -> str:
+    """A page with the tables of today between the marks."""
+    before, _, rest = page.partition(MARKS[0])
+    return f"{before}{MARKS[0]}\n{make_tables()}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(replace_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

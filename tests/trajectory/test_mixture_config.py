@@ -63,6 +63,9 @@ functions = st.one_of(
     st.sampled_from(["robots:narrow", "math:floor"]),
     st.builds(lambda n: ModuleSpec.create("robots:narrow", width=n), st.integers(1, 7)),
 )
+statements = st.lists(
+    st.sampled_from([["move", "a|b", "action"], ["set", "action", ["concat", ["cols", "x", None, 6], ["invert", "y"]]]])
+)
 keys = st.dictionaries(texts, st.none() | texts, max_size=2)
 figures = st.lists(st.floats(allow_nan=False, width=32), min_size=1, max_size=3)
 statistics = st.fixed_dictionaries(
@@ -76,7 +79,8 @@ datasets = st.fixed_dictionaries(
     optional={
         "weight": st.floats(0.1, 1e6),
         "train_split": st.none() | texts,
-        "standardize_fn": st.none() | functions,
+        "standardize_fn": st.none() | functions | statements,
+        "state_obs_keys": st.lists(st.none() | texts, max_size=2),
         "image_obs_keys": keys,
         "proprio_obs_keys": keys,
         "proprio_obs_dims": st.dictionaries(texts, st.integers(1, 9), max_size=2),

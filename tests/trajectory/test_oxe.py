@@ -327,6 +327,11 @@ def test_a_function_of_the_tables_is_imported_by_its_name():
     assert octo.OXE_DATASET_CONFIGS["kuka"]["action_encoding"] is octo.ActionEncoding.EEF_POS
 
 
+def test_the_tables_of_the_page_are_those_of_the_registry():
+    page = oxe_data.PAGE.read_text(encoding="utf-8")
+    assert page == oxe_data.replace_tables(page), "Run `python oxe_data.py` in the folder tests."
+
+
 # Names, and which table they are looked up in.
 
 
