@@ -229,6 +229,7 @@ ALONE = {
         "augment_images",
         "build_dataset_from_config",
         "code_of",
+        "create_validation_dataset",
         "data_utils",
         "decode_depth",
         "decode_image",

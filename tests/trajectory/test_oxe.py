@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from bushel.trajectory import (
     DatasetConfig,
     MixtureConfig,
+    create_validation_dataset,
     get_dataloader,
     make_dataset_from_rlds,
     make_interleaved_dataset,
@@ -21,9 +22,11 @@ from bushel.trajectory import (
     oxe,
     write_rlds,
 )
-from bushel.trajectory.data_utils import filter_eval_datasets
+from bushel.trajectory.data_utils import filter_eval_datasets, tree_map
 from bushel.trajectory.oxe import crossformer, octo, openvla, xgym
+from bushel.trajectory.oxe.entry_points import PROJECTS, load_tables
 from bushel.trajectory.rlds.reader import RLDSBuilder
+from bushel.trajectory.statements import load_standardization
 
 SMALL = {"frame_transform_kwargs": {"resize_size": (8, 8)}}
 CROSSFORMER_VIEWS = ("primary", "high", "nav", "left_wrist", "right_wrist")
@@ -127,8 +130,11 @@ def test_octos_script_with_a_named_mixture(data, tmp_path):
 
     validated, _ = filter_eval_datasets(given["dataset_kwargs_list"], given["sample_weights"], config.eval_datasets)
     assert [one["name"] for one in validated] == ["bridge_dataset"]
-    held_out = make_single_dataset({**validated[0], "cache_dir": str(tmp_path)}, train=False)
+    held_out = create_validation_dataset(
+        {**validated[0], "cache_dir": str(tmp_path)}, given["traj_transform_kwargs"], given["frame_transform_kwargs"]
+    )
     assert len(held_out) == 1
+    assert held_out[0]["action"].shape[1:] == (2, 4, 7)
 
 
 def test_crossformers_script_with_robots_that_differ(data, tmp_path):
@@ -385,6 +391,7 @@ def test_errors_name_what_is_near():
         )
     raises(ValueError, "oxe_kwargs has no argument 'data_mixture'. Did you mean 'data_mix'?", misspelt)
     raises(KeyError, "OXE_STANDARDIZATION_TRANSFORMS has no 'sweep_mano'", lambda: one("sweep_mano"))
+    raises(ValueError, "'bounded' is not a valid", lambda: named("rtx", action_proprio_normalization_type="bounded"))
 
 
 def named(mix, **more):
@@ -482,6 +489,51 @@ def test_empty_instructions_are_masked(tmp_path):
 def test_short_episodes(length, left, tmp_path):
     write_bridge(tmp_path, length)
     assert len(read(tmp_path)[0].flatten()) == 2 * left  # the last step has no successor
+
+
+def test_an_episode_without_steps_is_left_out(tmp_path):
+    write_bridge(tmp_path / "whole", 4)
+    episodes = [dict(episode) for episode in RLDSBuilder("bridge_dataset", tmp_path / "whole").episodes("all")]
+    steps = {key: value for key, value in episodes[0].items() if key[0] != "_" and key != "traj_metadata"}
+    empty = tree_map(lambda leaf: leaf[:0], steps)
+    write_rlds(tmp_path, "bridge_dataset", {"train": [{"steps": steps}, {"steps": empty}, {"steps": steps}]})
+    assert len(read(tmp_path)[0]) == 2
+
+
+def test_every_data_set_can_be_saved_in_a_config(tmp_path):
+    """And read again by somebody who trusts no modules."""
+    configs = []
+    for project in PROJECTS:
+        tables = load_tables(project)
+        for name in set(tables.configs) & set(tables.transforms):
+            views = tuple(tables.configs[name]["image_obs_keys"])
+            try:
+                kwargs = make_oxe_dataset_kwargs(name, "data", views, True, True, source=project)
+            except ValueError as error:
+                assert "openvla trains only on" in str(error)
+            else:
+                configs.append(DatasetConfig.from_dict({**kwargs, "name": f"{name} {project}"}))
+    config = MixtureConfig(datasets=configs)
+    assert len(configs) > 200
+    config.save(tmp_path / "all.json")
+    again = MixtureConfig.from_file(tmp_path / "all.json")
+    assert again.to_dict() == config.to_dict()
+    assert [load_standardization(one.standardize_fn) for one in again.datasets if one.standardize_fn]
+    with pytest.raises(ValueError, match=r"names the function bushel\.trajectory\.oxe\.octo:load_project"):
+        (tmp_path / "bad.json").write_text(
+            '{"datasets": [{"standardize_fn": "bushel.trajectory.oxe.octo:load_project"}]}'
+        )
+        MixtureConfig.from_file(tmp_path / "bad.json")
+
+
+def test_worker_processes_standardise_as_this_process_does(data, tmp_path):
+    (kwargs,), (weight,) = make_oxe_dataset_kwargs_and_weights([("kuka", np.float32(2))], data)
+    assert weight == 2
+    actions = []
+    for calls in (None, 2):
+        own = {**kwargs, "num_parallel_calls": calls, "cache_dir": str(tmp_path / str(calls)), "shuffle": False}
+        actions.append(make_dataset_from_rlds(**own, train=True)[0][0]["action"])
+    assert (actions[0] == actions[1]).all()
 
 
 def test_an_episode_of_one_step_leaves_nothing_and_is_told(tmp_path):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         unnormalize_action_and_proprio,
     )
     from bushel.trajectory.oxe import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
-    from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
+    from bushel.trajectory.pipelines import create_validation_dataset, make_interleaved_dataset, make_single_dataset
     from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
     from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes, write_rlds
     from bushel.trajectory.statistics import (
@@ -62,7 +62,7 @@ _MODULES = {
     "normalization": "NormalizationType normalize unnormalize "
     "normalize_action_and_proprio unnormalize_action_and_proprio",
     "oxe": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
-    "pipelines": "make_interleaved_dataset make_single_dataset",
+    "pipelines": "create_validation_dataset make_interleaved_dataset make_single_dataset",
     "pixels": "decode_depth decode_image resize_depth_image resize_image",
     "rlds": "RLDSBuilder RLDSEpisodes write_rlds",
     "statistics": "Statistics code_of get_dataset_statistics load_statistics save_statistics",
@@ -92,6 +92,7 @@ __all__ = [
     "augment_images",
     "build_dataset_from_config",
     "code_of",
+    "create_validation_dataset",
     "data_utils",
     "decode_depth",
     "decode_image",

@@ -66,6 +66,23 @@ def make_single_dataset(
 
 
 @accept_configs
+def create_validation_dataset(
+    dataset_kwargs: Mapping[str, Any],
+    traj_transform_kwargs: Mapping[str, Any] | None = None,
+    frame_transform_kwargs: Mapping[str, Any] | None = None,
+    train: bool = False,
+) -> TrajectoryDataset:
+    """The validation trajectories of one data set of a mixture, in their order: `make_single_dataset` without shuffle.
+
+    The original's function of this name also sets numbers of threads, to bound its memory. Here they stay as they are.
+    """
+    own = {**dataset_kwargs, "shuffle": False}
+    return make_single_dataset(
+        own, train=train, traj_transform_kwargs=traj_transform_kwargs, frame_transform_kwargs=frame_transform_kwargs
+    )
+
+
+@accept_configs
 def make_interleaved_dataset(
     dataset_kwargs_list: Sequence[Mapping[str, Any]],
     sample_weights: Sequence[float] | None = None,

@@ -13,6 +13,8 @@ import enum
 import functools
 import importlib.resources
 import json
+import math
+import numbers
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,6 +144,7 @@ class Project:
     ) -> tuple[list[dict[str, Any]], list[float]]:
         """The arguments and the weights of a mixture; see `make_oxe_dataset_kwargs_and_weights`."""
         mix = self.mixes[data_mix] if isinstance(data_mix, str) else data_mix
+        NormalizationType(action_proprio_normalization_type)  # else a wrong one would remove all data sets
         arguments = (load_camera_views, load_depth, load_proprio, load_language)
         more = (force_recompute_dataset_statistics, action_proprio_normalization_type)
         weights: dict[str, float] = {}
@@ -226,7 +229,7 @@ def _check_mix(mix: Any) -> Mix:
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise TypeError(f"A mixture is a list of pairs (name, weight), but has the entry {pair!r}.")
-        if isinstance(pair[1], bool) or not isinstance(pair[1], (int, float)) or not 0 <= pair[1] < float("inf"):
+        if isinstance(pair[1], bool) or not isinstance(pair[1], numbers.Real) or not 0 <= float(pair[1]) < math.inf:
             raise ValueError(f"The weight of {pair[0]} in a mixture must be a number, 0 or above; got {pair[1]!r}.")
     return pairs
 
