@@ -406,6 +406,20 @@ def misspelt():
     return MixtureConfig.from_dict({"oxe_kwargs": {"data_mixture": "rtx", "data_dir": "data"}})
 
 
+def test_a_wrong_entry_of_a_user_is_an_error_also_in_a_mixture(monkeypatch):
+    """A mixture leaves out data sets that do not fit, but not those whose entry is wrong."""
+    wrong = [
+        ({"action_encoding": "EEF"}, [], "drawer has the action encoding 'EEF', but octo has EEF_POS, JOINT_POS"),
+        ({}, [], "The entry of drawer in OXE_DATASET_CONFIGS has no 'action_encoding'"),
+        ({"action_encoding": 1}, [["sett", "a", "b"]], "The standardisation of drawer has no statement 'sett'"),
+        ({"action_encoding": 1}, 3, "The standardisation of drawer must be a list of statements, got 3"),
+    ]
+    for config, transform, words in wrong:
+        monkeypatch.setitem(octo.OXE_DATASET_CONFIGS, "drawer", {"image_obs_keys": {"primary": "cam"}, **config})
+        monkeypatch.setitem(octo.OXE_STANDARDIZATION_TRANSFORMS, "drawer", transform)
+        raises(ValueError, words, lambda: named([("drawer", 1.0)]))
+
+
 def test_what_a_mixture_leaves_out_is_told():
     with pytest.warns(UserWarning, match="without bridge_dataset: bridge_dataset has no camera view 'nav'"):
         assert named("bridge", load_camera_views=("nav",), source="octo") == ([], [])
@@ -468,6 +482,27 @@ def test_a_missing_entry_is_named_with_the_data_set(tmp_path):
     raises(ValueError, "of bridge_dataset matches language_key='language_instruction'", lambda: read(tmp_path / "c"))
     write_bridge(tmp_path / "d", language_instruction=np.arange(5))
     raises(ValueError, "bridge_dataset/language_instruction, but it must be strings", lambda: read(tmp_path / "d"))
+
+
+def test_entries_that_differ_in_length_are_named(tmp_path):
+    write_bridge(tmp_path)
+    fails = [
+        (
+            [["set", "action", ["diff", "action"]]],
+            "bridge_dataset differ in length: action 4, image_primary 5, language",
+        ),
+        (
+            [["set", "action", ["col", "action", 0]]],
+            "Actions of bridge_dataset must have the shape [T, A], these have [5]",
+        ),
+    ]
+    for statements, words in fails:
+        raises(ValueError, words, lambda own=statements: read(tmp_path, standardize_fn=own))
+    words = "Data set 'bridge_dataset': Trajectory 0, action: Some numbers are infinite or NaN"
+    endless = np.full((5, 7), np.inf, np.float32)
+    write_bridge(tmp_path / "inf", observation__state=endless)
+    raises(ValueError, words, lambda: read(tmp_path / "inf", standardize_fn=[["set", "action", "observation|state"]]))
+    raises(TypeError, "state_obs_keys of bridge_dataset must be a list", lambda: read(tmp_path, state_obs_keys="state"))
 
 
 def read_and_show(folder):

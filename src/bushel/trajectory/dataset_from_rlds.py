@@ -288,6 +288,8 @@ def make_dataset_from_rlds(
                 "For several entries use proprio_obs_keys."
             )
         proprio_keys[""] = proprio_obs_key
+    if isinstance(state_obs_keys, str):
+        raise TypeError(f"state_obs_keys of {name} must be a list of entries, got {state_obs_keys!r}.")
     if state_obs_keys and "" in proprio_keys:
         raise ValueError(f"{name} has a proprio_obs_key and state_obs_keys, but both are called proprio. Give one.")
     restructure = Restructure(
@@ -315,14 +317,17 @@ def make_dataset_from_rlds(
         counted = np.arange(len(table))
         if not is_faithful(compat):
             counted = np.flatnonzero(np.isin(numbers, _find_positions(builder, training, name)))
-        statistics = get_dataset_statistics(
-            _Trajectories(table, counted, proprio),
-            proprio,
-            (str(table.fingerprint), training, "".join(proprio)),
-            save_dir=os.path.join(cache, "statistics"),
-            force_recompute=force_recompute_dataset_statistics,
-            compat=compat,
-        )
+        try:
+            statistics = get_dataset_statistics(
+                _Trajectories(table, counted, proprio),
+                proprio,
+                (str(table.fingerprint), training, "".join(proprio)),
+                save_dir=os.path.join(cache, "statistics"),
+                force_recompute=force_recompute_dataset_statistics,
+                compat=compat,
+            )
+        except ValueError as error:
+            raise ValueError(f"Data set {name!r}: {error}") from error
     elif isinstance(dataset_statistics, Mapping):
         statistics = dict(dataset_statistics)
     else:

@@ -87,7 +87,18 @@ class Restructure:
                 "standardize_fn, by np.concatenate for example."
             )
         action = np.asarray(trajectory["action"], dtype=np.float32)
+        self._check_rows({**renamed, **task.get(LANGUAGES, task)}, action)
         return {"observation": renamed, **({"task": task} if task else {}), "action": action}
+
+    def _check_rows(self, entries: Mapping[str, Any], action: np.ndarray) -> None:
+        if action.ndim < 2:
+            raise ValueError(f"Actions of {self.name} must have the shape [T, A], these have {list(action.shape)}.")
+        wrong = {entry: len(value) for entry, value in entries.items() if len(value) != len(action)}
+        if wrong:
+            listing = ", ".join(f"{entry} {rows}" for entry, rows in wrong.items())
+            raise ValueError(
+                f"The entries of a trajectory of {self.name} differ in length: action {len(action)}, {listing}."
+            )
 
     def _standardize(self, trajectory: Tree, function: Callable[[Tree], Tree]) -> Tree:
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 from bushel.trajectory.config_values import accept_configs
 from bushel.trajectory.normalization import NormalizationType
-from bushel.trajectory.oxe.registry import Mix, Project, Views, suggest
+from bushel.trajectory.oxe.registry import Mix, Project, Views, check_mix, suggest
 
 PROJECTS = ("octo", "crossformer", "openvla", "xgym")
 """The projects with tables, in the order in which a name is looked up."""
@@ -92,7 +92,7 @@ def make_oxe_dataset_kwargs_and_weights(
     if isinstance(data_mix, str):
         project = _choose_project(source, [data_mix], "mixture", lambda tables: tables.mixes)
     else:
-        names = [entry[0] for entry in data_mix if isinstance(entry, (list, tuple)) and entry]
+        names = [name for name, _ in check_mix(data_mix)]
         project = _choose_project(source, names, "data set", lambda tables: tables.configs)
     return project.make_kwargs_and_weights(
         data_mix,

@@ -24,12 +24,13 @@ from bushel.trajectory.data_utils import filter_success_droid
 from bushel.trajectory.module_spec import Function, ModuleSpec
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.oxe import special_transforms
-from bushel.trajectory.statements import Statements, load_standardization
+from bushel.trajectory.statements import Statements
 
 Mix = Sequence[tuple[str, float]]
 Views = Sequence[str]
 
 _NO_DEPTH = {"primary": None, "secondary": None, "wrist": None}
+_LISTED = 12  # names in an error
 _ENCODINGS = ("proprio_encoding", "state_encoding", "action_encoding")
 _ARM = [True] * 6 + [False]  # six numbers of a pose or of joints, and a gripper, which is not normalised
 _MASKS = {
@@ -53,6 +54,10 @@ def read_table(name: str) -> Any:
     return json.loads(importlib.resources.files("bushel.trajectory.oxe").joinpath(name).read_text(encoding="utf-8"))
 
 
+class NotTrained(ValueError):
+    """A data set does not fit what a mixture asks for. The mixture goes on without it."""
+
+
 class Registry(dict[str, Any]):
     """A dict whose error for an unknown name has the nearest names. Entries may be added, as to any dict."""
 
@@ -65,14 +70,15 @@ class Registry(dict[str, Any]):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """A sentence with the names that are nearest to an unknown one, or with all of them.
+    """A sentence with the names that are nearest to an unknown one, or with some of them.
 
     >>> suggest("rtx_franca", ["rtx", "rtx_franka", "bridge"])
     "Did you mean 'rtx_franka'?"
     """
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, 3, 0.6)
-    return f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There are: {', '.join(names)}."
+    near = difflib.get_close_matches(str(name), names, 3, 0.5)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return f"Did you mean {' or '.join(map(repr, near))}?" if near else f"There are {', '.join(names[:_LISTED])}{more}."
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -149,13 +155,13 @@ class Project:
         more = (force_recompute_dataset_statistics, action_proprio_normalization_type)
         weights: dict[str, float] = {}
         kwargs = []
-        for name, weight in _check_mix(mix):
+        for name, weight in check_mix(mix):
             if name in weights:
                 warnings.warn(f"The mixture has {name} more than once; its weight is {weights[name]}.", stacklevel=3)
                 continue
             try:
                 kwargs.append(self.make_dataset_kwargs(name, data_dir, *arguments, *more))
-            except ValueError as error:
+            except NotTrained as error:
                 warnings.warn(f"The mixture goes on without {name}: {error}", stacklevel=3)
                 continue
             weights[name] = weight
@@ -180,18 +186,20 @@ class Project:
             names = ", ".join(self.action_encoding.__members__)
             raise ValueError(f"{name} has the action encoding {given!r}, but {self.name} has {names}.") from None
         if encoding.name not in self.masked:
-            raise ValueError(
+            raise NotTrained(
                 f"{name} has the action encoding {encoding.name}, and {self.name} trains only on data sets with "
                 f"{' or '.join(self.masked)}."
             )
         return list(_MASKS[encoding.name])
 
     def _select_views(self, name: str, config: dict[str, Any], views: Views, load_depth: bool) -> None:
+        if not isinstance(views, Iterable):
+            raise TypeError(f"load_camera_views must be names of cameras, got {views!r}.")
         wanted = (views,) if isinstance(views, str) else tuple(views)
         cameras = config.get("image_obs_keys", {})
         missing = [view for view in wanted if view not in cameras]
         if missing:
-            raise ValueError(
+            raise NotTrained(
                 f"{name} has no camera view {', '.join(map(repr, missing))} in the table of {self.name}, but "
                 f"{', '.join(cameras)}. Change load_camera_views, or choose another table with source=."
             )
@@ -220,11 +228,19 @@ class Project:
         for function, value in self.functions.items():
             if value is entry:
                 return ModuleSpec.create(f"bushel.trajectory.oxe.{self.name}:{function}")
-        load_standardization(entry)
+        if not (callable(entry) or isinstance(entry, (str, Mapping))):
+            Statements(entry, f"The standardisation of {name}")  # raises ValueError for a wrong statement
         return entry
 
 
-def _check_mix(mix: Any) -> Mix:
+def check_mix(mix: Any) -> Mix:
+    """The pairs (name, weight) of a mixture, after a check of their types and weights.
+
+    >>> check_mix([["bridge_dataset", 1]])
+    [('bridge_dataset', 1)]
+    """
+    if not isinstance(mix, (list, tuple)):
+        raise TypeError(f"A mixture is a name or a list of pairs (name, weight), got {mix!r}.")
     pairs = [tuple(pair) if isinstance(pair, (list, tuple)) else pair for pair in mix]
     for pair in pairs:
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
