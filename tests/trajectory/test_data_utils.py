@@ -93,6 +93,12 @@ def test_gripper_actions_against_loops(actions):
     assert rel_open_or_closed(actions) == float(first < 0)
 
 
+def test_the_thresholds_of_motions_have_the_dtype_of_the_actions():
+    barely = [np.nextafter(0.1, 1), 0.0]  # a motion in float64; in float32 it is 0.1, which is none
+    assert rel2abs_gripper_actions(np.array(barely)).tolist() == [0.0, 0.0]
+    assert rel2abs_gripper_actions(np.array(barely, np.float32)).tolist() == [1.0, 1.0]
+
+
 def test_gripper_actions_of_no_steps_and_of_too_many_axes():
     assert binarize_gripper_actions([]).shape == rel2abs_gripper_actions([]).shape == (0,)
     with pytest.raises(ValueError, match=r"one number per step, got an array of shape \(2, 1\)"):

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         data_utils,
         goal_relabeling,
         obs_transforms,
+        oxe,
         task_augmentation,
         text_processing,
         traj_transforms,
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
         unnormalize,
         unnormalize_action_and_proprio,
     )
-    from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
+    from bushel.trajectory.oxe import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
+    from bushel.trajectory.pipelines import create_validation_dataset, make_interleaved_dataset, make_single_dataset
     from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
     from bushel.trajectory.rlds import RLDSBuilder, RLDSEpisodes, write_rlds
     from bushel.trajectory.statistics import (
@@ -59,7 +61,8 @@ _MODULES = {
     "module_spec": "ModuleSpec",
     "normalization": "NormalizationType normalize unnormalize "
     "normalize_action_and_proprio unnormalize_action_and_proprio",
-    "pipelines": "make_interleaved_dataset make_single_dataset",
+    "oxe": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
+    "pipelines": "create_validation_dataset make_interleaved_dataset make_single_dataset",
     "pixels": "decode_depth decode_image resize_depth_image resize_image",
     "rlds": "RLDSBuilder RLDSEpisodes write_rlds",
     "statistics": "Statistics code_of get_dataset_statistics load_statistics save_statistics",
@@ -89,6 +92,7 @@ __all__ = [
     "augment_images",
     "build_dataset_from_config",
     "code_of",
+    "create_validation_dataset",
     "data_utils",
     "decode_depth",
     "decode_image",
@@ -99,10 +103,13 @@ __all__ = [
     "load_statistics",
     "make_dataset_from_rlds",
     "make_interleaved_dataset",
+    "make_oxe_dataset_kwargs",
+    "make_oxe_dataset_kwargs_and_weights",
     "make_single_dataset",
     "normalize",
     "normalize_action_and_proprio",
     "obs_transforms",
+    "oxe",
     "process_text",
     "read_all",
     "resize_depth_image",

@@ -174,6 +174,27 @@ def pprint_data_mixture(dataset_kwargs_list: Sequence[Mapping[str, Any]], datase
         print(f"  {name:<{width}}  {weight:g}")
 
 
+def filter_eval_datasets(
+    dataset_kwargs_list: Sequence[Mapping[str, Any]],
+    sample_weights: Sequence[float] | None,
+    eval_datasets: Sequence[str] | None = None,
+) -> tuple[list[Mapping[str, Any]], list[float]]:
+    """The data sets of a mixture that are named for evaluation, with their weights. None names all, () none.
+
+    A name that the mixture does not have raises ValueError. (The original leaves it out.)
+
+    >>> filter_eval_datasets([{"name": "bridge"}, {"name": "kuka"}], [0.75, 0.25], ["kuka"])
+    ([{'name': 'kuka'}], [0.25])
+    """
+    weights = [1.0] * len(dataset_kwargs_list) if sample_weights is None else list(sample_weights)
+    names = [str(kwargs["name"]) for kwargs in dataset_kwargs_list]
+    unknown = sorted(set(eval_datasets or ()) - set(names))
+    if unknown:
+        raise ValueError(f"eval_datasets has {', '.join(unknown)}, but the mixture has only {', '.join(names)}.")
+    chosen = [number for number, name in enumerate(names) if eval_datasets is None or name in eval_datasets]
+    return [dataset_kwargs_list[number] for number in chosen], [weights[number] for number in chosen]
+
+
 def binarize_gripper_actions(actions: Any) -> Any:
     """Gripper positions as open (1, above 0.95) or closed (0, below 0.05). Others get the next state that is reached.
 
@@ -197,9 +218,9 @@ def rel2abs_gripper_actions(actions: Any) -> Any:
     >>> rel2abs_gripper_actions([0, 1, 0, -1]).tolist()
     [1.0, 0.0, 0.0, 1.0]
     """
-    xp, moves = _check_steps(actions)
+    xp, moves = _check_steps(actions, keep_floats=True)
     if not len(moves):
-        return moves
+        return moves.astype(np.float32)
     opens, moved = moves < -0.1, abs(moves) > 0.1
     last = running_max(xp.where(moved, np.arange(len(moves)), -1))
     first = ~opens[moved.argmax()]  # the state before the first motion; open if there is no motion
@@ -222,9 +243,12 @@ def rel_open_or_closed(actions: Any, *, compat: str | None = None) -> Any:
     return xp.asarray(was_open & (not is_faithful(compat)), np.float32)
 
 
-def _check_steps(actions: Any) -> tuple[Any, Any]:
+def _check_steps(actions: Any, keep_floats: bool = False) -> tuple[Any, Any]:
+    """The namespace and the array of gripper actions: float32, or with `keep_floats` any float."""
     xp = get_namespace(actions)
-    values = xp.asarray(actions, np.float32)
+    values = xp.asarray(actions)
+    if not keep_floats or values.dtype.kind != "f":
+        values = values.astype(np.float32)
     if values.ndim != 1:
         raise ValueError(f"Gripper actions must be one number per step, got an array of shape {values.shape}.")
     return xp, values
@@ -357,5 +381,6 @@ def filter_success_droid(trajectory: Mapping[str, Any]) -> bool:
     >>> filter_success_droid({"traj_metadata": {"episode_metadata": {"file_path": [b"/r2d2/success/x.h5"]}}})
     True
     """
-    path = trajectory["traj_metadata"]["episode_metadata"]["file_path"][0]
+    metadata = get_entry(get_entry(trajectory, "traj_metadata"), "episode_metadata", of="The metadata of a trajectory")
+    path = get_entry(metadata, "file_path", of="The metadata of a DROID trajectory")[0]
     return re.fullmatch(rb".*/success/.*", path.encode() if isinstance(path, str) else bytes(path)) is not None

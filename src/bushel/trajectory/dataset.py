@@ -126,6 +126,7 @@ class TrajectoryDataset:
         shares = [1.0] * len(datasets) if weights is None else list(weights)
         if len(shares) != len(datasets):
             raise ValueError(f"{len(datasets)} datasets need as many weights, got {len(shares)}.")
+        checks.weights(shares, len(datasets), zero_allowed=True)
         return TrajectoryDataset(
             [ds._as_part() for ds in datasets],
             weights=shares,

@@ -36,6 +36,7 @@ from bushel.trajectory.rlds.reader import RLDSBuilder, RLDSEpisodes
 from bushel.trajectory.samples import Normalize, Samples
 from bushel.trajectory.single_pass import iterate_once
 from bushel.trajectory.standard_layout import Keys, Restructure, Tree, name_entry
+from bushel.trajectory.statements import load_standardization
 from bushel.trajectory.statistics import get_dataset_statistics, load_statistics
 from bushel.trajectory.table_builder import replace_handles
 
@@ -81,6 +82,8 @@ class _Prepare:
         try:
             if isinstance(trajectory, Exception):
                 raise trajectory
+            if not len(trajectory["_len"]):  # no step: there is nothing that functions could be called for
+                return {"number": number, "trajectory": None}
             if not all(self._passes(function, trajectory) for function in self.filters):
                 return {"number": number, "trajectory": None}
             leaves = flatten_tree(trajectory.get("traj_metadata", {}))
@@ -195,18 +198,20 @@ def make_dataset_from_rlds(
     data_dir: str | os.PathLike[str],
     *,
     train: bool,
-    standardize_fn: Function | None = None,
+    standardize_fn: Function | Sequence[Any] | None = None,
     shuffle: bool = True,
     image_obs_keys: Keys | None = None,
     depth_obs_keys: Keys | None = None,
     proprio_obs_keys: Keys | None = None,
     proprio_obs_dims: Mapping[str, int] | None = None,
     proprio_obs_key: str | None = None,
+    state_obs_keys: Sequence[str | None] = (),
     language_key: str | None = None,
     action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL,
     dataset_statistics: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     force_recompute_dataset_statistics: bool = False,
     action_normalization_mask: Sequence[bool] | None = None,
+    absolute_action_mask: Sequence[bool] | None = None,
     filter_functions: Sequence[Function] | Function | None = (),
     skip_norm: bool = False,
     skip_norm_keys: Sequence[str] = (),
@@ -228,17 +233,21 @@ def make_dataset_from_rlds(
     Args:
       name, data_dir: the data set lies in `data_dir/name`; `data_dir` may be a URL.
       train: True for the split "train", False for "val". If there is no "val": the first 95 % of "train", or the rest.
-      standardize_fn: a function that returns a raw trajectory with an "observation" and an "action"; a callable or a
-        ModuleSpec.
+      standardize_fn: a function that returns a raw trajectory with an "observation" and an "action": a callable, a
+        ModuleSpec, or a list of statements (`docs/oxe.md`).
       shuffle: returns trajectories in a random order, another one in every epoch.
       image_obs_keys, depth_obs_keys, proprio_obs_keys: new name -> name in the observation, or None for padding.
       proprio_obs_dims: the width of the padding of proprioception, by new name.
       proprio_obs_key: Octo's argument: the entry of the observation that becomes `proprio`.
+      state_obs_keys: OpenVLA's argument: entries of the observation that are joined to `proprio`. None is a column of
+        zeros.
       language_key: the key of the instruction, or a pattern. If several keys match, each trajectory draws one of them.
       action_proprio_normalization_type: "normal" or "bounds".
       dataset_statistics: a dict or a JSON file, instead of statistics computed from the training data.
       force_recompute_dataset_statistics: reads the data set again and computes them, even if the cache has them.
       action_normalization_mask: one bool per dimension of the action; False for dimensions that stay as they are.
+      absolute_action_mask: OpenVLA's argument, and ignored: there it determines the values of actions after the goal,
+        which `action_pad_mask` masks here.
       filter_functions: functions of a raw trajectory. A trajectory is kept if all of them return true.
       skip_norm, skip_norm_keys: normalise nothing, or not these entries.
       ignore_errors: leaves out trajectories that are damaged or for which a function fails. A warning counts them when
@@ -279,14 +288,19 @@ def make_dataset_from_rlds(
                 "For several entries use proprio_obs_keys."
             )
         proprio_keys[""] = proprio_obs_key
+    if isinstance(state_obs_keys, str):
+        raise TypeError(f"state_obs_keys of {name} must be a list of entries, got {state_obs_keys!r}.")
+    if state_obs_keys and "" in proprio_keys:
+        raise ValueError(f"{name} has a proprio_obs_key and state_obs_keys, but both are called proprio. Give one.")
     restructure = Restructure(
         name,
-        None if standardize_fn is None else load_function(standardize_fn),
+        None if standardize_fn is None else load_standardization(standardize_fn),
         dict(as_mapping(image_obs_keys or {}, f"image_obs_keys of {name}")),
         dict(as_mapping(depth_obs_keys or {}, f"depth_obs_keys of {name}")),
         proprio_keys,
         dict(as_mapping(proprio_obs_dims or {}, f"proprio_obs_dims of {name}")),
         language_key,
+        tuple(state_obs_keys),
     )
     anew = force_recompute_dataset_statistics
     filters = list_functions(filter_functions)
@@ -298,18 +312,22 @@ def make_dataset_from_rlds(
     training, held_out = train_split or training, val_split or held_out
     chosen = np.flatnonzero(np.isin(numbers, _find_positions(builder, training if train else held_out, name)))
     proprio = [name_entry("proprio", new) for new, old in restructure.proprio_obs_keys.items() if old is not None]
+    proprio += ["proprio"] if restructure.state_obs_keys else []
     if dataset_statistics is None:
         counted = np.arange(len(table))
         if not is_faithful(compat):
             counted = np.flatnonzero(np.isin(numbers, _find_positions(builder, training, name)))
-        statistics = get_dataset_statistics(
-            _Trajectories(table, counted, proprio),
-            proprio,
-            (str(table.fingerprint), training, "".join(proprio)),
-            save_dir=os.path.join(cache, "statistics"),
-            force_recompute=force_recompute_dataset_statistics,
-            compat=compat,
-        )
+        try:
+            statistics = get_dataset_statistics(
+                _Trajectories(table, counted, proprio),
+                proprio,
+                (str(table.fingerprint), training, "".join(proprio)),
+                save_dir=os.path.join(cache, "statistics"),
+                force_recompute=force_recompute_dataset_statistics,
+                compat=compat,
+            )
+        except ValueError as error:
+            raise ValueError(f"Data set {name!r}: {error}") from error
     elif isinstance(dataset_statistics, Mapping):
         statistics = dict(dataset_statistics)
     else:

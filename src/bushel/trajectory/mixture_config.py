@@ -9,7 +9,7 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,7 +21,9 @@ from bushel.trajectory.config_values import as_mapping, make_plain, refuse_unkno
 from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
 from bushel.trajectory.module_spec import Function
 from bushel.trajectory.normalization import NormalizationType
+from bushel.trajectory.oxe.entry_points import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
 from bushel.trajectory.standard_layout import Keys
+from bushel.trajectory.statements import Statements
 from bushel.trajectory.trusted_functions import check_references
 
 
@@ -29,8 +31,9 @@ from bushel.trajectory.trusted_functions import check_references
 class DatasetConfig:
     """One data set: its folder, the entries to use, and the functions to apply.
 
-    Functions are callables, "module:name", or specs of `ModuleSpec.create`. Functions with a name can be saved. The
-    fields are arguments of `make_dataset_from_rlds`, except these:
+    Functions are callables, "module:name", or specs of `ModuleSpec.create`. Functions with a name can be saved.
+    `standardize_fn` may also be a list of statements (`docs/oxe.md`). The fields are arguments of
+    `make_dataset_from_rlds`, except these:
 
     Args:
       kind: the format, "rlds".
@@ -49,18 +52,20 @@ class DatasetConfig:
     weight: float = 1.0
     train_split: str | None = None
     val_split: str | None = None
-    standardize_fn: Function | None = None
+    standardize_fn: Function | Sequence[Any] | None = None
     shuffle: bool = True
     image_obs_keys: Keys = dataclasses.field(default_factory=dict)
     depth_obs_keys: Keys = dataclasses.field(default_factory=dict)
     proprio_obs_keys: Keys = dataclasses.field(default_factory=dict)
     proprio_obs_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
     proprio_obs_key: str | None = None
+    state_obs_keys: Sequence[str | None] = ()
     language_key: str | None = None
     action_proprio_normalization_type: NormalizationType | str = NormalizationType.NORMAL
     dataset_statistics: Mapping[str, Any] | str | None = None
     force_recompute_dataset_statistics: bool = False
     action_normalization_mask: Sequence[bool] | None = None
+    absolute_action_mask: Sequence[bool] | None = None
     filter_functions: Sequence[Function] = ()
     frame_filter: Function | None = None
     skip_norm: bool = False
@@ -90,6 +95,8 @@ class DatasetConfig:
         _check_kwargs(
             self.override_traj_transform_kwargs, f"{what}: override_traj_transform_kwargs", list_traj_arguments()
         )
+        if isinstance(self.standardize_fn, (list, tuple)):
+            Statements(self.standardize_fn, f"{what}: standardize_fn")
         scale = NormalizationType(self.action_proprio_normalization_type)
         object.__setattr__(self, "action_proprio_normalization_type", scale)
 
@@ -98,8 +105,19 @@ class DatasetConfig:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """A config from its fields. An unknown name raises ValueError, with the nearest known name."""
-        return _from_fields(cls, given, ("name", "data_dir"))
+        """A config from its fields. An unknown name raises ValueError, with the nearest known name.
+
+        With "oxe_kwargs", arguments of `make_oxe_dataset_kwargs`, the fields come from the tables of Open X-Embodiment.
+        Fields beside it replace them.
+        """
+        fields = dict(as_mapping(given, "What makes a DatasetConfig"))
+        if "oxe_kwargs" in fields:
+            fields = {**_call_oxe(make_oxe_dataset_kwargs, fields.pop("oxe_kwargs")), **fields}
+        if "dataset_frame_transform_kwargs" in fields:  # OpenVLA's name
+            chunks = as_mapping(fields.pop("dataset_frame_transform_kwargs") or {}, "dataset_frame_transform_kwargs")
+            refuse_unknown(chunks, ["chunk_filter_fn"], "dataset_frame_transform_kwargs", "argument")
+            fields.setdefault("frame_filter", chunks.get("chunk_filter_fn"))
+        return _from_fields(cls, fields, ("name", "data_dir"))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that differ from their defaults, as plain data for JSON."""
@@ -191,20 +209,19 @@ class MixtureConfig:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Self:
-        """A config from its fields, or from one of the original's three layouts.
+        """A config from its fields, or from one of the original's layouts.
 
         The first are the arguments of `make_interleaved_dataset`, where "datasets" is called "dataset_kwargs_list". The
         second is a training config, which has these arguments, or those of a single data set, under "dataset_kwargs";
-        other entries that are not about data are ignored. The third are the arguments of a single data set.
+        other entries that are not about data are ignored. The third are the arguments of a single data set. In all of
+        them "oxe_kwargs", arguments of `make_oxe_dataset_kwargs_and_weights`, may name a mixture of Open X-Embodiment.
+        "datasets" beside it are added to that mixture.
         """
         given = _resolve_backend(as_mapping(given, "A config"))
         if "dataset_kwargs" in given:
             return cls.from_dict(_extract_data_fields(cls, given))
         if "oxe_kwargs" in given:
-            raise ValueError(
-                "oxe_kwargs names a mixture of the original's own tables, which are not part of Bushel. Pass your copy "
-                "of the table: MixtureConfig.from_mix(mix, table, data_dir=...)."
-            )
+            return cls.from_dict(_add_oxe_mixture(given))
         if "dataset_kwargs_list" in given and "datasets" not in given:
             renamed = {**given, "datasets": given["dataset_kwargs_list"]}
             return cls.from_dict({name: value for name, value in renamed.items() if name != "dataset_kwargs_list"})
@@ -315,6 +332,28 @@ def _extract_data_fields(kind: type[MixtureConfig], given: Mapping[str, Any]) ->
     if "name" in inner:
         return {**beside, "datasets": [inner]}
     return {**beside, **inner}
+
+
+def _add_oxe_mixture(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a mixture with the data sets that "oxe_kwargs" names, before those that are given."""
+    fields = dict(given)
+    kwargs, weights = _call_oxe(make_oxe_dataset_kwargs_and_weights, fields.pop("oxe_kwargs"))
+    if fields.get("sample_weights") is not None:
+        raise ValueError("oxe_kwargs names a mixture with weights of its own. Leave out sample_weights.")
+    if not kwargs:
+        raise ValueError("No data set of the mixture that oxe_kwargs names is left; the warnings say why.")
+    own = fields.pop("dataset_kwargs_list", None) or fields.get("datasets") or ()
+    return {**fields, "datasets": [*({**one, "weight": weight} for one, weight in zip(kwargs, weights)), *own]}
+
+
+def _call_oxe(function: Callable[..., Any], given: Any) -> Any:
+    arguments = as_mapping(given, "oxe_kwargs")
+    known = inspect.signature(function).parameters
+    refuse_unknown(arguments, known, "oxe_kwargs", "argument")
+    missing = [name for name, entry in known.items() if entry.default is entry.empty and name not in arguments]
+    if missing:
+        raise ValueError(f"oxe_kwargs needs {' and '.join(missing)}; got {sorted(arguments)}.")
+    return function(**arguments)
 
 
 def choose_backend(asked: str | None, use_grain: bool | None) -> str | None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.trajectory.compat import is_faithful
-from bushel.trajectory.config_values import accept_configs
+from bushel.trajectory.config_values import accept_configs, refuse_unknown
 from bushel.trajectory.data_utils import allocate_threads, get_entry
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
@@ -22,6 +22,7 @@ from bushel.trajectory.samples import LANGUAGES, WORDS, Samples, Transforms
 
 _OVERRIDE = "override_traj_transform_kwargs"
 _OWN_FILTER = "frame_filter"
+_OPENVLA_FILTER = "dataset_frame_transform_kwargs"  # a dict with a "chunk_filter_fn"
 _FINISH = "post_chunk_transforms"  # applied after `unify_layouts`
 
 
@@ -62,6 +63,23 @@ def make_single_dataset(
     dataset = apply_frame_transforms(dataset, **frames, train=train)
     dataset.dataset_statistics = statistics
     return dataset
+
+
+@accept_configs
+def create_validation_dataset(
+    dataset_kwargs: Mapping[str, Any],
+    traj_transform_kwargs: Mapping[str, Any] | None = None,
+    frame_transform_kwargs: Mapping[str, Any] | None = None,
+    train: bool = False,
+) -> TrajectoryDataset:
+    """The validation trajectories of one data set of a mixture, in their order: `make_single_dataset` without shuffle.
+
+    The original's function of this name also sets numbers of threads, to bound its memory. Here they stay as they are.
+    """
+    own = {**dataset_kwargs, "shuffle": False}
+    return make_single_dataset(
+        own, train=train, traj_transform_kwargs=traj_transform_kwargs, frame_transform_kwargs=frame_transform_kwargs
+    )
 
 
 @accept_configs
@@ -124,6 +142,7 @@ def make_interleaved_dataset(
     weights = list(() if sample_weights is None else sample_weights) or [1.0] * len(names)
     if len(weights) != len(names):
         raise ValueError(f"{len(names)} data sets need as many sample_weights, got {len(weights)}.")
+    checks.weights(weights, len(names), zero_allowed=True)  # before the data are read
     shared = dict(traj_transform_kwargs or {})
     statistics: dict[str, Any] = {}
     parts: list[TrajectoryDataset] = []
@@ -188,6 +207,9 @@ def _derive_seed(seed: int, number: int) -> int:
 def _pop_filter(dataset_kwargs: dict[str, Any]) -> dict[str, Any]:
     """Removes the filter of frames from the arguments of one data set, and returns it as a keyword argument."""
     frame_filter = dataset_kwargs.pop(_OWN_FILTER, None)
+    of_openvla = dict(dataset_kwargs.pop(_OPENVLA_FILTER, None) or {})
+    refuse_unknown(of_openvla, ["chunk_filter_fn"], _OPENVLA_FILTER, "argument")
+    frame_filter = of_openvla.get("chunk_filter_fn") if frame_filter is None else frame_filter
     return {} if frame_filter is None else {_OWN_FILTER: frame_filter}
 
 

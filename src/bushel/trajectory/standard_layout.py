@@ -13,6 +13,7 @@ from bushel.trajectory.data_utils import Tree, tree_map
 from bushel.trajectory.episodes import LANGUAGES
 from bushel.trajectory.frame_columns import Columns, Constant
 from bushel.trajectory.numpy_or_jax import is_text, to_numpy
+from bushel.trajectory.statements import StatementError
 
 Keys = Mapping[str, str | None]
 
@@ -33,7 +34,8 @@ class Restructure:
     `image_{new}`, `depth_{new}` and `proprio_{new}` come from the observation's entry `old`. With an empty `new` the
     name is `proprio`, as in Octo. If `old` is None, the data set does not have the entry, and the new entry is padding:
     empty strings or zeros. `task/language_instruction` comes from the key that `language_key` names. If several keys
-    match it, each trajectory draws one of them.
+    match it, each trajectory draws one of them. `state_obs_keys` are OpenVLA's: their entries are joined to `proprio`,
+    and None is a column of zeros.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Restructure:
     proprio_obs_keys: Keys = dataclasses.field(default_factory=dict)
     proprio_obs_dims: Mapping[str, int] = dataclasses.field(default_factory=dict)
     language_key: str | None = None
+    state_obs_keys: tuple[str | None, ...] = ()
 
     def __post_init__(self) -> None:
         for new, old in self.proprio_obs_keys.items():
@@ -55,7 +58,7 @@ class Restructure:
     def __call__(self, trajectory: Tree) -> Tree:
         """The trajectory with the new names, without entries that are padding: `make_constants` adds those."""
         if self.standardize_fn is not None:
-            trajectory = self.standardize_fn(trajectory)
+            trajectory = self._standardize(trajectory, self.standardize_fn)
             if not isinstance(trajectory, Mapping):
                 raise ValueError(
                     f"standardize_fn of {self.name} must return the trajectory, a dict; it returned {trajectory!r}."
@@ -75,6 +78,8 @@ class Restructure:
                 for new, old in keys.items()
                 if old is not None
             }
+        if self.state_obs_keys:
+            renamed["proprio"] = self._join_states(observation, len(trajectory["action"]))
         task = self._find_instructions(trajectory)
         if isinstance(trajectory["action"], Mapping):
             raise ValueError(
@@ -82,7 +87,35 @@ class Restructure:
                 "standardize_fn, by np.concatenate for example."
             )
         action = np.asarray(trajectory["action"], dtype=np.float32)
+        self._check_rows({**renamed, **task.get(LANGUAGES, task)}, action)
         return {"observation": renamed, **({"task": task} if task else {}), "action": action}
+
+    def _check_rows(self, entries: Mapping[str, Any], action: np.ndarray) -> None:
+        if action.ndim < 2:
+            raise ValueError(f"Actions of {self.name} must have the shape [T, A], these have {list(action.shape)}.")
+        wrong = {entry: len(value) for entry, value in entries.items() if len(value) != len(action)}
+        if wrong:
+            listing = ", ".join(f"{entry} {rows}" for entry, rows in wrong.items())
+            raise ValueError(
+                f"The entries of a trajectory of {self.name} differ in length: action {len(action)}, {listing}."
+            )
+
+    def _standardize(self, trajectory: Tree, function: Callable[[Tree], Tree]) -> Tree:
+        try:
+            return function(trajectory)
+        except StatementError as error:
+            raise ValueError(f"Data set {self.name!r}: {error}.") from error
+
+    def _join_states(self, observation: Tree, rows: int) -> np.ndarray:
+        parts = [
+            np.zeros((rows, 1), np.float32) if key is None else self._find_entry(observation, key, "state", "_")
+            for key in self.state_obs_keys
+        ]
+        shapes = [part.shape for part in parts]
+        if any(len(shape) != 2 for shape in shapes):
+            named = ", ".join(f"{key}: {list(shape)}" for key, shape in zip(self.state_obs_keys, shapes))
+            raise ValueError(f"The state_obs_keys of {self.name} must be arrays of rows, but their shapes are {named}.")
+        return np.concatenate(parts, axis=1)
 
     def _list_kinds(self) -> tuple[tuple[str, Keys], ...]:
         return ("image", self.image_obs_keys), ("depth", self.depth_obs_keys), ("proprio", self.proprio_obs_keys)
@@ -100,7 +133,7 @@ class Restructure:
                 f"of {self.name}: a standardize_fn can put one of its arrays into the observation itself."
             )
         values = np.asarray(observation[old])
-        return values.astype(np.float32) if kind == "proprio" else values
+        return values.astype(np.float32) if kind in ("proprio", "state") else values
 
     def _find_instructions(self, trajectory: Tree) -> Tree:
         if self.language_key is None:

@@ -8,10 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bushel.trajectory.module_spec import SPEC_KEYS
+from bushel.trajectory.oxe.entry_points import PROJECTS
 
 _REFERENCE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
-_PURE = ("augmentations", "goal_relabeling", "normalization", "obs_transforms", "traj_transforms")
+_PURE = (
+    "augmentations",
+    "data_utils",
+    "goal_relabeling",
+    "normalization",
+    "obs_transforms",
+    "oxe.special_transforms",
+    "traj_transforms",
+)
 """Our own modules whose functions every file may name: they only compute, and read or write no files."""
+_TABLES = {f"bushel.trajectory.oxe.{project}" for project in PROJECTS}
 
 
 def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
@@ -32,6 +42,8 @@ def check_references(content: Any, path: str, modules: Sequence[str]) -> None:
 
 
 def _is_own_transform(module: str, name: str) -> bool:
+    if module in _TABLES:
+        return name in importlib.import_module(module).PROJECT.functions
     if module not in {f"bushel.trajectory.{part}" for part in _PURE}:
         return False
     # A name with dots is refused, since getattr does not find it: it could lead to another module.
