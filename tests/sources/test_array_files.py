@@ -147,7 +147,7 @@ def test_files_cut_short_are_refused(kind, tmp_path):
     content = path.read_bytes()
     for length in [0, 5, 60, *random.Random(0).sample(range(len(content)), 5), len(content) - 1]:
         path.write_bytes(content[:length])
-        with pytest.raises(DamagedFile, match="is no complete"):
+        with pytest.raises(DamagedFile, match="is not a complete"):
             load_arrays(path)
 
 
@@ -166,7 +166,7 @@ def test_a_changed_byte_is_harmless_or_told_with_the_file(kind, data, tmp_path_f
     try:
         load_arrays(path)
     except DamagedFile as error:
-        assert f"arrays.{path.suffix[1:]} is no complete" in str(error)
+        assert f"arrays.{path.suffix[1:]} is not a complete" in str(error)
     except ValueError as error:  # the name of a type became another one
         assert f"arrays.{path.suffix[1:]} has an array" in str(error)
 

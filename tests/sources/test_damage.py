@@ -262,5 +262,5 @@ def test_a_file_that_was_replaced_is_not_read_elsewhere(ending, tmp_path):
 @pytest.mark.parametrize("source", [ParquetDataSource, ArrowDataSource, HDF5DataSource])
 def test_a_pipe_is_no_file(source, tmp_path):
     os.mkfifo(tmp_path / "x")
-    with pytest.raises(ValueError, match="is no regular file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         source(tmp_path / "x")

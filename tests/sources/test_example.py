@@ -102,7 +102,7 @@ def test_any_bytes_are_decoded_or_refused(record):
     try:
         assert isinstance(decode_example(record), dict)
     except ValueError as error:
-        assert f"This record of {len(record)} bytes is no tf.train.Example" in str(error)
+        assert f"This record of {len(record)} bytes is not a tf.train.Example" in str(error)
 
 
 @settings(deadline=None)

@@ -15,7 +15,7 @@ from formats import in_eight_threads, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bushel.sources import BagzDataSource, DamagedFile, stores
+from bushel.sources import BagzDataSource, DamagedFile, local_files
 from bushel.sources.mapping import Mapping
 
 RECORDS = [random.Random(number).randbytes(number * 997 % 20_000) for number in range(120)]  # some are empty
@@ -66,14 +66,14 @@ def test_a_map_goes_with_its_source(path):
 
 @linux
 def test_maps_are_as_few_as_descriptors(tmp_path):
-    count = stores._OPEN_AT_ONCE // 2 + 20
+    count = local_files._OPEN_AT_ONCE // 2 + 20
     for number in range(count):
         written(tmp_path, "bag", [b"%d-%d" % (number, k) for k in range(9)], f"{number:04d}")
     source = BagzDataSource(str(tmp_path / "*.bag"))
     order = np.random.default_rng(1).permutation(9 * count)
     assert source.__getitems__(order) == [b"%d-%d" % (index // 9, index % 9) for index in order.tolist()]
     held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    assert len([name for name in held if name.startswith(str(tmp_path))]) <= stores._OPEN_AT_ONCE
+    assert len([name for name in held if name.startswith(str(tmp_path))]) <= local_files._OPEN_AT_ONCE
 
 
 def test_eight_threads_share_one_map(path):
@@ -182,7 +182,7 @@ def test_a_block_that_waits_for_the_disk_is_followed_by_reads(tmp_path):
     def copy(memory, spans):
         return [memory[start : start + length] for start, length in spans.tolist()]
 
-    mapping = Mapping(stores.LocalFile(str(path)))
+    mapping = Mapping(local_files.LocalFile(str(path)))
     cold, warm = np.array([[1 << 20, 100], [3 << 20, 100]]), np.array([[0, 100]])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     first = mapping.copied(copy, cold)

@@ -21,6 +21,7 @@ from bushel.sources import (
     FixedRecords,
     TFRecordDataSource,
     crc,
+    local_files,
     riegeli,
     stores,
     tfrecord,
@@ -135,13 +136,13 @@ def test_a_source_closes_and_opens_again(stored):
 
 
 def test_more_files_than_descriptors(tmp_path):
-    count = stores._OPEN_AT_ONCE + 50
+    count = local_files._OPEN_AT_ONCE + 50
     for number in range(count):
         written(tmp_path, "bag", [b"%d" % number], f"{number:04d}")
     source = BagzDataSource(str(tmp_path / "*.bag"))
     if os.path.isdir("/proc/self/fd"):
         held = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-        assert len([path for path in held if path.startswith(str(tmp_path))]) <= stores._OPEN_AT_ONCE
+        assert len([path for path in held if path.startswith(str(tmp_path))]) <= local_files._OPEN_AT_ONCE
     assert list(source) == [b"%d" % number for number in range(count)]
     assert [source[index] for index in range(count)] == list(source)
 

@@ -125,7 +125,7 @@ def test_bytes_before_an_archive_are_told(save, tmp_path):
     path = tmp_path / "x.npz"
     save(path, a=np.arange(9))
     path.write_bytes(b"before" + path.read_bytes())
-    with pytest.raises(DamagedFile, match=r"x\.npz is no complete \.npz file"):
+    with pytest.raises(DamagedFile, match=r"x\.npz is not a complete \.npz file"):
         load_arrays(path)
 
 
@@ -137,7 +137,7 @@ def test_a_shape_that_does_not_fit_the_file(shape, tmp_path):
     np.save(path, np.zeros((7, 2)))
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\0" + struct.pack("<H", 118) + header.encode() + bytes(7 * 2 * 8))
-    with pytest.raises(DamagedFile, match=r"x\.npy is no complete \.npy file"):
+    with pytest.raises(DamagedFile, match=r"x\.npy is not a complete \.npy file"):
         load_arrays(path)
 
 
@@ -157,7 +157,7 @@ def test_a_header_of_safetensors_that_cannot_be(shape, offsets, tmp_path):
     header = json.dumps({"x": {"dtype": "F64", "shape": shape, "data_offsets": offsets}}).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(32 + 8 * (shape == [2, 2])))
-    with pytest.raises(DamagedFile, match=r"x\.safetensors is no complete"):
+    with pytest.raises(DamagedFile, match=r"x\.safetensors is not a complete"):
         load_arrays(path)
 
 
@@ -174,7 +174,7 @@ def test_an_arrow_file_whose_index_lost_a_batch(tmp_path):
     for place in range(content.rfind(b"\xff\xff\xff\xff\0\0\0\0"), len(content) - 4):  # behind the batches
         if content[place : place + 4] == b"\3\0\0\0":
             path.write_bytes(content[:place] + b"\2" + content[place + 1 :])
-            with pytest.raises(DamagedFile, match=r"x\.arrow is no complete Arrow file") as raised:
+            with pytest.raises(DamagedFile, match=r"x\.arrow is not a complete Arrow file") as raised:
                 ArrowDataSource(path)
             told.append(str(raised.value))
     assert any("its index has 2 record batches, and there are 3" in one for one in told)
@@ -227,7 +227,7 @@ def test_a_chunk_that_was_cut_short_is_not_read_past_its_end(tmp_path):
     chunk.write_bytes(chunk.read_bytes()[:-20])
     source = ZarrDataSource(path)
     assert source[299] == {"a": 299}
-    with pytest.raises(DamagedFile, match=r"the chunk a/3 has \d+ bytes, and \d+ by its header"):
+    with pytest.raises(DamagedFile, match=r"the chunk a/3 has \d+ bytes, but its header says \d+"):
         source[300]
 
 

@@ -675,7 +675,7 @@ def test_ranges_of_a_local_file(file_of_content, ranges, near):
 
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.bag")
-    with pytest.raises(ValueError, match=r"pipe\.bag is no regular file"):
+    with pytest.raises(ValueError, match=r"pipe\.bag is not a regular file"):
         BagzDataSource(tmp_path / "pipe.bag")
 
 

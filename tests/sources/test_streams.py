@@ -338,7 +338,7 @@ def test_a_damaged_header_of_a_tar_file_is_reported(tmp_path):
             found.append(sample)
     assert found == WHOLE[:9]  # whether the tenth is complete is not known
     path.write_bytes(b"hello" * 1000)
-    with pytest.raises(DamagedFile, match="it is no tar file"):
+    with pytest.raises(DamagedFile, match="it is not a tar file"):
         next(iter(WebDatasetIterDataset(path)))
 
 

@@ -311,10 +311,10 @@ def test_no_rows(tmp_path):
 def test_a_file_cut_short_is_refused(kind, kept, files, tmp_path):
     path = tmp_path / f"cut.{kind}"
     path.write_bytes((files / f"part-0.{kind}").read_bytes()[:kept])
-    with pytest.raises(DamagedFile, match=rf"cut\.{kind} is no complete"):
+    with pytest.raises(DamagedFile, match=rf"cut\.{kind} is not a complete"):
         SOURCES[kind](path)
     if kind == "parquet":
-        with pytest.raises(DamagedFile, match=r"cut\.parquet is no complete Parquet file"):
+        with pytest.raises(DamagedFile, match=r"cut\.parquet is not a complete Parquet file"):
             next(iter(ParquetIterDataset(path)))
 
 

@@ -178,7 +178,7 @@ def test_a_template_names_files_of_the_folder_alone(prepared, template):
         read(folder)
         return
     with pytest.raises(
-        DamagedFile, match=r"dataset_info\.json: splits\[0\]\.filepathTemplate (is no template|names the)"
+        DamagedFile, match=r"dataset_info\.json: splits\[0\]\.filepathTemplate (is not a template|names the)"
     ):
         read(folder)
 

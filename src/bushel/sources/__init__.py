@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from bushel.sources.example import decode_example, encode_example
     from bushel.sources.fixed import FixedRecords
     from bushel.sources.folders import FileDataSource
+    from bushel.sources.hdf5 import HDF5DataSource
     from bushel.sources.lance import LanceDataSource
     from bushel.sources.limits import Limits, get_limits, set_limits
     from bushel.sources.lines import LineDataSource
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from bushel.sources.parquet import ParquetDataSource
     from bushel.sources.saved import SavedDataSource
     from bushel.sources.shared import SharedMemoryDataSource
-    from bushel.sources.stored_arrays import HDF5DataSource, ZarrDataSource
     from bushel.sources.tfds import TFDSDataSource
     from bushel.sources.tfrecord import TFRecordDataSource
+    from bushel.sources.zarr import ZarrDataSource
 
 _FORMATS = {
     "array_files": ("load_arrays",),
@@ -52,7 +53,8 @@ _FORMATS = {
     "parquet": ("ParquetDataSource",),
     "saved": ("SavedDataSource",),
     "shared": ("SharedMemoryDataSource",),
-    "stored_arrays": ("HDF5DataSource", "ZarrDataSource"),
+    "hdf5": ("HDF5DataSource",),
+    "zarr": ("ZarrDataSource",),
     "tfds": ("TFDSDataSource",),
     "tfrecord": ("TFRecordDataSource",),
 }

@@ -97,7 +97,7 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
             raise ValueError(
                 f"{shown} has an array of Python objects, which is not read. Choose others by their names."
             ) from None
-        raise DamagedFile(f"{shown} is no complete .{kind} file: {error}") from error
+        raise DamagedFile(f"{shown} is not a complete .{kind} file: {error}") from error
 
 
 def _npy(path: str, content: io.BytesIO | None) -> Arrays:

@@ -5,8 +5,8 @@ What the bytes of a file mean is in `riegeli.py`. Writing is left to the `array_
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from bushel.sources.riegeli import (
     unpacked,
 )
 from bushel.sources.stores import LARGE_BYTES, File, Options
+
+T = TypeVar("T")
 
 _BEGINNING = np.dtype(
     {
@@ -208,8 +210,12 @@ class _ArrayRecordFile(RecordReader):
         if data[HEADER] == 0:
             end = HEADER + size
             return bytes(data[end - decoded : end])
+        return self._decode(chunk, alone, memoryview(data)[HEADER : HEADER + size], decoded)
+
+    def _decode(self, chunk: int, decode: Callable[..., T], *arguments: Any) -> T:
+        """What `decode` makes of the data of a chunk. Its error becomes one that names the file and the records."""
         try:
-            return alone(memoryview(data)[HEADER : HEADER + size], decoded)
+            return decode(*arguments)
         except ImportError:
             raise
         except TooLarge as error:
@@ -246,15 +252,8 @@ class _ArrayRecordFile(RecordReader):
         if size < 0:
             data = self._whole(chunk)
             size = self._header(chunk, data, len(data))
-        try:
-            content = memoryview(data)[HEADER : HEADER + size]
-            values, ends = unpacked(content, self._decoded.item(chunk), self._counts.item(chunk))
-        except ImportError:
-            raise
-        except TooLarge as error:
-            raise TooLarge(f"{self._file.name}: {self._which(chunk)} is not read: {error}.") from None
-        except Exception as error:
-            raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
+        content = memoryview(data)[HEADER : HEADER + size]
+        values, ends = self._decode(chunk, unpacked, content, self._decoded.item(chunk), self._counts.item(chunk))
         if len(ends) != self._counts.item(chunk) or len(values) != self._decoded.item(chunk):
             raise self._damaged(chunk, "it holds other sizes than its header says")
         stops = ends.tolist()

@@ -109,6 +109,6 @@ def _opened(file: File, columns: Sequence[str] | None) -> _ArrowFile:
         content = arrow.BufferReader(file.read(0, file.size)) if remote else arrow.memory_map(path)
         found = _ArrowFile(path, content, stream, columns)
     except UNREADABLE as error:
-        raise DamagedFile(f"{path} is no complete Arrow file: {error}") from error
+        raise DamagedFile(f"{path} is not a complete Arrow file: {error}") from error
     check_names(path, found.names, found.names, columns)
     return found

@@ -178,12 +178,12 @@ def _limits(file: File, limits: File) -> np.ndarray:
     if not limits.size:
         return np.zeros(0, np.int64)
     if limits.size < 8:
-        raise DamagedFile(f"{limits.name} is no complete Bagz file: it has {limits.size} bytes, too few for an offset.")
+        raise DamagedFile(f"{limits.name} is not a complete Bagz file: it has only {limits.size} bytes.")
     last = int.from_bytes(limits.read(limits.size - 8, 8), "little")
     first = 0 if separate else last
     if last > file.size or first > limits.size - 8 or (limits.size - first) % 8:
         raise DamagedFile(
-            f"{file.name} is no complete Bagz file: its last 8 bytes should say where the offsets begin, and they say "
+            f"{file.name} is not a complete Bagz file: its last 8 bytes should give the place of the offsets, and give "
             f"{last} in a file of {file.size} bytes. It was cut short, or is of another format."
         )
     ends = np.frombuffer(limits.read(first, limits.size - first), "<u8")

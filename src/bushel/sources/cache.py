@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
-from bushel.sources.stores import File, LocalFile
+from bushel.sources.local_files import File, LocalFile
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ def for_reading() -> Checksum:
 
 
 def for_writing() -> Checksum:
-    """A fast checksum if a package computes one, or else the slow one: a file without checksums is no TFRecord file."""
+    """A fast checksum if a package computes one, otherwise the slow one: TFRecord files must have checksums."""
     return _fast() or slow
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
+from bushel.sources.local_files import File, changed
 from bushel.sources.needs import package
 from bushel.sources.ranges import merged, scatter
-from bushel.sources.stores import File, changed
 
 T = TypeVar("T")
 

@@ -209,4 +209,4 @@ def check_layout(layout: Any, where: str) -> Layout:
             with contextlib.suppress(TypeError, ImportError, ValueError):
                 if not dtype_of(text).hasobject:
                     return layout
-    raise DamagedFile(f"{where} is no layout of elements: {layout!r}.")
+    raise DamagedFile(f"{where} is not a layout of elements: {layout!r}.")

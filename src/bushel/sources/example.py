@@ -69,7 +69,7 @@ def locate_example(record: bytes) -> dict[str, Located]:
                     found[name] = feature
                 place = end
     except (IndexError, ValueError, TypeError, struct.error) as error:
-        raise ValueError(f"This record of {len(record)} bytes is no tf.train.Example ({error}).") from error
+        raise ValueError(f"This record of {len(record)} bytes is not a tf.train.Example ({error}).") from error
     return found
 
 

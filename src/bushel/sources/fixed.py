@@ -39,11 +39,9 @@ class FixedRecords:
         return len(self._source)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        place = checks.integer(index, "index")
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"index {place} is out of range for {len(self)} records")
+        place = checks.position(index, len(self))
         out = memory.empty((1, *self._shape), self._dtype)
-        self._source.read_into([place % len(self)], out)
+        self._source.read_into([place], out)
         return out[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:

@@ -9,6 +9,7 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.sources import stores
+from bushel.sources.joined_files import name_files
 from bushel.sources.records import together
 from bushel.sources.stores import Options
 
@@ -56,5 +57,4 @@ class FileDataSource:
         return [redact.object_name(path) for path in self._paths]
 
     def __repr__(self) -> str:
-        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"FileDataSource({redact.base_name(self._paths[0])}{more})"
+        return f"FileDataSource({name_files(self._paths)})"

@@ -34,10 +34,7 @@ class TableInMemory(abc.ABC):
         """Many records, which the caller may change."""
 
     def __getitem__(self, index: int) -> dict[Any, Any]:
-        row = checks.integer(index, "index")
-        if not -len(self) <= row < len(self):
-            raise IndexError(f"index {row} is out of range for {len(self)} records")
-        return self._row(row % len(self))
+        return self._row(checks.position(index, len(self)))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
         """The rows at `indices`."""

@@ -101,7 +101,7 @@ class _State:
         v1 += _zipped(v0)
 
     def finish_lengths(self, tails: np.ndarray, rest: np.ndarray) -> None:
-        """The last bytes of messages whose length is no multiple of 32."""
+        """The last bytes of messages whose length is not a multiple of 32."""
         some = np.flatnonzero(rest)
         if not len(some):
             return

@@ -13,21 +13,56 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, checks, redact
-from bushel.base.blocks import Block, Columns
+from bushel.base import checks, redact
+from bushel.base.blocks import Block
 from bushel.sources import stores
-from bushel.sources.stores import Options
+from bushel.sources.joined_files import JoinedFiles, Reopened, find_part, gather_from_parts
+from bushel.sources.paths import Options
 
 _OPENED_TOGETHER = 16
 _OPEN_AT_ONCE = 128  # each HDF5 file takes a descriptor of the process
 _WILD = re.compile(r"[*?\[]")
 
 
-class Store(abc.ABC):
-    """One store: records at any position, from any thread. A pickle holds its path."""
+class Store(Reopened):
+    """One store: records at any position, read from any thread. It is opened when it is first used.
+
+    A subclass sets what it needs and then calls `__init__`, which opens the store and counts its records.
+    """
+
+    _not_pickled = ("_lock", "_content")
+
+    def __init__(self, path: str):
+        self._path = path
+        self._forget_open()
+        self._length = self._count()
+
+    def _forget_open(self) -> None:
+        self._lock = threading.Lock()
+        self._content: Any = None
 
     @abc.abstractmethod
-    def __len__(self) -> int: ...
+    def _open(self) -> Any:
+        """Opens the store and returns its content, in whatever form the subclass reads it."""
+
+    @abc.abstractmethod
+    def _count(self) -> int:
+        """The number of records. Raises an error if the store cannot be read as the user has asked."""
+
+    def _get_open(self) -> Any:
+        """The content of the store, which is opened unless it is open already."""
+        with self._lock:
+            if self._content is None:
+                self._content = self._open()
+            return self._content
+
+    def close(self) -> None:
+        """Closes the store. Reads that have begun hold the content until they end; the next read opens it again."""
+        with self._lock:
+            self._content = None
+
+    def __len__(self) -> int:
+        return self._length
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> dict[str, Any]: ...
@@ -40,20 +75,18 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def layout(self) -> dict[str, str]:
-        """The type of each entry of a record, as text, as far as it is the same for all records."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Lets go of what is open, once the reads that go on have ended. The next read opens it again."""
+        """The type of each entry of a record, as text. Entries whose type differs between records are left out."""
 
 
-class JoinedStores:
+class JoinedStores(JoinedFiles):
     """The records of one or many stores, one store after the other. Base of the sources for each format.
 
     Args:
       paths: of the stores.
       build: makes the store of a path.
     """
+
+    _not_pickled = ("_lock", "_recent")
 
     def __init__(self, paths: Sequence[str], build: Callable[[str], Store]):
         self._paths = list(paths)
@@ -75,14 +108,14 @@ class JoinedStores:
             _check_layout(paths[0], built[0][1], path, layout)
         self._ends = np.cumsum([len(store) for store in self._stores])
         self._length = int(self._ends[-1])
-        self._forget()
+        self._forget_open()
 
-    def _forget(self) -> None:
+    def _forget_open(self) -> None:
         self._lock = threading.Lock()
         self._recent: collections.OrderedDict[int, None] = collections.OrderedDict()
 
     def _store(self, number: int) -> Store:
-        """A store, which may stay open. The one that was read longest ago is closed if too many are."""
+        """A store that is about to be read. If too many stores are open, the one read longest ago is closed."""
         if len(self._stores) > _OPEN_AT_ONCE:
             with self._lock:
                 self._recent[number] = None
@@ -92,54 +125,23 @@ class JoinedStores:
                 self._stores[oldest].close()
         return self._stores[number]
 
-    @property
-    def paths(self) -> list[str]:
-        """The files or folders, in the order of their records."""
-        return list(self._paths)
-
-    def __len__(self) -> int:
-        return self._length
-
     def __getitem__(self, index: int) -> dict[str, Any]:
-        place = checks.integer(index, "index")
-        if not -self._length <= place < self._length:
-            raise IndexError(f"index {place} is out of range for {self._length} records")
-        place %= self._length
-        number = int(self._ends.searchsorted(place, "right"))
-        return self._store(number)[place - (int(self._ends[number - 1]) if number else 0)]
+        number, within = find_part(checks.position(index, self._length), self._ends)
+        return self._store(number)[within]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The records at `indices`: each store that holds some of them is read once."""
+        """The records at `indices`. Each store that holds some of them is read once."""
         if len(self._stores) == 1:
             return self._stores[0].__getitems__(indices)
         places = checks.positions(indices, self._length)
         if not len(places):
             return self._stores[0].__getitems__(places)
-        numbers = self._ends.searchsorted(places, "right")
-        within = places - np.concatenate(([0], self._ends))[numbers]
-        order = np.argsort(numbers, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-        block = blocks.join([self._store(int(numbers[part[0]])).__getitems__(within[part]) for part in parts])
-        back = np.argsort(order)
-        if isinstance(block, Columns):
-            return Columns({name: column[back] for name, column in block.tree.items()}, len(places))
-        return [block[place] for place in back.tolist()]
+        return gather_from_parts(places, self._ends, lambda number, within: self._store(number).__getitems__(within))
 
     def fingerprint(self) -> Any:
-        """What tells all of these stores from others."""
+        """What distinguishes these stores from others, without reading their records."""
         prints = [self._store(number).fingerprint() for number in range(len(self._stores))]
         return prints[0] if len(prints) == 1 else prints
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_recent")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
-
-    def __repr__(self) -> str:
-        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"{type(self).__name__}({redact.base_name(self._paths[0])}{more}: {self._length} records)"
 
 
 def _check_layout(first: str, expected: dict[str, str], path: str, found: dict[str, str]) -> None:

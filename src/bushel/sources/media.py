@@ -45,7 +45,7 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
             except TooLarge as error:
                 raise _not_decoded(data, "an image", error) from None
             except ValueError as error:
-                raise ValueError(f"These {len(data)} bytes are no complete JPEG image: {error}") from error
+                raise ValueError(f"These {len(data)} bytes are not a complete JPEG image: {error}") from error
     images = package("PIL.Image", "image", "Images")
     if mode is not None and mode not in images.MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, images.MODES))}, or None, got {mode!r}.")
@@ -58,7 +58,7 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
     except TooLarge as error:
         raise _not_decoded(data, "an image", error) from None
     except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
-        raise ValueError(f"These {len(data)} bytes are no complete image: {error}") from error
+        raise ValueError(f"These {len(data)} bytes are not a complete image: {error}") from error
     if halved:
         raise ValueError(
             f"This image has 16 bits for each of its channels, and Pillow reads it as {has!r} without the lower 8. "
@@ -111,12 +111,12 @@ def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
     except TooLarge as error:
         raise _not_decoded(data, "a sound", error) from None
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
-        raise ValueError(f"These {len(data)} bytes are no complete sound: {error}") from error
+        raise ValueError(f"These {len(data)} bytes are not a complete sound: {error}") from error
     why = _cut_short(data)
     if why is None and len(samples) < stated:
         why = f"there are {len(samples)} frames of {stated}"
     if why is not None:
-        raise ValueError(f"These {len(data)} bytes are no complete sound: {why}.")
+        raise ValueError(f"These {len(data)} bytes are not a complete sound: {why}.")
     return samples, int(rate)
 
 

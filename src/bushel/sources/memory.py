@@ -47,10 +47,8 @@ class ArrayDataSource:
         return self._length
 
     def __getitem__(self, index: int) -> Any:
-        index = checks.integer(index, "index")
-        if not -self._length <= index < self._length:
-            raise IndexError(f"index {index} is out of range for {self._length} records")
-        records = [leaf[index] for leaf in self._leaves]
+        place = checks.position(index, self._length)
+        records = [leaf[place] for leaf in self._leaves]
         return self._rebuild([part.copy() if isinstance(part, np.ndarray) else part for part in records])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:

@@ -8,19 +8,20 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.sources import stores
+from bushel.sources.memory import ArrayDataSource
 from bushel.sources.saved import MANIFEST, SavedDataSource
 from bushel.sources.writing import join
 
 _BY_ENDING = {
-    (".array_record", ".arrayrecord"): "ArrayRecordDataSource",
-    (".tfrecord", ".tfrecords"): "TFRecordDataSource",
-    (".bagz", ".bag"): "BagzDataSource",
-    (".parquet",): "ParquetDataSource",
-    (".arrow", ".feather", ".ipc"): "ArrowDataSource",
-    (".h5", ".hdf5"): "HDF5DataSource",
-    (".zarr",): "ZarrDataSource",
-    (".lance",): "LanceDataSource",
-    (".txt", ".jsonl", ".csv"): "LineDataSource",
+    (".array_record", ".arrayrecord"): ("array_record", "ArrayRecordDataSource"),
+    (".tfrecord", ".tfrecords"): ("tfrecord", "TFRecordDataSource"),
+    (".bagz", ".bag"): ("bagz", "BagzDataSource"),
+    (".parquet",): ("parquet", "ParquetDataSource"),
+    (".arrow", ".feather", ".ipc"): ("arrow", "ArrowDataSource"),
+    (".h5", ".hdf5"): ("hdf5", "HDF5DataSource"),
+    (".zarr",): ("zarr", "ZarrDataSource"),
+    (".lance",): ("lance", "LanceDataSource"),
+    (".txt", ".jsonl", ".csv"): ("lines", "LineDataSource"),
 }
 _ARRAYS = (".npy", ".npz", ".safetensors")
 
@@ -46,26 +47,23 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     """
     text = os.fspath(path)
     lowered = redact.remove_query(text).rstrip("/").lower()
-    for endings, name in _BY_ENDING.items():
+    options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
+    for endings, (module, name) in _BY_ENDING.items():
         if lowered.endswith(endings):
-            return getattr(importlib.import_module("bushel.sources"), name)(text, **_given(storage_options))
+            return getattr(importlib.import_module(f"bushel.sources.{module}"), name)(text, **options)
     if lowered.endswith(_ARRAYS):
-        arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text, **_given(storage_options))
-        return importlib.import_module("bushel.sources.memory").ArrayDataSource(arrays)
+        arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text, **options)
+        return ArrayDataSource(arrays)
     if _exists(join(text, MANIFEST), storage_options):
         return SavedDataSource(text, storage_options=storage_options)
     if _exists(join(text, "dataset_info.json"), storage_options):
         tfds = importlib.import_module("bushel.sources.tfds")
-        return tfds.TFDSDataSource(text, tfds.only_split(text, storage_options), **_given(storage_options))
+        return tfds.TFDSDataSource(text, tfds.only_split(text, storage_options), **options)
     known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
     raise ValueError(
         f"It is not known how to open {redact.show(text)}: it ends in none of {known}, and is no folder that "
         "ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
     )
-
-
-def _given(storage_options: dict[str, Any] | None) -> dict[str, Any]:
-    return {} if storage_options is None else {"storage_options": storage_options}
 
 
 def _exists(path: str, storage_options: dict[str, Any] | None) -> bool:

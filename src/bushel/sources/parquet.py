@@ -37,7 +37,7 @@ def opened(file: File, settings: dict[str, Any]) -> Any:
     except UNREADABLE as error:
         if "encrypted" in str(error):
             raise ValueError(f"{file.name} is encrypted: {error}. {_DECRYPT}") from None
-        raise DamagedFile(f"{file.name} is no complete Parquet file: {error}") from error
+        raise DamagedFile(f"{file.name} is not a complete Parquet file: {error}") from error
     groups, stated = lengths(found), found.metadata.num_rows
     rows = sum(groups)
     if rows != stated or min(groups, default=0) < 0:

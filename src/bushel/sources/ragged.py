@@ -61,10 +61,8 @@ class RaggedDataSource:
         return len(self._offsets) - 1
 
     def __getitem__(self, index: int) -> Any:
-        index = checks.integer(index, "index")
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} is out of range for {len(self)} records")
-        low, high = self._offsets[index % len(self)], self._offsets[index % len(self) + 1]
+        place = checks.position(index, len(self))
+        low, high = self._offsets[place], self._offsets[place + 1]
         return self._rebuild([leaf[low:high].copy() for leaf in self._leaves])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:

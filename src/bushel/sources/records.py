@@ -18,6 +18,7 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
+from bushel.sources.joined_files import JoinedFiles, find_part, split_by_part
 from bushel.sources.stores import File, Options
 
 T = TypeVar("T")
@@ -54,12 +55,14 @@ def copied_into(records: Sequence[bytes], rows: memoryview, size: int, name: str
         rows[place * size : (place + 1) * size] = record
 
 
-class RecordSource(abc.ABC):
+class RecordSource(JoinedFiles):
     """Records of one or many files, by position. Base of the sources for each format.
 
     A source may be pickled and used from many threads; open files stay behind and are opened again where they are
     needed. As a context manager it closes its files at the end.
     """
+
+    _not_pickled = ("_lock", "_readers")
 
     def __init__(self, paths: Any, storage_options: Options | None = None):
         self._options = redact.Options(storage_options or {})
@@ -67,7 +70,7 @@ class RecordSource(abc.ABC):
         self._paths = [path for path, _, _ in self._shards]
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._remote = any(map(stores.is_url, self._paths)) and "cache_dir" not in self._options
-        self._forget()
+        self._forget_open()
         counts = self._counted()
         bounds = [part_of(shard, count) for shard, count in zip(self._shards, counts)]
         self._totals = counts  # what each file held when the source was made
@@ -79,7 +82,7 @@ class RecordSource(abc.ABC):
     def _reader(self, file: File) -> RecordReader:
         """The reader of one file."""
 
-    def _forget(self) -> None:
+    def _forget_open(self) -> None:
         self._lock = threading.Lock()
         self._readers: list[RecordReader | None] = [None] * len(self._shards)
 
@@ -109,11 +112,6 @@ class RecordSource(abc.ABC):
         return reader
 
     @property
-    def paths(self) -> list[str]:
-        """The files, in the order of their records."""
-        return list(self._paths)
-
-    @property
     def versions(self) -> list[Any]:
         """The fingerprint of each file as it was when the source was made. Opens nothing."""
         return [[self._versions[number], start, stop] for number, (_, start, stop) in enumerate(self._shards)]
@@ -130,19 +128,11 @@ class RecordSource(abc.ABC):
             _length=int(np.diff(self._ends, prepend=0)[number]),
         )
         one._ends = np.array([one._length])
-        one._forget()
+        one._forget_open()
         return one
 
-    def __len__(self) -> int:
-        return self._length
-
     def __getitem__(self, index: int) -> bytes:
-        place = checks.integer(index, "index")
-        if place < 0:
-            place += self._length
-        if not 0 <= place < self._length:
-            raise IndexError(f"index {index} is out of range for {self._length} records")
-        number = 0
+        number, place = 0, checks.position(index, self._length)
         if len(self._ends) > 1:
             number, place = self.locate(place)
         return (self._readers[number] or self._opened(number)).read(place + int(self._starts[number]))
@@ -188,14 +178,9 @@ class RecordSource(abc.ABC):
                     reader.read_into(np.array([position]), rows[row * size : (row + 1) * size], size)
 
     def _by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """Files with the positions asked of each, and the rows they belong to."""
-        numbers = self._ends.searchsorted(places, "right")
-        before = np.concatenate(([0], self._ends))
-        positions = places - before[numbers] + self._starts[numbers]
-        order = np.argsort(numbers, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
-            if len(rows):
-                yield int(numbers[rows[0]]), positions[rows], rows
+        """For each file that holds some of the records: its number, the positions in it, and their rows."""
+        for number, within, rows in split_by_part(places, self._ends):
+            yield number, within + self._starts[number], rows
 
     def __iter__(self) -> Iterator[bytes]:
         for low in range(0, self._length, 256):
@@ -203,8 +188,7 @@ class RecordSource(abc.ABC):
 
     def locate(self, index: int) -> tuple[int, int]:
         """The file that holds a record, and the record's position among those of the file."""
-        number = int(self._ends.searchsorted(index, "right"))
-        return number, index - (int(self._ends[number - 1]) if number else 0)
+        return find_part(index, self._ends)
 
     def fingerprint(self) -> Any:
         """Name, size and time (or the store's tag) of each file, and which part of it."""
@@ -213,7 +197,7 @@ class RecordSource(abc.ABC):
 
     def close(self) -> None:
         """Closes the files; a read after that opens them again."""
-        self._forget()
+        self._forget_open()
 
     def __enter__(self) -> Self:
         return self
@@ -222,17 +206,6 @@ class RecordSource(abc.ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_readers")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
-
-    def __repr__(self) -> str:
-        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"{type(self).__name__}({redact.base_name(self._paths[0])}{more}: {self._length} records)"
 
 
 def together(read: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:

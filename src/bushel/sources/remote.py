@@ -23,9 +23,10 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.sources import cache, drivers
 from bushel.sources.drivers import DriverFile, first_line, missing
+from bushel.sources.local_files import File, changed
 from bushel.sources.needs import package
+from bushel.sources.paths import Options, is_url, local
 from bushel.sources.ranges import merged, scatter
-from bushel.sources.stores import File, Options, changed, is_url, local
 
 T = TypeVar("T")
 

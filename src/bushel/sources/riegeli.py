@@ -120,7 +120,7 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     """Offset, end, decoded size and number of records of each chunk, from the footer."""
 
     def wrong(why: str) -> DamagedFile:
-        return DamagedFile(f"{file.name} is no complete ArrayRecord file: {why}.")
+        return DamagedFile(f"{file.name} is not a complete ArrayRecord file: {why}.")
 
     def chunk(start: int, stop: int, what: str) -> tuple[bytes | memoryview, np.ndarray]:
         data = joined(file.read(start, stop - start), start)
@@ -146,7 +146,7 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     if file.read(0, 8) != _SIGNATURE:
         raise wrong("it does not begin with the signature of one")
     if file.size % BLOCK:
-        raise wrong(f"its size of {file.size} bytes is no multiple of {BLOCK}; it was cut short")
+        raise wrong(f"its size of {file.size} bytes is not a multiple of {BLOCK}; it was cut short")
     tail, ends = chunk(file.size - BLOCK, file.size, "its end")
     fields = dict(_fields(bytes(tail[: int(ends[0])]))) if len(ends) else {}
     footer = fields.get(1, 0)

@@ -50,7 +50,7 @@ class Manifest:
             }:
                 pass
             case _:
-                raise DamagedFile(f"{where} is no manifest of saved elements.")
+                raise DamagedFile(f"{where} is not a manifest of saved elements.")
         if version != VERSION:
             raise DamagedFile(f"{where} has version {version}; this Bushel reads version {VERSION}.")
         for name in files:
@@ -135,10 +135,7 @@ class SavedDataSource:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
-        place = checks.integer(index, "index")
-        if not -len(self) <= place < len(self):
-            raise IndexError(f"index {place} is out of range for {len(self)} elements")
-        return self.__getitems__([place % len(self)])[0]
+        return self.__getitems__([checks.position(index, len(self))])[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
         """The elements at `indices`."""

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bushel.base import blocks, checks, redact
-from bushel.base.blocks import Block, Columns
+from bushel.base import checks, redact
+from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile
 from bushel.sources import stores
 from bushel.sources.arrow_rows import ArrowRows
+from bushel.sources.joined_files import JoinedFiles, find_part, gather_from_parts
 from bushel.sources.stores import File, Options
 
 UNREADABLE = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
@@ -41,9 +42,10 @@ def check_names(path: str, names: Sequence[str], inner: Iterable[str], columns: 
             )
 
 
-class TableSource(abc.ABC):
+class TableSource(JoinedFiles):
     """Rows of table files as dicts. A pickle holds paths; files are opened where they are read."""
 
+    _not_pickled = ("_rows", "_files")
     part: ClassVar[str]
     """What a part of a file is called."""
 
@@ -53,7 +55,7 @@ class TableSource(abc.ABC):
         self._cache_bytes = checks.positive(cache_bytes, "cache_bytes")
         self._paths = stores.find(paths, self._options)
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
-        self._forget()
+        self._forget_open()
         lengths = [self._lengths(number) for number in range(len(self._paths))]
         self._parts = [(number, part) for number, parts in enumerate(lengths) for part in range(len(parts))]
         self._ends = np.cumsum([length for parts in lengths for length in parts], dtype=np.int64)
@@ -71,7 +73,7 @@ class TableSource(abc.ABC):
     def _table(self, number: int, part: int) -> Any:
         """A part of a file, decoded; any thread may ask."""
 
-    def _forget(self) -> None:
+    def _forget_open(self) -> None:
         self._rows = _Kept(self._cache_bytes, self._decoded)
         self._files = self._no_files()
 
@@ -86,7 +88,7 @@ class TableSource(abc.ABC):
     def _decoded(self, place: int) -> ArrowRows:
         number, part = self._parts[place]
         rows = ArrowRows(self._table(number, part), redact.show(self._paths[number]))
-        expected = int(self._ends[place]) - self._begin(place)
+        expected = int(self._ends[place]) - (int(self._ends[place - 1]) if place else 0)
         if rows.length != expected:
             raise DamagedFile(
                 f"{redact.show(self._paths[number])}: {self.part} {part} had {expected} rows when the source was made "
@@ -94,42 +96,19 @@ class TableSource(abc.ABC):
             )
         return rows
 
-    def _begin(self, place: int) -> int:
-        return int(self._ends[place - 1]) if place else 0
-
-    @property
-    def paths(self) -> list[str]:
-        """The files, in the order of their rows."""
-        return list(self._paths)
-
-    def __len__(self) -> int:
-        return self._length
-
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row = checks.integer(index, "index")
-        if not -self._length <= row < self._length:
-            raise IndexError(f"index {row} is out of range for {self._length} records")
-        row %= self._length
-        place = int(self._ends.searchsorted(row, "right"))
-        return self._rows(place).row(row - self._begin(place))
+        place, row = find_part(checks.position(index, self._length), self._ends)
+        return self._rows(place).row(row)
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
-        """The rows at `indices`: each part that they need is decoded once."""
-        return _gathered(checks.positions(indices, self._length), self._ends, self._rows)
+        """The rows at `indices`. Each part of a file that holds some of them is decoded once."""
+        places = checks.positions(indices, self._length)
+        if not len(places):
+            return []
+        return gather_from_parts(places, self._ends, lambda place, within: self._rows(place).take(within))
 
     def fingerprint(self) -> Any:
         return [stores.fingerprint(self._paths, self._options), self._columns]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_files")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._forget()
-
-    def __repr__(self) -> str:
-        more = f" and {len(self._paths) - 1} more" if len(self._paths) > 1 else ""
-        return f"{type(self).__name__}({redact.base_name(self._paths[0])}{more}: {self._length} records)"
 
 
 class _Kept:
@@ -155,18 +134,3 @@ class _Kept:
             while self._bytes > self._limit and len(self._kept) > 1:
                 self._bytes -= self._kept.popitem(last=False)[1].nbytes
         return rows
-
-
-def _gathered(places: np.ndarray, ends: np.ndarray, rows: Callable[[int], ArrowRows]) -> Block:
-    """Records at `places` of a row of parts that end at `ends`; each part is asked for once."""
-    if not len(places):
-        return []
-    numbers = ends.searchsorted(places, "right")
-    within = places - np.concatenate(([0], ends))[numbers]
-    order = np.argsort(numbers, kind="stable")
-    parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
-    found = blocks.join([rows(int(numbers[part[0]])).take(within[part]) for part in parts])
-    back = np.argsort(order)
-    if isinstance(found, Columns):
-        return Columns({name: column[back] for name, column in found.tree.items()}, len(places))
-    return [found[place] for place in back.tolist()]

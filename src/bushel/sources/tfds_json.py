@@ -162,10 +162,10 @@ def _parsed(template: str, entry: Entry) -> list[tuple[str, str]]:
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise entry.wrong(f"is no template of file names ({error})") from None
+        raise entry.wrong(f"is not a template of file names ({error})") from None
     for _, field, width, conversion in pieces:
         if (field is not None and field not in known) or width or conversion:
-            raise entry.wrong(f"is no template of file names: its fields are {', '.join(known)}, without a format")
+            raise entry.wrong(f"is not a template of file names: its fields are {', '.join(known)}, without a format")
     return [(literal, field or "") for literal, field, _, _ in pieces]
 
 

@@ -197,7 +197,7 @@ def _scan(file: File, crc32c: Checksum | None) -> np.ndarray:
 def _cut_short(file: File, record: int, length: int) -> DamagedFile:
     return DamagedFile(
         f"{file.name} ends in the middle of record {record} ({length} bytes of a file of {file.size}): it was cut "
-        "short, or it is no TFRecord file."
+        "short, or it is not a TFRecord file."
     )
 
 
@@ -207,5 +207,5 @@ def bad_length(name: str, record: int, beginning: bytes) -> DamagedFile:
         return DamagedFile(
             f"{name} is compressed, so its records can only be read in order: use TFRecordIterDataset, or convert it."
         )
-    what = "it is no TFRecord file" if record == 0 else "it is damaged"
+    what = "it is not a TFRecord file" if record == 0 else "it is damaged"
     return DamagedFile(f"{name}: the length of record {record} does not fit its checksum: {what}.")

@@ -162,7 +162,7 @@ class WebDatasetReader(SequentialReader):
         except ValueError:
             stated, size = -1, 0
         if stated != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-            raise self._damaged(place, "it is no tar file" if place == 0 else _LOST)
+            raise self._damaged(place, "it is not a tar file" if place == 0 else _LOST)
         name = header[:100].rstrip(b"\0").decode("utf-8", "surrogateescape")
         prefix = header[345:500].partition(b"\0")[0].decode("utf-8", "surrogateescape")
         if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":

@@ -1,0 +1,56 @@
+"""Paths of files as texts: local ones, and URLs. Nothing is opened here: see `stores.py`."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any
+
+from bushel.base import redact
+
+Path = str | os.PathLike[str]
+Options = Mapping[str, Any]
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_LOST_SLASH = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
+_FILE_OF_USER = re.compile(r"file://[^/]*(?:@|%40)", re.IGNORECASE)
+
+
+def is_url(path: Path) -> bool:
+    """Whether a path names something other than a local file."""
+    found = _URL.match(os.fspath(path))
+    return found is not None and found.group(1) != "file"
+
+
+def local(path: Path) -> str:
+    """A path as text, without `file://` and with the home folder for `~`; URLs as they are."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"A path is a str or an os.PathLike, got {redact.clean(repr(path))} of type {type(path).__name__}."
+        )
+    text = os.fspath(path)
+    if isinstance(text, str) and _LOST_SLASH.match(text) and not os.path.exists(text):
+        raise ValueError(
+            f"{redact.show(text)} has one slash after its scheme: a pathlib.Path takes // for /. Pass URLs as texts."
+        )
+    if _FILE_OF_USER.match(text):
+        raise ValueError(f"{redact.show(text)} names a user of another machine. Pass the path of a local file.")
+    plain = os.path.expanduser(text.removeprefix("file://"))
+    if not text.startswith("file://") or os.path.exists(plain):  # many write a path behind file:// as it is
+        return plain
+    return urllib.parse.unquote(plain)
+
+
+def address(path: Path) -> str:
+    """A path as `local` gives it; a URL with its scheme in small letters."""
+    text = local(path)
+    found = _URL.match(text)
+    return text[: found.end()].lower() + text[found.end() :] if found else text
+
+
+def no_paths(given: Any) -> TypeError:
+    """The error for what is neither a path nor a list of them."""
+    what = redact.clean(repr(given))
+    return TypeError(f"Paths are a path or a list of paths, got {what} of type {type(given).__name__}.")
