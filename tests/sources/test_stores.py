@@ -29,6 +29,7 @@ from bushel.sources import (
     LineDataSource,
     ParquetDataSource,
     load_arrays,
+    local_files,
     stores,
 )
 
@@ -150,7 +151,7 @@ def small_bags(put, folder, count):
 
 def test_a_cache_smaller_than_the_data(put, tmp_path, monkeypatch):
     """Copies and descriptors go all the time; nobody who reads sees it."""
-    monkeypatch.setattr(stores, "_OPEN_AT_ONCE", 4)
+    monkeypatch.setattr(local_files, "_OPEN_AT_ONCE", 4)
     pattern, records = small_bags(put, tmp_path, 40)
     limit = 3 * written(tmp_path, "bag", records[:1]).stat().st_size
     options = {"cache_dir": str(tmp_path / "copies"), "cache_bytes": limit}

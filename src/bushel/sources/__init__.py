@@ -1,4 +1,4 @@
-"""Where records come from. A source is anything with a length and `source[i]`; see `RandomAccessDataSource`.
+"""Where records come from. A source is any object with a length and `source[i]`; see `RandomAccessDataSource`.
 
 Formats are loaded when they are first used, so that `import bushel` stays light.
 """
@@ -62,7 +62,7 @@ _WHERE = {name: module for module, names in _FORMATS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the module of a name that is asked for the first time."""
+    """Loads the module of a name when the name is first used."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,4 +1,4 @@
-"""Rows of Arrow tables as records: dicts of NumPy values, by whole columns where that is possible."""
+"""Rows of Arrow tables as records: dicts of NumPy values. Whole columns are converted at once if possible."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
 
 
 class ArrowRows:
-    """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
+    """Some rows of a table. Columns of numbers are converted at once, other columns when a row is read.
 
-    A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
-    column of integers with nulls floats. Where rows are `chosen`, so that their neighbours change, integers stay what
-    they are, and a null is None. `path` is for messages.
+    A value is what `to_numpy` of its whole column returns: numbers become NumPy scalars, strings str, lists arrays, and
+    integers of a column with nulls floats. If the rows were `chosen` from a larger table, the dtype must not depend on
+    the other rows: integers then stay integers, and a null is None. `path` is the name in messages.
     """
 
     def __init__(self, table: Any, path: str, *, chosen: bool = False):
@@ -48,7 +48,7 @@ class ArrowRows:
         }
 
     def take(self, places: np.ndarray) -> Block:
-        """Many records: columns where all values are numbers, else rows."""
+        """Many records: as columns if all values are numbers, otherwise as rows."""
         if self._numbers:
             return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
         parts = [
@@ -60,7 +60,7 @@ class ArrowRows:
 
 
 def _takeable(column: Any, name: str, path: str) -> Any:
-    """A column as a type whose rows pyarrow can choose."""
+    """A column, cast if needed to a type of which pyarrow can take rows."""
     arrow = package("pyarrow", "parquet", "Parquet and Arrow files")
     kind = str(column.type)
     try:
@@ -69,11 +69,11 @@ def _takeable(column: Any, name: str, path: str) -> Any:
         if kind.startswith("run_end_encoded"):
             return package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
         if not arrow.types.is_primitive(column.type):
-            _objects(column, np.zeros(0, np.int64))  # no rows, to see whether it can
+            _objects(column, np.zeros(0, np.int64))  # takes no rows, to find out whether pyarrow can
     except NotImplementedError as error:
         raise ValueError(
-            f"{path}: column {name!r} is of type {kind}, whose rows pyarrow cannot read ({error}). Cast it to another "
-            "type, or choose other columns."
+            f"{path}: column {name!r} is of type {kind}, of which pyarrow cannot take rows ({error}). Cast it to "
+            "another type, or choose other columns."
         ) from None
     return column
 
@@ -91,7 +91,7 @@ def _objects(column: Any, places: Any) -> np.ndarray:
 
 
 def values(column: Any) -> np.ndarray:
-    """A column as an array, as `to_numpy` has it; lists in it, and lists in these, are arrays that may be changed."""
+    """A column as an array, as `to_numpy` returns it. Lists in it, also nested ones, become writable arrays."""
     found = column.to_numpy(zero_copy_only=False)
     if found.dtype == object and package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
         for place, value in enumerate(found):

@@ -1,4 +1,4 @@
-"""Bagz files: records back to back, then the offset of each one's end. No checksums: see `checksums.py` for those."""
+"""Bagz files: records end to end, then the end offset of each. The format has no checksums: see `checksums.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bushel.sources.mapping import Mapping
 from bushel.sources.records import RecordReader, RecordSource, copied_into
 from bushel.sources.stores import File, LocalFile, Options
 
-_WORTH_MAPPING = 8  # records at once
+_WORTH_MAPPING = 8  # fewer records are read, not copied from mapped memory
 _SHARDED = re.compile(r"(.*)@(\d+|\*)(\.[^./]*)?")
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})(\.[^./]*)?")
 
@@ -26,10 +26,11 @@ class BagzDataSource(RecordSource):
     """Records of Bagz files as bytes: `.bagz` files are compressed record by record with zstd, `.bag` files are not.
 
     Args:
-      paths: one or many files, patterns, URLs, or "name@3.bagz" for the three shards of a set, "name@*.bagz" for all.
-      compressed: whether records are compressed; by default as the file's name says.
-      separate_limits: the offsets are in a file of their own, "limits." before the name.
-      storage_options: of the store where the files lie.
+      paths: one or many files, patterns or URLs. "name@3.bagz" stands for the three shards of a set, "name@*.bagz" for
+        all shards.
+      compressed: whether records are compressed. By default the ending of the file's name decides.
+      separate_limits: whether the offsets are in a separate file, whose name is "limits." and the name of the file.
+      storage_options: options of the store that holds the files.
 
     >>> import struct, tempfile
     >>> from pathlib import Path
@@ -63,11 +64,11 @@ class BagzDataSource(RecordSource):
 
 
 def all_shards(paths: Any, options: Options | None) -> Any:
-    """Paths, with all files in place of a name such as "name@3.bagz"."""
+    """Replaces a name such as "name@3.bagz" by the paths of all its shards."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
-        return paths  # told where all paths are looked at
+        return paths  # the error is raised where all paths are checked
     found: list[Any] = []
     for path in paths:
         sharded = _SHARDED.fullmatch(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else None
@@ -81,13 +82,13 @@ def all_shards(paths: Any, options: Options | None) -> Any:
 
 
 def _stated(path: str, pattern: str, options: Options | None) -> int:
-    """How many shards a set has, as the names of those that are there say: one that is missing is then told."""
+    """The number of shards of a set, from the names of its files. A missing shard then causes an error."""
     shards = [_SHARD.fullmatch(name) for name in stores.find(pattern, options)]
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
     if len(counts) != 1:
         raise ValueError(
-            f"{redact.show(path)}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Name the "
-            "number."
+            f"{redact.show(path)}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Write the "
+            "number of shards instead of *."
         )
     return counts[0]
 
@@ -99,7 +100,9 @@ class _BagFile(RecordReader):
         self.count = len(ends)
         lengths = np.diff(ends, prepend=0)
         self._spans = np.stack((ends - lengths, lengths), axis=1)  # start and length of each record
-        self._hollow = compressed and not lengths.all()  # an empty record is stored as nothing at all
+        self._hollow = (
+            compressed and not lengths.all()
+        )  # an empty record takes no bytes in the file, not even an empty frame
         self._mapping = Mapping(file) if isinstance(file, LocalFile) else None
 
     def read(self, position: int) -> bytes:
@@ -116,7 +119,7 @@ class _BagFile(RecordReader):
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         spans = self._spans.take(positions, axis=0)
         count = len(positions)
-        # Side by side they are read in one go, and the system reads ahead.
+        # Records that lie side by side are read with one call, and the system reads ahead. Mapping would be slower.
         if self._mapping and count >= _WORTH_MAPPING and positions.item(-1) - positions.item(0) != count - 1:
             found = self._mapping.copied(self._copied, spans)
             if found is not None:
@@ -124,7 +127,7 @@ class _BagFile(RecordReader):
         return self._read(positions, spans)
 
     def _copied(self, memory: mmap.mmap, spans: np.ndarray) -> list[bytes] | None:
-        """Records from memory; None where one is damaged: reading tells which."""
+        """Copies records from memory; None if one is damaged. A read from the file then names the damaged one."""
         if not self._compressed:
             starts = spans[:, 0]
             return [memory[low:high] for low, high in zip(starts.tolist(), (starts + spans[:, 1]).tolist())]
@@ -140,7 +143,7 @@ class _BagFile(RecordReader):
             return None
 
     def _read(self, positions: np.ndarray, spans: np.ndarray) -> list[bytes]:
-        """Records from the file."""
+        """Reads records from the file."""
         begins, lengths = spans[:, 0].tolist(), spans[:, 1].tolist()
         if not self._compressed:
             return self._file.read_many(begins, lengths)
@@ -151,7 +154,9 @@ class _BagFile(RecordReader):
         except (ImportError, OSError):
             raise
         except Exception as error:
-            if isinstance(error, DamagedFile) and not isinstance(error, TooLarge):  # of the file, which it names
+            if isinstance(error, DamagedFile) and not isinstance(
+                error, TooLarge
+            ):  # the error is about the file, and names it
                 raise
             raise self._damaged(positions.item(len(found)), error) from error
         return found
@@ -173,7 +178,7 @@ class _BagFile(RecordReader):
 
 
 def _limits(file: File, limits: File) -> np.ndarray:
-    """Where each record ends."""
+    """Reads the end offsets of the records."""
     separate = limits is not file
     if not limits.size:
         return np.zeros(0, np.int64)
@@ -187,6 +192,6 @@ def _limits(file: File, limits: File) -> np.ndarray:
             f"{last} in a file of {file.size} bytes. It was cut short, or is of another format."
         )
     ends = np.frombuffer(limits.read(first, limits.size - first), "<u8")
-    if (ends[1:] < ends[:-1]).any():  # without a difference, which could overflow; the last one is inside of the file
-        raise DamagedFile(f"{file.name}: the offsets of its records are damaged: they do not grow.")
+    if (ends[1:] < ends[:-1]).any():  # compared, because a difference could overflow; the last offset was checked above
+        raise DamagedFile(f"{file.name}: the offsets of its records are damaged: they decrease.")
     return ends.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Copies of remote files on this machine's disk, within a limit of bytes. Whole files: formats read all over them."""
+"""Copies of remote files on the local disk, within a limit of bytes. Whole files are copied, not ranges."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ T = TypeVar("T")
 
 _PIECE_BYTES = 16 << 20
 _told: set[str] = set()
-"""Folders that were said to stay without copies of some files."""
+"""Folders for which the warning about files without a version was given."""
 _TIME_NS = 0
-"""When a copy was changed: its name tells the content, so that one which was made again is the same file."""
+"""The modification time of every copy: a copy that is made again counts as the same file."""
 
 
 def kept(file: File, folder: str, limit_bytes: int | None) -> File:
-    """`file` from a copy in `folder`; a copy that is not there yet is made.
+    """Opens a copy of `file` in `folder`. If there is no copy yet, the file is copied first.
 
-    Copies that were used longest ago go first when there are more than `limit_bytes`. A file larger than the limit is
-    read from where it is, as is one whose store does not tell when it changes: a copy of it might be an old one.
+    If the copies take more than `limit_bytes`, those used longest ago are removed. Two kinds of file are read from
+    their store, without a copy: those larger than the limit, and those whose store does not say when they change,
+    because their copies could be out of date.
     """
     if limit_bytes is not None and file.size > limit_bytes:
         return file
@@ -35,8 +36,8 @@ def kept(file: File, folder: str, limit_bytes: int | None) -> File:
         if folder not in _told:
             _told.add(folder)
             warnings.warn(
-                f"{file.name}: its store sends neither ETag nor time, so that an old copy could not be told from the "
-                f"file. It is read without a copy in {folder}, as are all others of this kind.",
+                f"{file.name}: its store sends neither an ETag nor a time, so an outdated copy could not be "
+                f"recognized. The file is read without a copy in {folder}, and so are all other files of this kind.",
                 stacklevel=2,
             )
         return file
@@ -45,7 +46,7 @@ def kept(file: File, folder: str, limit_bytes: int | None) -> File:
 
 
 class CachedFile(File):
-    """A remote file under its own name and version, read from a copy. A copy that was removed is made again."""
+    """A remote file that is read from a copy on disk. It has the name and version of the remote file."""
 
     together = False
 
@@ -66,7 +67,7 @@ class CachedFile(File):
         self._from_copy(lambda copy: copy.read_into(start, buffers))
 
     def check_unchanged(self) -> None:
-        pass  # a copy belongs to one version
+        pass  # the name of a copy stands for one version
 
     def version(self) -> list[Any]:
         return self._file.version()
@@ -75,7 +76,7 @@ class CachedFile(File):
         while True:
             try:
                 return read(self._copy)
-            except FileNotFoundError:  # it made room for others after its descriptor had been given back
+            except FileNotFoundError:  # the copy was removed to make room, and its descriptor was closed
                 self._copy = self._made()
 
     def _made(self) -> LocalFile:
@@ -84,13 +85,13 @@ class CachedFile(File):
                 busy, part = self._reserved()
             if part is not None:
                 return self._fetched(part)
-            if busy is not None:  # another thread or process makes this copy, or takes the room
+            if busy is not None:  # another thread or process makes this copy, or uses the room for it
                 _wait(busy)
         return copy
 
     def _found(self) -> LocalFile | None:
-        with contextlib.suppress(OSError):  # a folder that may only be read: its copies are good nevertheless
-            os.utime(self._path, ns=(time.time_ns(), _TIME_NS))  # used now
+        with contextlib.suppress(OSError):  # the folder may be read-only; its copies can still be used
+            os.utime(self._path, ns=(time.time_ns(), _TIME_NS))  # the access time says when a copy was last used
         try:
             copy = self._opened()
         except FileNotFoundError:
@@ -103,15 +104,17 @@ class CachedFile(File):
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Nobody else counts, removes or names files of the folder meanwhile."""
+        """Holds the lock of the folder: no other process counts, removes or renames copies in the block."""
         with open(os.path.join(self._folder, ".lock"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     def _reserved(self) -> tuple[str | None, IO[bytes] | None]:
-        """Another's part that must be complete first, or a part of this file's own size to fill; none if it is there.
+        """Reserves room for the copy. Returns (path to wait for, None), (None, file to fill), or (None, None).
 
-        Who fills a part holds its lock, so that a part without one is what a killed process left.
+        The first form names an unfinished copy of another thread or process that must be completed first; the last form
+        means that the copy exists by now. The process that fills a file holds its lock, so an unfinished copy without a
+        lock was left by a killed process.
         """
         if os.path.exists(self._path):
             return None, None
@@ -145,8 +148,10 @@ class CachedFile(File):
             try:
                 for start in range(0, self.size, _PIECE_BYTES):
                     self._write(part, self._file.read(start, min(_PIECE_BYTES, self.size - start)))
-                self._file.check_unchanged()  # or the copy might be half of one object and half of another
-                os.fsync(part.fileno())  # or after a power failure the name might stand for zeros of the right size
+                self._file.check_unchanged()  # otherwise the copy could be half of one object and half of another
+                os.fsync(
+                    part.fileno()
+                )  # otherwise, after a power failure, the file could have the right size and contain zeros
                 os.utime(part.name, ns=(time.time_ns(), _TIME_NS))
                 with self._alone():
                     os.replace(part.name, self._path)
@@ -156,7 +161,7 @@ class CachedFile(File):
                     os.unlink(part.name)
                 raise
             finally:
-                fcntl.flock(part, fcntl.LOCK_UN)  # also for a process that was forked meanwhile
+                fcntl.flock(part, fcntl.LOCK_UN)  # a process that was forked meanwhile holds the same lock
 
     def _write(self, part: IO[bytes], data: bytes) -> None:
         left = memoryview(data)
@@ -169,8 +174,8 @@ class CachedFile(File):
     def _no_room(self, error: OSError) -> OSError:
         return OSError(
             error.errno,
-            f"{self._folder}: no copy of {self.name}, {self.size} bytes, could be made ({error.strerror}). Make room "
-            "there, set cache_bytes to what there is, or name another cache_dir",
+            f"{self.name} ({self.size} bytes) could not be copied to {self._folder} ({error.strerror}). Make room "
+            "there, set cache_bytes to the room there is, or name another cache_dir",
         )
 
     def _opened(self) -> LocalFile:
@@ -178,7 +183,7 @@ class CachedFile(File):
 
 
 def _is_filled(path: str) -> bool:
-    """Whether somebody is filling a part. One that was left behind is removed."""
+    """Whether a process is filling an unfinished copy. A copy that a killed process left is removed."""
     with open(path, "rb") as part:
         try:
             fcntl.flock(part, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -194,7 +199,7 @@ def _wait(path: str) -> None:
 
 
 def _make_room(copies: list[tuple[int, int, str]], room_bytes: int) -> None:
-    """Removes the copies that were used longest ago until the rest fit into `room_bytes`."""
+    """Removes the copies used longest ago, until the others fit into `room_bytes`."""
     total = sum(size for _, size, _ in copies)
     for _, size, path in sorted(copies):
         if total <= room_bytes:

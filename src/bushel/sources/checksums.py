@@ -1,4 +1,4 @@
-"""Checksums beside files, for formats that have none of their own: written once, compared whenever there is doubt."""
+"""Files of checksums beside data files, for formats without checksums: writes them, and compares them later."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDING = ".checksums"
 
 
 def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> list[str]:
-    """Writes a file of checksums beside each file, here or in a store, one per MiB; returns their names.
+    """Writes a file of checksums (one per MiB) beside each file, local or in a store. Returns the new paths.
 
     >>> import os, tempfile
     >>> from pathlib import Path
@@ -28,7 +28,7 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
     >>> _ = path.write_bytes(b"abd")
     >>> check_checksums(path)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not fit their checksum.
+    bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not match their checksum.
     """
     written = []
     for path in _files(paths, storage_options):
@@ -41,7 +41,7 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
 
 
 def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> None:
-    """Reads files whole and compares them with the checksums beside them, which `write_checksums` has written."""
+    """Reads whole files and compares them with the checksums that `write_checksums` has written beside them."""
     for path in _files(paths, storage_options):
         beside = stores.open_file(path + _ENDING, storage_options)
         known = _known(beside)
@@ -54,28 +54,30 @@ def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
             if was != now:
                 low = number * _PIECE
                 high = min(low + _PIECE, file.size)
-                raise DamagedFile(f"{file.name} is damaged: bytes {low} to {high} do not fit their checksum.")
+                raise DamagedFile(f"{file.name} is damaged: bytes {low} to {high} do not match their checksum.")
 
 
 def _files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
-    """Files that may have checksums beside them; those of a pattern that are checksums are left out."""
+    """The files that paths name, without files of checksums, which a pattern may match too."""
     found = [path for path in stores.find(paths, options) if not path.endswith(_ENDING)]
     if not found:
-        raise ValueError(f"{redact.clean(str(paths))}: these are checksums. Name the files that they belong to.")
+        raise ValueError(
+            f"{redact.clean(str(paths))}: these are files of checksums. Name the files that they belong to."
+        )
     return found
 
 
 def _known(beside: File) -> dict[str, Any]:
-    """The content of a file of checksums. Those that older versions wrote have no checksum of their own."""
+    """The content of a file of checksums. Files of older versions have no checksum of their own."""
     try:
         known = sealed.parse_json(beside.read(0, beside.size), beside.name, needs_checksum=False)
         size, sums = known["size"], known["crc32"]
         if type(size) is not int or not isinstance(sums, list) or not all(type(one) is int for one in sums):
             raise ValueError("its entries are not numbers")
         if known["piece"] != _PIECE or len(sums) != -(-size // _PIECE):
-            raise ValueError("its sizes do not fit together")
+            raise ValueError("its sizes contradict each other")
     except (ValueError, KeyError) as error:
-        raise DamagedFile(f"{beside.name} holds no complete checksums: {error!r}. Write them again.") from error
+        raise DamagedFile(f"{beside.name} has no complete checksums: {error!r}. Write them again.") from error
     return known
 
 

@@ -1,7 +1,7 @@
-"""Work spread over processes of its own, for `bushel convert`. What the work is, and its files: see conversion.py.
+"""Worker processes of `bushel convert`. For the work itself see `conversion.py`.
 
-The processes come from a clean Python, not from a fork or a copy of the user's program. The pool of the engine does
-more (order, retries, shared memory), but it stands above the sources.
+Each process is a new Python, not a fork, and it does not run the user's script again. The pool of the engine does more
+(order, retries, shared memory), but the engine is a layer above the sources, so this module cannot use it.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ _END_S = 5.0
 
 
 class Job(Protocol):
-    """Something to do that can be pickled."""
+    """A piece of work that can be pickled."""
 
     def run(self) -> Iterator[int]:
-        """Does it, and yields how much each step did."""
+        """Does the work. Yields the amount of each step."""
         ...
 
     def describe(self) -> str:
-        """What is done, as it reads after "while it"."""
+        """What the job does, as a text that follows "while it"."""
         ...
 
 
 def run_all(jobs: Sequence[Job], workers: int, report: Callable[[int], None]) -> None:
-    """Runs every job in one of `workers` processes, and returns when all are done.
+    """Runs all jobs in at most `workers` processes, and returns when all jobs are done.
 
-    The first error ends all of the processes, and is raised. When this returns or raises, none of them is alive.
+    After the first error all processes are ended, and the error is raised. When this function returns or raises, no
+    process is alive.
 
     Args:
-      jobs: begun in this order.
-      workers: how many processes at most.
-      report: called now and then with the sum of what the jobs have done so far.
+      jobs: the jobs, which begin in this order.
+      workers: the most processes at a time.
+      report: called from time to time with the amount that all jobs have done so far.
     """
     waiting, done = collections.deque(jobs), 0
     busy: dict[Connection, _Worker] = {}
@@ -77,7 +78,7 @@ def run_all(jobs: Sequence[Job], workers: int, report: Callable[[int], None]) ->
 
 
 class _Worker:
-    """One process, as the process that started it sees it."""
+    """One worker process, seen from the process that started it."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -89,11 +90,11 @@ class _Worker:
 
     def begin(self, job: Job) -> None:
         self._job = job
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is received next
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the worker has died: `receive` will notice
             self.connection.send(job)
 
     def receive(self) -> int | None:
-        """How much the worker has done since, or None when it has finished its job. Raises the job's error."""
+        """The amount of the worker's last step; None if it has finished its job. Raises the error of the job."""
         try:
             kind, content = self.connection.recv()
         except (EOFError, OSError):
@@ -109,7 +110,7 @@ class _Worker:
         assert self._job is not None
         return ChildProcessError(
             f"Worker process {self._process.pid} {how} while it {self._job.describe()}. The system kills processes "
-            "that need more memory than there is: if nobody else killed it, use fewer workers."
+            "if memory runs out: unless somebody else killed it, use fewer workers."
         )
 
     def end(self) -> None:
@@ -121,8 +122,8 @@ class _Worker:
 
 
 def serve(descriptor: int) -> None:
-    """In a worker process: does one job after the other, until the other end of the connection is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # it ends without a word, and the other process says so
+    """Runs in a worker process: does one job after the other, until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback; the other process reports it
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
@@ -139,7 +140,7 @@ def serve(descriptor: int) -> None:
 
 
 def _listen(connection: Connection, jobs: queue.SimpleQueue[Any]) -> None:
-    """Ends this process, whatever it is at, when the process that gave it the jobs is gone."""
+    """Receives jobs. Ends this process at once when the process that sends the jobs has ended."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             jobs.put(connection.recv())
@@ -147,7 +148,7 @@ def _listen(connection: Connection, jobs: queue.SimpleQueue[Any]) -> None:
 
 
 def _portable(error: Exception) -> bytes:
-    """An error, pickled, with the lines where it was raised. One that cannot be sent is told in words."""
+    """Pickles an error, with its traceback as a note. An error that cannot be pickled becomes a RuntimeError."""
     where = f"bushel: in a worker process:\n{''.join(traceback.format_exception(error))}"
     try:
         add_note(error, where)

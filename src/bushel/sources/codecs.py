@@ -1,4 +1,4 @@
-"""Decompressors of the record formats, safe to call from any thread."""
+"""Decompressors of the record formats. Any thread may call them. They keep to the limit of `limits.py`."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from bushel.sources.needs import package
 
 _IDLE_AT_MOST = 32
 _PIECE = 1 << 20
-_ZSTD_MOST_BITS = 15  # a block of 4 bytes stands for 128 KiB at most: 2**15 bytes for each
+_ZSTD_MOST_BITS = 15  # 4 bytes can stand for 128 KiB at most: 2**15 bytes for each byte
 
 
 def unzstd(data: bytes | memoryview, size: int) -> bytes:
-    """`data` decompressed to `size` bytes (0: as the frame says). Beyond the limit of a record: TooLarge."""
-    decoder = _zstd_decoders.take()  # one per thread: a shared one gives wrong data
+    """Decompresses `data` to `size` bytes (0: as the frame says). Raises TooLarge beyond the limit of a record."""
+    decoder = _zstd_decoders.take()  # threads must not share one: the data would be wrong
     decompressed = decoder.decompress(data, size)
     _zstd_decoders.give_back(decoder)
     return decompressed
 
 
 class _ZstdDecoder:
-    """Decompresses frames of the package `zstandard`; compares a frame's own size with the limit before that."""
+    """Decompresses frames with the package `zstandard`, if a frame's stated size is within the limit."""
 
     def __init__(self) -> None:
         self._decompressor = _zstandard().ZstdDecompressor()
         self._content_size = _zstandard().frame_content_size
         self.decompress_small: Callable[[Any], bytes] = self._decompressor.decompress
-        """Of a frame that is too short to decompress to more than the limit. What it claims is not compared."""
+        """For a frame so short that it cannot exceed the limit: its stated size is not compared."""
 
     def decompress(self, data: Any, size: int = 0) -> bytes:
         stated = self._content_size(data)
         if stated < 0:
             return _unstated(self._decompressor, data, size)
         if size and stated != size:
-            raise ValueError(f"{stated} bytes where {size} were announced")
+            raise ValueError(f"its frame states {stated} bytes instead of {size}")
         if stated > limits.get_limits().record_bytes:
             raise limits.record_too_large(stated)
         return self.decompress_small(data)
 
 
 class _PythonZstdDecoder:
-    """The same by Python's own module, from 3.14 on."""
+    """The same with Python's own module, from Python 3.14 on."""
 
     def decompress(self, data: Any, size: int = 0) -> bytes:
         from compression import zstd  # pyright: ignore
@@ -64,21 +64,21 @@ def _zstd() -> Any:
 
 
 def _bounded(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
-    """What Python's own decompressors give for `data`: a whole frame, within the limit of a record."""
+    """Decompresses a whole frame with one of Python's own decompressors, within the limit of a record."""
     limits.check_record(size)
     wanted = size or limits.get_limits().record_bytes
     found = decompressor.decompress(data, wanted + 1)
     if len(found) > wanted:
-        raise ValueError(f"more than the {size} bytes that were announced") if size else limits.record_too_large()
+        raise ValueError(f"it has more than the stated {size} bytes") if size else limits.record_too_large()
     if not decompressor.eof:
-        raise ValueError("the compressed data end early")
+        raise ValueError("the compressed data ends early")
     if size and len(found) != size:
-        raise ValueError(f"{len(found)} bytes where {size} were announced")
+        raise ValueError(f"it has {len(found)} bytes instead of {size}")
     return found
 
 
 def _unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
-    """A frame that does not state its size, decompressed piece by piece."""
+    """Decompresses a frame that does not state its size, piece by piece."""
     wanted = size or limits.get_limits().record_bytes
     limits.check_record(wanted)
     pieces, got = [], 0
@@ -87,7 +87,7 @@ def _unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
             pieces.append(piece)
             got += len(piece)
     if got > wanted:
-        raise limits.record_too_large() if not size else ValueError(f"more than the {size} bytes that were announced")
+        raise limits.record_too_large() if not size else ValueError(f"it has more than the stated {size} bytes")
     return b"".join(pieces)
 
 
@@ -107,7 +107,7 @@ def _zstandard() -> Any:
 
 def unzstd_each(memory: mmap.mmap, spans: np.ndarray) -> list[bytes]:
     """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length)."""
-    # Parts without a copy: those of `zstandard` are made in half the time of a memoryview.
+    # Views of the frames, without a copy. Those of `zstandard` take half the time of a memoryview.
     parts = (_segments() or _views)(memory, spans)
     small = int(spans[:, 1].max(initial=0)) << _ZSTD_MOST_BITS <= limits.get_limits().record_bytes
     with _zstd_decoders.lend() as decoder:
@@ -120,7 +120,7 @@ def _views(memory: mmap.mmap, spans: np.ndarray) -> list[memoryview]:
 
 
 def unbrotli(data: bytes | memoryview, size: int) -> bytes:
-    """`data` decompressed from Brotli to `size` bytes."""
+    """Decompresses Brotli data to `size` bytes."""
     limits.check_record(size)
     decompressor = package("brotli", "brotli", "Files compressed with Brotli").Decompressor()
     pieces, given, left = [], bytes(data), size + 1
@@ -136,23 +136,23 @@ def unbrotli(data: bytes | memoryview, size: int) -> bytes:
     except TypeError as error:
         raise ImportError("Files compressed with Brotli need brotli 1.2: pip install 'bushel[brotli]'") from error
     if left <= 0:
-        raise ValueError(f"more than the {size} bytes that were announced")
+        raise ValueError(f"it has more than the stated {size} bytes")
     if not decompressor.is_finished():
-        raise ValueError("the compressed data end early")
+        raise ValueError("the compressed data ends early")
     return b"".join(pieces)
 
 
 def unsnappy(data: bytes | memoryview, size: int) -> bytes:
-    """`data` decompressed from Snappy to `size` bytes, without framing."""
+    """Decompresses Snappy data (without framing) to `size` bytes."""
     limits.check_record(size)
     stated, _ = varints.one(data, 0)
     if stated != size:
-        raise ValueError(f"{stated} bytes where {size} were announced")
+        raise ValueError(f"it states {stated} bytes instead of {size}")
     return bytes(package("cramjam", "snappy", "Files compressed with Snappy").snappy.decompress_raw(data))
 
 
 def unzlib(data: bytes | memoryview) -> bytes:
-    """`data` decompressed from zlib. Beyond the limit of a record: TooLarge."""
+    """Decompresses zlib data. Raises TooLarge beyond the limit of a record."""
     limit = limits.get_limits().record_bytes
     inflate = zlib.decompressobj()
     found = inflate.decompress(data, limit + 1)

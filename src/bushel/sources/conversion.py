@@ -1,4 +1,4 @@
-"""Record files of one format into those of another: in parallel, verified, and complete or not there at all."""
+"""Converts record files to another format: in parallel, and verified. After an error no output file is left."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ _WRITERS: dict[str, tuple[Callable[[str, bool], writers.Writer], bool]] = {
     "parquet": (writers.ParquetWriter, True),
 }
 FORMATS = (*_WRITERS, "jsonl", "txt")
-"""What can be read."""
+"""The formats that can be read."""
 
 Report = Callable[[int, int], None]
-"""Called now and then with how many records are done, and how many there are."""
+"""Called from time to time with the number of records done, and the number of all records."""
 
 
 class Records(Protocol):
     """The records of one file, as `convert` reads them."""
 
     def count(self) -> int:
-        """How many there are."""
+        """The number of records."""
         ...
 
     def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        """Records [low, high), some at a time."""
+        """The records from `low` to `high` - 1, in blocks."""
         ...
 
 
 class _AnyPosition(Records):
-    """Records of a source, as many at a time as fit into some megabytes."""
+    """Records of a source, in blocks of at most about 16 MB."""
 
     def __init__(self, source: records.RecordSource):
         self._source = source
@@ -86,7 +86,9 @@ def _reads(source: records.RecordSource) -> Read:
 
 
 def _hashed(source: ArrayRecordDataSource) -> Read:
-    """Reads that check hashes: by the `array_record` package where it can, since NumPy takes 80 ms for a megabyte."""
+    """A function that reads records and checks hashes. The `array_record` package does it if it is installed: NumPy
+    takes 80 ms for a megabyte.
+    """
     own, (path,) = _reads(source), source.paths
     if stores.is_url(path):
         return own
@@ -100,13 +102,13 @@ def _hashed(source: ArrayRecordDataSource) -> Read:
         try:
             return reader.read(low, high)
         except Exception:
-            return own(low, high)  # which tells what is damaged
+            return own(low, high)  # its error names the damaged record
 
     return read
 
 
 class _InOrder(Records):
-    """Records of a compressed TFRecord file: to count them, or to reach one, those before it are decompressed."""
+    """Records of a compressed TFRecord file. To count them, or to reach one, all records before it are decompressed."""
 
     def __init__(self, stream: TFRecordStream):
         self._stream = stream
@@ -130,14 +132,14 @@ class _InOrder(Records):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Reading:
-    """How files are opened."""
+    """How source files are opened."""
 
     kind: str
     options: Options | None = None
     round_floats: bool = False
 
     def version(self, path: str) -> list[Any]:
-        """What changes when the content of a file does, or of one of those that "name@3.bag" stands for."""
+        """A value that changes when the content of a file changes, or of one of the shards of "name@3.bag"."""
         paths = bagz.all_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
         return [part for version in stores.fingerprint(paths, self.options) for part in version]
 
@@ -163,7 +165,7 @@ class _Reading:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Piece:
-    """Records [low, high) of a file, and which version of it they were counted in."""
+    """The records from `low` to `high` - 1 of a file, and the version of the file when they were counted."""
 
     path: str
     low: int
@@ -173,14 +175,14 @@ class _Piece:
     def check(self, reading: _Reading) -> None:
         if (now := reading.version(self.path)) != self.version:
             raise DamagedFile(
-                f"{redact.show(self.path)} was {self.version} (name, size, time) when its records were counted, and "
-                f"is {now} now. Convert it again, when nobody writes to it."
+                f"{redact.show(self.path)} has changed: it was {self.version} (name, size, time) when its records were "
+                f"counted, and it is {now} now. Convert it again when no process writes to it."
             )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Part:
-    """What one process does: pieces of the sources into one file."""
+    """The work of one process: writes some pieces of the sources into one file."""
 
     reading: _Reading
     pieces: tuple[_Piece, ...]
@@ -194,12 +196,12 @@ class _Part:
         return sum(piece.high - piece.low for piece in self.pieces)
 
     def run(self) -> Iterator[int]:
-        """Writes the file, and yields how many records each step wrote."""
+        """Writes the file. Yields the number of records of each step."""
         return _written(self)
 
     @property
     def shown(self) -> str:
-        """What messages call the file."""
+        """The name of the file in messages."""
         return self.folder.shown(self.name)
 
     def describe(self) -> str:
@@ -220,23 +222,23 @@ def convert(
     target_options: Options | None = None,
     report: Report | None = None,
 ) -> list[str]:
-    """Converts record files; the endings of the names say which formats. Returns the files it has made.
+    """Converts record files to another format. The endings of the names say which formats. Returns the new paths.
 
     Args:
       sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files, or "file[3:7]" for a part.
-      target: the file to make, here or in a store ("s3://bucket/train.bagz"); with several shards, "name.ending"
-        becomes "name-00000-of-00008.ending". A file for a store is made in the folder of temporary files first, so
-        there must be room for one shard per worker.
-      source_format: of sources whose names do not say it: "tfrecord", "parquet" and so on.
-      shards: how many files; as many as there are workers by default.
-      workers: processes that write at the same time. A script that calls this needs no `if __name__ == "__main__"`.
-      verify: reads back what was written and compares it.
-      overwrite: replaces files that are there.
-      round_floats: float64 columns of Parquet files become float32, which is all that `tf.train.Example` has. Without
-        it, numbers that would change are refused.
-      storage_options: of the store where the sources lie.
-      target_options: of the store where the target lies; by default the same.
-      report: is told how far it is.
+      target: the file to write, local or in a store ("s3://bucket/train.bagz"). With several shards, "name.ending"
+        becomes "name-00000-of-00008.ending". A file for a store is first written to the folder for temporary files,
+        which needs room for one shard per worker.
+      source_format: the format of sources whose names do not show it: "tfrecord", "parquet" and so on.
+      shards: the number of output files; by default the number of workers.
+      workers: the number of processes that write. A script that calls this needs no `if __name__ == "__main__"`.
+      verify: whether to read the output files and compare them with the sources.
+      overwrite: whether to replace existing files.
+      round_floats: whether to round float64 columns of Parquet files to float32, the only floats of a
+        `tf.train.Example`. Otherwise numbers that would change are an error.
+      storage_options: options of the store that holds the sources.
+      target_options: options of the store that holds the target; by default the same.
+      report: called from time to time with the number of records done, and the number of all records.
     """
     found = records.shards(sources, storage_options)
     reading = _Reading(_source_kind([path for path, _, _ in found], source_format), storage_options, round_floats)
@@ -245,20 +247,16 @@ def convert(
     if kind not in _WRITERS or text.endswith(".gz"):
         raise ValueError(f"{shown} cannot be written: its name should end in {_endings(_WRITERS)}.")
     if kind in ("bag", "bagz") and bagz.all_shards(text, None) != [text]:
-        raise ValueError(
-            f"{shown} is a name for several files, by which they are read. Give one without @, and shards."
-        )
+        raise ValueError(f"{shown} is a name for reading several files. Write the target without @, and pass shards.")
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
     names = _shard_names(text, count)
     for name in names:
         if os.path.isdir(folder.path(name)):
-            raise IsADirectoryError(
-                f"{folder.path(name)} is a folder, and cannot be replaced by a file. Remove it first."
-            )
+            raise IsADirectoryError(f"{folder.path(name)} is a folder, which a file cannot replace. Remove it first.")
         if not overwrite and folder.exists(name):
             raise FileExistsError(
-                f"{folder.shown(name)} is there already. Pass overwrite=True (--overwrite) to replace it."
+                f"{folder.shown(name)} exists already. Pass overwrite=True (--overwrite) to replace it."
             )
     ranges = _ranges(found, reading)
     total = sum(piece.high - piece.low for piece in ranges)
@@ -271,17 +269,17 @@ def convert(
                 for name, low, high in zip(names, bounds, bounds[1:])
             ]
             _run(parts, workers, total, report or (lambda done, of: None))
-        for name in names:  # not before all of them are complete
+        for name in names:  # only when all files are complete
             folder.rename(name + mark, name)
     except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong first is what matters
+        with contextlib.suppress(OSError):  # the first error is reported, not one of the clean-up
             folder.remove(name + mark for name in names)
         raise
     return [folder.path(name) for name in names]
 
 
 def _kind(path: str) -> str | None:
-    """The format that a name stands for. Of compressed files, TFRecord alone is known."""
+    """The format that the ending of a name stands for, or None. Only TFRecord files may be compressed as a whole."""
     ending = _ENDING.search(redact.remove_query(path))
     kind = _SAME.get(ending.group(1), ending.group(1)) if ending else None
     return None if ending and ending.group(2) and kind != "tfrecord" else kind
@@ -311,7 +309,7 @@ def _endings(formats: Iterable[str]) -> str:
 
 
 def _ranges(found: list[records.Shard], reading: _Reading) -> list[_Piece]:
-    """The records of each source that are wanted. Their files are counted some at a time."""
+    """The records of each source. Several files are counted at the same time."""
 
     def counted(shard: records.Shard) -> _Piece:
         version = reading.version(shard[0])
@@ -322,7 +320,7 @@ def _ranges(found: list[records.Shard], reading: _Reading) -> list[_Piece]:
 
 
 def _pieces(ranges: list[_Piece], low: int, high: int) -> Iterator[_Piece]:
-    """Where records [low, high) of all sources lie."""
+    """The pieces of the sources that hold the records from `low` to `high` - 1."""
     begin = 0
     for piece in ranges:
         count = piece.high - piece.low
@@ -352,7 +350,7 @@ def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
 
 
 def _written(part: _Part) -> Iterator[int]:
-    """Writes a part, and yields how many records each step wrote."""
+    """Writes a part. Yields the number of records of each step."""
     kind, compress = _WRITERS[part.kind]
     digest = 0
     with part.folder.new_file(part.name, draft=True) as path:
@@ -368,7 +366,7 @@ def _written(part: _Part) -> Iterator[int]:
             with writing(part.shown):
                 writer.close()
         except BaseException:
-            with contextlib.suppress(Exception):  # what went wrong first is what matters
+            with contextlib.suppress(Exception):  # the first error is reported, not one of the clean-up
                 writer.close()
             raise
     if part.verify:
@@ -376,7 +374,7 @@ def _written(part: _Part) -> Iterator[int]:
 
 
 def _blocks(part: _Part) -> Iterator[list[bytes]]:
-    """The records of a part, some at a time."""
+    """The records of a part, in blocks."""
     for piece in part.pieces:
         left = piece.high - piece.low
         found = part.reading.open(piece.path)
@@ -386,7 +384,7 @@ def _blocks(part: _Part) -> Iterator[list[bytes]]:
             yield block
         piece.check(part.reading)
         if left:
-            raise DamagedFile(f"{redact.show(piece.path)} was changed while it was read: it has {left} records less.")
+            raise DamagedFile(f"{redact.show(piece.path)} has changed while it was read: it has {left} records less.")
 
 
 def _verify(part: _Part, digest: int) -> None:
@@ -397,8 +395,8 @@ def _verify(part: _Part, digest: int) -> None:
             found = _digest(found, record)
     if count != part.count or found != digest:
         raise DamagedFile(
-            f"{part.shown}: what was written is not what was read back: {part.count} records, then {count}. Is the "
-            "disk full, or failing?"
+            f"{part.shown}: {part.count} records were written, and other records ({count}) were read back. Is the disk "
+            "full, or failing?"
         )
 
 

@@ -1,4 +1,4 @@
-"""CRC32C, the checksum inside TFRecord files: by a package that computes it in C, or slowly without one."""
+"""CRC32C, the checksum in TFRecord files: computed in C by a package if one is installed, otherwise with NumPy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 from bushel.sources.needs import package
 
 Checksum = Callable[[Any], int]
-"""From bytes to their CRC32C. The format stores it `masked`."""
+"""A function from bytes to their CRC32C. TFRecord files hold it `masked`."""
 
-_FEW_BYTES = 500  # below, a loop over bytes is faster
+_FEW_BYTES = 500  # for fewer bytes, a loop over bytes is faster
 _warned = False
 
 
 def for_reading() -> Checksum:
-    """A fast checksum. An error that names the `pip install` line if no package computes one."""
+    """A fast checksum function. If no package has one, the error contains the `pip install` command."""
     found = _fast()
     if found is None:
         return package("crc32c", "tfrecord", "Checksums of TFRecord files (or verify=False)").crc32c
@@ -33,7 +33,7 @@ def for_writing() -> Checksum:
 
 
 def can_verify(verify: bool | None) -> bool:
-    """Whether records are compared with their checksums. None: if a package computes them, or else with a warning."""
+    """Whether to compare records with their checksums. None: yes if a package is installed, else no, with a warning."""
     global _warned
     if verify is not None:
         if verify:
@@ -44,16 +44,16 @@ def can_verify(verify: bool | None) -> bool:
     if not _warned:
         _warned = True
         warnings.warn(
-            "TFRecord files are read without comparing their checksums, so that damage may go unnoticed: "
-            "no package computes CRC32C. Install one: pip install 'bushel[tfrecord]'. "
-            "verify=False reads without this warning.",
+            "TFRecord files are read without comparing their checksums, so damage may go unnoticed: no package that "
+            "computes CRC32C is installed. Install one: pip install 'bushel[tfrecord]'. "
+            "With verify=False there is no warning.",
             stacklevel=3,
         )
     return False
 
 
 def _fast() -> Checksum | None:
-    """The function of an installed package."""
+    """The checksum function of an installed package, or None."""
     try:
         return importlib.import_module("crc32c").crc32c
     except ImportError:
@@ -65,7 +65,7 @@ def _fast() -> Checksum | None:
     if google.implementation != "c":  # its Python code is as slow as ours
         return None
     value = google.value
-    return lambda data: value(data if isinstance(data, bytes) else bytes(data))  # it refuses other buffers
+    return lambda data: value(data if isinstance(data, bytes) else bytes(data))  # it accepts no other buffers
 
 
 def slow(data: bytes | bytearray | memoryview) -> int:
@@ -80,12 +80,12 @@ def slow(data: bytes | bytearray | memoryview) -> int:
         for byte in content:
             crc = _TABLE[crc & 255 ^ byte] ^ crc >> 8
         return crc ^ 0xFFFFFFFF
-    # A state that begins with all bits set is one that begins with 0, after the first 4 bytes were inverted. From
-    # a state of 0 on, zero bytes in front change nothing.
+    # The checksum begins with all bits set. This is the same as beginning with 0 and inverting the first 4 bytes. With
+    # a beginning of 0, zero bytes in front change nothing, so the data can be padded there.
     first = int.from_bytes(content[:4], "little") ^ 0xFFFFFFFF
     words = np.frombuffer(bytes(-len(content) % 4) + first.to_bytes(4, "little") + content[4:], "<u4")
     level = 0
-    while len(words) > 1:  # two neighbours become one
+    while len(words) > 1:  # two neighbours are combined into one
         if len(words) % 2:
             words = np.concatenate((np.zeros(1, np.uint32), words))
         words = _after_zeros(words[::2], level) ^ words[1::2]
@@ -94,14 +94,14 @@ def slow(data: bytes | bytearray | memoryview) -> int:
 
 
 def _after_zeros(states: np.ndarray, level: int) -> np.ndarray:
-    """States of the checksum after 4 * 2**level more bytes, all zero."""
+    """The states of the checksum after 4 * 2**level more zero bytes."""
     first, second, third, fourth = _zero_tables(level)
     return first[states & 255] ^ second[states >> 8 & 255] ^ third[states >> 16 & 255] ^ fourth[states >> 24]
 
 
 @functools.cache
 def _zero_tables(level: int) -> list[np.ndarray]:
-    """What each byte of a state, the lowest first, adds to the state after 4 * 2**level zero bytes."""
+    """Tables of what each byte of a state (the lowest first) adds to the state after 4 * 2**level zero bytes."""
     if level == 0:
         return _CHANGES[4:]  # as if the state were the next 4 bytes
     bytes_of_states = [np.arange(256, dtype=np.uint32) << np.uint32(shift) for shift in (0, 8, 16, 24)]
@@ -109,12 +109,12 @@ def _zero_tables(level: int) -> list[np.ndarray]:
 
 
 def masked(crc: int) -> int:
-    """A checksum as the format stores it."""
+    """A checksum in the form that TFRecord files hold."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def length_checksums(lengths: np.ndarray) -> np.ndarray:
-    """The checksums of lengths as the format stores them, without a package: that of 0, and what each byte changes."""
+    """The masked checksums of many lengths: the checksum of 0, changed by each byte. Needs no package."""
     crc = np.full(len(lengths), _NO_LENGTH, np.uint32)
     rest = lengths.astype(np.uint64)
     for changes in _CHANGES:
@@ -126,7 +126,7 @@ def length_checksums(lengths: np.ndarray) -> np.ndarray:
 
 
 def _tables() -> tuple[int, list[np.ndarray]]:
-    """CRC32C of eight zero bytes; and for each of them, the first one first, what each of its 256 values changes."""
+    """The CRC32C of eight zero bytes, and for each of these bytes a table of what its 256 values change."""
     last = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         last = last >> 1 ^ (last & 1) * np.uint32(0x82F63B78)
@@ -138,4 +138,4 @@ def _tables() -> tuple[int, list[np.ndarray]]:
 
 
 _NO_LENGTH, _CHANGES = _tables()
-_TABLE: list[int] = _CHANGES[-1].tolist()  # what the last byte changes: the table of the algorithm
+_TABLE: list[int] = _CHANGES[-1].tolist()  # of the last byte: the usual table of the algorithm

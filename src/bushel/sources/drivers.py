@@ -1,4 +1,4 @@
-"""Files of any store that has an fsspec driver. A store that fails is asked again, with pauses that grow."""
+"""Files of any store that has an fsspec driver. Failed requests are repeated, with growing pauses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OURS = ("timeout_s", "retries", "cache_dir", "cache_bytes")
 _RETRIES = 8
 _LONGEST_PAUSE_S = 10
 _CHECK_S = 60
-"""How long a file is read before its store is asked again whether it is the same: drivers do not say with an answer
-which version it came from."""
+"""After so many seconds the store is asked whether the file is still the same. A driver's response does not say which
+version of the file it came from."""
 
 
 def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
-    """The fsspec driver of a URL, and what it calls the file."""
+    """The fsspec driver of a URL, and the driver's name for the file."""
     core = package("fsspec.core", "fsspec", f"URLs such as {redact.show(url)}")
     scheme = url.partition("://")[0]
 
@@ -34,22 +34,22 @@ def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
         try:
             return redact.call_guarded(lambda: core.url_to_fs(url, **for_driver(settings)), url, settings)
         except (ValueError, ImportError) as error:
-            raise ValueError(f"{redact.show(url)}: no store is known for {scheme}:// ({error}).") from None
+            raise ValueError(f"{redact.show(url)}: fsspec has no driver for {scheme}:// ({error}).") from None
 
     system, path = repeat(connected, url, settings)
-    system.invalidate_cache()  # drivers remember listings, and would not see what was written since
+    system.invalidate_cache()  # drivers cache listings, and would miss files that were written later
     return system, path
 
 
 def for_driver(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that are meant for the fsspec driver."""
+    """The options without those that Bushel itself uses."""
     return {key: value for key, value in settings.items() if key not in _OURS}
 
 
 def repeat(call: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:
-    """What a driver gives. It is asked again, with pauses that grow, as long as its store fails.
+    """The result of a call of a driver. While the store fails, the call is repeated with growing pauses.
 
-    `deed` is what errors say that could not be done to the file: "read" or "written".
+    `deed` is the verb of the error messages: "read", "written" or "removed".
     """
     pause_s, retries = 0.1, settings.get("retries", _RETRIES)
     for attempt in range(retries + 1):
@@ -58,7 +58,9 @@ def repeat(call: Callable[[], T], url: str, settings: dict[str, Any], deed: str 
         except Exception as error:
             failure = error
         again = isinstance(failure, OSError) and not isinstance(failure, _FINAL)
-        if not again or attempt == retries:  # outside of `except`: the driver's error is not chained with its secrets
+        if (
+            not again or attempt == retries
+        ):  # not inside `except`: Python would chain the driver's error, which may contain secrets
             raise _of_driver(failure, redact.show(url), redact.secrets_of(url, settings), deed)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -69,16 +71,16 @@ _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryEr
 
 
 def missing(name: str, deed: str) -> FileNotFoundError:
-    """The error for a file that is not there, or that cannot be written because its bucket is not there."""
+    """The error to raise for a file that does not exist, or that cannot be written without its bucket."""
     if deed == "read":
         return FileNotFoundError(f"{name} does not exist.")
     return FileNotFoundError(
-        f"{name} could not be {deed}: there is no such bucket or folder. Make it first, or correct the address."
+        f"{name} could not be {deed}: the bucket or folder does not exist. Create it first, or correct the address."
     )
 
 
 def _of_driver(failure: Exception, name: str, secrets: list[str], deed: str) -> BaseException:
-    """The error to raise for one of a driver, without the secrets that its text may hold."""
+    """The error to raise in place of an error of a driver, without the secrets that its text may contain."""
     if isinstance(failure, FileNotFoundError):
         return missing(name, deed)
     cause = redact.scrub(failure, secrets)
@@ -88,17 +90,17 @@ def _of_driver(failure: Exception, name: str, secrets: list[str], deed: str) -> 
     if isinstance(failure, PermissionError):
         error = PermissionError(f"{name} may not be {deed}: {why}")
     elif isinstance(failure, (IsADirectoryError, NotADirectoryError)):
-        error = type(failure)(f"{name} is no file: {why}")
+        error = type(failure)(f"{name} is not a file: {why}")
     elif isinstance(failure, OSError):
         error = OSError(f"{name} could not be {deed}: {why}")
-    else:  # a driver's own, or a mistake in it
+    else:  # a type of the driver's own, or a bug in the driver
         error = OSError(f"{name} could not be {deed}: {type(failure).__name__}: {why}")
     error.__cause__ = cause
     return error
 
 
 def listed(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
-    """The URLs of files in the folder of a prefix."""
+    """The URLs of the files in the folder of a prefix, and in deeper folders if `deep`."""
     folder = prefix[: prefix.rfind("/") + 1]
     system, path = connect(folder, settings)
     if deep and _has_find(system):
@@ -110,7 +112,7 @@ def listed(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
 
 
 def _has_find(system: Any) -> bool:
-    """Whether a driver finds files in its own way. fsspec's leaves out, without a word, what it fails to list."""
+    """Whether a driver has its own `find`. fsspec's general one leaves out folders that it fails to list, silently."""
     spec, asyn = (package(f"fsspec.{name}", "fsspec", "Files in stores") for name in ("spec", "asyn"))
     general = (None, spec.AbstractFileSystem.find, asyn.AsyncFileSystem._find)
     return any(getattr(type(system), name, None) not in general for name in ("find", "_find"))
@@ -122,7 +124,7 @@ def _walked(system: Any, path: str, url: str, settings: dict[str, Any], *, deep:
         folder = folders.pop()
         try:
             entries = repeat(functools.partial(system.ls, folder, detail=True), f"{url}: {folder}", settings)
-        except FileNotFoundError:  # there is none, or not any more
+        except FileNotFoundError:  # the folder does not exist, or does not exist any more
             continue
         for entry in entries:
             name = entry["name"].rstrip("/")
@@ -149,12 +151,12 @@ class DriverFile(File):
         self._checked_s = time.monotonic()
 
     def _facts(self) -> tuple[int, str | None]:
-        """Size and tag, as the store tells them now."""
+        """The present size and version tag of the file."""
         info = repeat(lambda: self._system.info(self._path), self.address, self._settings)
         if info.get("type") == "directory":
             raise IsADirectoryError(f"{self.name} is a folder, not a file. Name the files in it, as in {self.name}/*.")
         if info.get("size") is None:
-            raise DamagedFile(f"{self.name}: its store does not tell how large it is.")
+            raise DamagedFile(f"{self.name}: its store does not say how large it is.")
         return int(info["size"]), next((str(info[key]) for key in _TAGS if info.get(key) is not None), None)
 
     def read(self, start: int, length: int) -> bytes:
@@ -181,7 +183,7 @@ class DriverFile(File):
         return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
     def check_unchanged(self) -> None:
-        self._system.invalidate_cache()  # drivers remember what they have listed
+        self._system.invalidate_cache()  # drivers cache what they have listed
         size, tag = self._facts()
         if (size, tag) != (self.size, self._tag):
             raise changed(self.name, self.version(), [self.version()[0], size, tag])
@@ -195,6 +197,6 @@ class DriverFile(File):
 
 
 def first_line(error: BaseException) -> str:
-    """The beginning of an error's text; others follow it with what is known of the connection."""
+    """The first line of an error's text. obstore and some drivers add many lines about the connection."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""Elements as rows of Parquet files, and back: nested dicts become columns named `a.b`, arrays become lists.
+"""Writes elements as rows of Parquet files, and reads them back. Nested dicts become columns `a.b`, arrays lists.
 
-An array that has not one axis gets a second column, `name.shape`. What rows cannot hold is refused: records of bytes,
-`sources/elements.py`, hold everything.
+An array with more or less than one axis gets a second column, `name.shape`. Elements that rows cannot hold are an
+error; records of bytes (`sources/elements.py`) can hold them.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _SHAPE = ".shape"
 
 
 def columns_of(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
-    """The columns of a layout, and the leaf that each holds."""
+    """The names of the columns of a layout, and the layout of each."""
     match layout:
         case {"dict": parts}:
             for key, part in parts.items():
                 if "." in key:
-                    raise TypeError(f"The key {key!r} has a dot, which parts the names of Parquet columns: rename it.")
+                    raise TypeError(f"The key {key!r} has a dot, which separates the parts of column names: rename it.")
                 yield from columns_of(part, f"{path}.{key}" if path else key)
         case {"list": _} | {"tuple": _}:
             raise TypeError(
-                f"{path or 'The element'} is a list or a tuple, which Parquet has no columns for. {_INSTEAD}"
+                f"{path or 'The element'} is a list or a tuple, which has no names for Parquet columns. {_INSTEAD}"
             )
         case _ if not path:
-            raise TypeError(f"An element that is no dict has no names for Parquet columns. {_INSTEAD}")
+            raise TypeError(f"Only an element that is a dict has names for Parquet columns. {_INSTEAD}")
         case _:
             yield path, layout
 
@@ -51,12 +51,12 @@ def _type_of(arrow: Any, leaf: Layout, path: str) -> Any:
         inner = {"U": arrow.string, "S": arrow.binary}[dtype.kind]() if dtype.kind in "US" else None
         inner = inner or arrow.from_numpy_dtype(dtype.newbyteorder("="))
     except (arrow.ArrowNotImplementedError, NotImplementedError):
-        raise TypeError(f"{path} has the dtype {dtype}, which Parquet has no type for. {_INSTEAD}") from None
+        raise TypeError(f"{path} has the dtype {dtype}, which Parquet does not have. {_INSTEAD}") from None
     return inner if form == "scalar" else arrow.list_(inner)
 
 
 class RowWriter:
-    """An open Parquet file that takes elements of one layout; the first one says which arrays get a shape."""
+    """Writes elements of one layout to a Parquet file. The first element decides which arrays get a shape column."""
 
     def __init__(self, path: str, layout: Layout, first: Any):
         self._arrow = package("pyarrow", "parquet", "Saving Parquet files")
@@ -74,8 +74,8 @@ class RowWriter:
         self._held_bytes = 0
 
     def write(self, element: Any) -> int:
-        """Writes an element; returns about how many bytes it takes."""
-        size = len(encode(element, self._layout))  # refuses other layouts, in words
+        """Writes an element. Returns the approximate number of bytes that it takes."""
+        size = len(encode(element, self._layout))  # raises an error if the layout differs
         row: dict[str, Any] = {}
         for name, value in _values(element, self._layout):
             if _is_array(self._leaves[name]):
@@ -84,8 +84,9 @@ class RowWriter:
                     row[name + _SHAPE] = list(array.shape)
                 elif array.ndim != 1:
                     raise ValueError(
-                        f"{name} has {array.ndim} axes and had one in the first element: Parquet columns need one "
-                        'number of axes. Reshape it, or save with format="array_record".'
+                        f"{name} has {array.ndim} axes, but it had one axis in the first element. A Parquet column "
+                        "needs the same number of axes in all elements. Reshape it, or save with "
+                        'format="array_record".'
                     )
                 value = array.astype(array.dtype.newbyteorder("="), copy=False).ravel()
                 value = value.tolist() if array.dtype.kind in "US" else value
@@ -123,7 +124,7 @@ def _values(element: Any, layout: Layout, path: str = "") -> Iterator[tuple[str,
 
 
 def from_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
-    """The element of a row."""
+    """Restores the element of a row."""
     if isinstance(layout, dict) and "dict" in layout:
         return {key: from_row(row, part, f"{path}.{key}" if path else key) for key, part in layout["dict"].items()}
     if layout == "None":
@@ -131,7 +132,7 @@ def from_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
     try:
         return _restored(row[path], row.get(path + _SHAPE), layout)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedFile(f"column {path!r} does not hold what its layout {layout!r} says: {error!r}.") from None
+        raise DamagedFile(f"column {path!r} does not match its layout {layout!r}: {error!r}.") from None
 
 
 def _restored(value: Any, shape: Any, leaf: Layout) -> Any:

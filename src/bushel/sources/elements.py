@@ -1,7 +1,7 @@
-"""Elements of any pipeline as records of bytes, and back: trees of arrays, numbers and texts, all of one layout.
+"""Encodes elements of any pipeline (trees of arrays, numbers and texts) as records of bytes, and decodes them.
 
-A layout says what the parts of an element are; it is plain JSON, and kept once for all records. A record holds the
-values alone, with the shapes of its arrays.
+All elements have one layout, which says what the parts of an element are. The layout is plain JSON and is stored once
+for all records. A record holds only the values, and the shapes of its arrays.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ def layout_of(element: Any, path: str = "the element") -> Layout:
     if hasattr(element, "__array__") and hasattr(element, "dtype"):
         return {"array": _dtype_text(np.asarray(element).dtype, path)}
     raise TypeError(
-        f"{path} is of type {kind.__name__}, which cannot be saved: map it to dicts, lists and tuples of arrays, "
-        "numbers, texts and bytes first."
+        f"{path} is of type {kind.__name__}, which cannot be saved: first map it to dicts, lists and tuples of arrays, "
+        "numbers, texts and bytes."
     )
 
 
 def _dtype_text(dtype: np.dtype, path: str) -> str:
     if dtype.hasobject or dtype.names is not None:
-        raise TypeError(f"{path} has the dtype {dtype}, which cannot be saved: map it to another one first.")
+        raise TypeError(f"{path} has the dtype {dtype}, which cannot be saved: first map it to another dtype.")
     if dtype.kind in "US":
-        return dtype.kind  # how long its texts are, each record says
-    return dtype.str if dtype.kind != "V" else dtype.name  # types of ml_dtypes, such as bfloat16, go by their names
+        return dtype.kind  # each record states the length of its texts
+    return dtype.str if dtype.kind != "V" else dtype.name  # types of ml_dtypes, such as bfloat16, are known by name
 
 
 def dtype_of(text: str) -> np.dtype:
@@ -64,13 +64,13 @@ def dtype_of(text: str) -> np.dtype:
     try:
         return np.dtype(text)
     except TypeError:
-        import ml_dtypes  # gives NumPy the names of its types
+        import ml_dtypes  # registers its types with NumPy
 
         return np.dtype(getattr(ml_dtypes, text, text))
 
 
 def encode(element: Any, layout: Layout) -> bytes:
-    """The record of an element. Raises ValueError where its layout is another one.
+    """Encodes an element as a record. Raises ValueError if the element has another layout.
 
     >>> decode(encode((1, "a"), {"tuple": ["int", "str"]}), {"tuple": ["int", "str"]})
     (1, 'a')
@@ -115,7 +115,7 @@ def _put_python(value: Any, kind: str, path: str, parts: list[bytes]) -> None:
         try:
             parts.append(_NUMBERS[kind].pack(value))
         except struct.error:
-            raise ValueError(f"{path} is {value}, which does not fit into 64 bits: save it as a text.") from None
+            raise ValueError(f"{path} is {value}, which does not fit into 64 bits: save it as text.") from None
     elif kind != "None":
         data = value.encode("utf-8", "surrogatepass") if kind == "str" else value
         parts += [_LENGTH.pack(len(data)), data]
@@ -123,22 +123,22 @@ def _put_python(value: Any, kind: str, path: str, parts: list[bytes]) -> None:
 
 def _differs(value: Any, path: str, expected: str) -> ValueError:
     return ValueError(
-        f"{path} is {trees.describe(value)}, and it was {expected} in the first element. All elements that are saved "
+        f"{path} is {trees.describe(value)}, but it was {expected} in the first element. All elements that are saved "
         "together need the same keys and dtypes; shapes may differ."
     )
 
 
 def decode(record: bytes | memoryview, layout: Layout) -> Any:
-    """The element of a record."""
+    """Decodes the element of a record."""
     reader = _Reader(memoryview(record))
     element = reader.read(layout)
     if reader.place != len(reader.data):
-        raise DamagedFile(f"A record has {len(reader.data)} bytes, and its element ends after {reader.place}.")
+        raise DamagedFile(f"A record has {len(reader.data)} bytes, but its element ends after {reader.place} bytes.")
     return element
 
 
 class _Reader:
-    """A position in a record."""
+    """Reads values from a record, one after the other."""
 
     def __init__(self, data: memoryview):
         self.data, self.place = data, 0
@@ -161,7 +161,7 @@ class _Reader:
         (ndim,) = struct.unpack("<B", self._bytes(1))
         shape = struct.unpack(f"<{ndim}Q", self._bytes(8 * ndim))
         size = dtype.itemsize
-        for length in shape:  # in Python's integers: a damaged shape must not overflow
+        for length in shape:  # with Python's integers, which cannot overflow, in case the shape is damaged
             size *= length
         return np.frombuffer(self._bytes(size), dtype).reshape(shape).copy()
 
@@ -193,7 +193,7 @@ class _Reader:
 
 
 def check_layout(layout: Any, where: str) -> Layout:
-    """A layout that was read from a file, checked."""
+    """Checks a layout that was read from a file, and returns it."""
     match layout:
         case "int" | "float" | "bool" | "str" | "bytes" | "None":
             return layout

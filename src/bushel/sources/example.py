@@ -17,13 +17,13 @@ _VALUE = 1 << 3 | 2  # the tag of each value in a list of bytes
 
 
 class Located(NamedTuple):
-    """A feature of a record: where its entry lies, and its numbers, or the place of each of its byte strings."""
+    """A feature of a record: the range of its entry, and its numbers, or the place of each of its byte strings."""
 
     low: int
     high: int
     numbers: np.ndarray | None
     places: np.ndarray | None
-    """Where each value begins in the record, and its size: int64, two columns."""
+    """The start of each value in the record, and its size: two columns of int64."""
 
 
 def decode_example(record: bytes) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def _decoded(record: bytes, feature: Located) -> Any:
 
 
 def sliced(record: bytes, places: np.ndarray) -> list[bytes]:
-    """The parts of a record at places (rows of start and size).
+    """The parts of a record at `places`, which are rows of start and size.
 
     >>> sliced(b"abcdef", np.array([[1, 2], [5, 1]]))
     [b'bc', b'f']
@@ -51,7 +51,7 @@ def sliced(record: bytes, places: np.ndarray) -> list[bytes]:
 
 
 def locate_example(record: bytes) -> dict[str, Located]:
-    """What a `tf.train.Example` holds, and where: numbers are decoded, byte strings are not even looked at.
+    """The features of a `tf.train.Example`: its numbers, and the places of its byte strings, which are not read.
 
     >>> locate_example(encode_example({"x": [1, 2], "name": [b"a", b"bc"]}))["name"].places.tolist()
     [[16, 1], [19, 2]]
@@ -60,8 +60,8 @@ def locate_example(record: bytes) -> dict[str, Located]:
     try:
         for number, low, high in _fields(record, 0, len(record)):
             if number != 1:
-                what = "as a tf.train.SequenceExample has it" if number == 2 else "which it does not have"
-                raise ValueError(f"there is a field {number}, {what}")
+                what = "as in a tf.train.SequenceExample" if number == 2 else "which an Example does not have"
+                raise ValueError(f"it has a field {number}, {what}")
             place = low
             for kind, begin, end in _fields(record, low, high):
                 if kind == 1:
@@ -74,7 +74,7 @@ def locate_example(record: bytes) -> dict[str, Located]:
 
 
 def _entry(record: bytes, place: int, low: int, high: int) -> tuple[str, Located]:
-    """One entry of the map of features: name and value."""
+    """Decodes one entry of the map of features: its name and its value."""
     name, numbers, places = "", None, None
     for number, begin, end in _fields(record, low, high):
         if number == 1:
@@ -89,7 +89,7 @@ def _entry(record: bytes, place: int, low: int, high: int) -> tuple[str, Located
 
 
 def _places(record: bytes, place: int, end: int) -> np.ndarray:
-    """Where the values of a list of byte strings lie: a walk from length to length."""
+    """The places of the values of a list of byte strings: goes from length to length."""
     found = array.array("q")
     while place < end:
         tag = record[place]
@@ -98,12 +98,12 @@ def _places(record: bytes, place: int, end: int) -> np.ndarray:
         if size > 0x7F:
             size, place = varints.one(record, place - 1)
         if tag != _VALUE:
-            raise ValueError(f"a field {tag >> 3} of kind {tag & 7} in a list of bytes")
+            raise ValueError(f"a list of bytes has a field {tag >> 3} of kind {tag & 7}")
         found.append(place)
         found.append(size)
         place += size
     if place != end:
-        raise ValueError("a value that ends after its list does")
+        raise ValueError("a value ends after its list")
     return np.array(found, np.int64).reshape(-1, 2)
 
 
@@ -121,7 +121,7 @@ def _numbers(record: bytes, kind: int, low: int, high: int) -> np.ndarray:
 
 
 def _fields(record: bytes, place: int, end: int) -> list[tuple[int, int, int]]:
-    """Number of each field of the message in [place, end), and where its value lies."""
+    """For each field of the message in [place, end): its number, and the start and end of its value."""
     found: list[tuple[int, int, int]] = []
     while place < end:
         tag, place = varints.one(record, place)
@@ -134,17 +134,17 @@ def _fields(record: bytes, place: int, end: int) -> list[tuple[int, int, int]]:
         elif kind == 5 or kind == 1:
             place += 4 if kind == 5 else 8
         else:
-            raise ValueError(f"a field of kind {kind}")
+            raise ValueError(f"it has a field of the unknown kind {kind}")
         if place > end:
-            raise ValueError("a field that ends after the record does")
+            raise ValueError("a field ends after the record")
         found.append((tag >> 3, low, place))
     return found
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """A `tf.train.Example` of numbers, arrays (flattened), bytes, strings, and lists or arrays of these.
+    """Encodes numbers, arrays (flattened), bytes, strings, and lists or arrays of these as a `tf.train.Example`.
 
-    Floats are rounded to float32, all that such a message has; numbers beyond float32 and int64 are refused.
+    Floats are rounded to float32, because a message has no other floats. Numbers beyond float32 or int64 are errors.
 
     >>> encode_example({"x": 1}).hex()
     '0a0c0a0a0a017812051a030a0101'
@@ -168,7 +168,9 @@ def _feature(name: str, value: Any) -> bytes:
         numbers = array.astype(np.int64).view(np.uint64).tolist()
         return _field(_INT64, _field(1, b"".join(map(varints.encoded, numbers))))
     if array.dtype.kind == "f":
-        if items and all(isinstance(item, (int, np.integer)) for item in items):  # NumPy makes floats of them
+        if items and all(
+            isinstance(item, (int, np.integer)) for item in items
+        ):  # integers so large that NumPy turns them into floats
             raise _beyond(name, max(items), "int64")
         with np.errstate(over="ignore"):
             floats = array.astype("<f4")
@@ -180,7 +182,9 @@ def _feature(name: str, value: Any) -> bytes:
 
 
 def _beyond(name: str, number: Any, kind: str) -> ValueError:
-    return ValueError(f"Feature {name!r} holds {number}, and a tf.train.Example has {kind} numbers.")
+    return ValueError(
+        f"Feature {name!r} holds {number}, which does not fit into {kind}, the type of a tf.train.Example."
+    )
 
 
 def _field(number: int, content: bytes) -> bytes:

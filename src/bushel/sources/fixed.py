@@ -1,4 +1,4 @@
-"""Records of one size as arrays, read straight into their rows of the batch."""
+"""Records of one size as arrays, read directly into the rows of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from bushel.sources.records import RecordSource
 
 
 class FixedRecords:
-    """Records of one size as arrays: `source`, each record taken as `dtype` and `shape`, read straight into the batch.
+    """Records of one size as arrays. The bytes of each record are taken as an array of `dtype` and `shape`.
+
+    Records are read from the file directly into the batch, without another copy.
 
     >>> import numpy as np, tempfile
     >>> from pathlib import Path
@@ -31,9 +33,9 @@ class FixedRecords:
         self._dtype = np.dtype(dtype)
         self._shape = tuple(checks.integer(size, "an axis of shape") for size in shape)
         if self._dtype.hasobject or self._dtype.itemsize == 0:
-            raise TypeError(f"Records of bytes cannot be taken as {self._dtype}.")
+            raise TypeError(f"Bytes of records cannot be interpreted as dtype {self._dtype}.")
         if not callable(getattr(source, "read_into", None)):
-            raise TypeError(f"FixedRecords takes a source of record files, got {type(source).__name__}.")
+            raise TypeError(f"FixedRecords needs a source of record files, got {type(source).__name__}.")
 
     def __len__(self) -> int:
         return len(self._source)
@@ -45,7 +47,7 @@ class FixedRecords:
         return out[0]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Columns:
-        """The records at `indices` as one array, each read straight into its row."""
+        """The records at `indices` as one array. Each record is read directly into its row."""
         out = memory.output((len(indices), *self._shape), self._dtype)
         self._source.read_into(indices, out)
         return Columns(out, len(indices))

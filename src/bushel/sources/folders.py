@@ -15,9 +15,9 @@ from bushel.sources.stores import Options
 
 
 class FileDataSource:
-    """One record per file: its path and its content as bytes. The folder often is the label.
+    """One record per file: a dict of its path and its content as bytes. The name of the folder is often the label.
 
-    The path of a record has no query and no password: a record must not change when its URL is signed again.
+    The path in a record has no query and no password, so that the record is the same when its URL is signed again.
 
     >>> import os, tempfile
     >>> from pathlib import Path
@@ -45,7 +45,7 @@ class FileDataSource:
         return self._read(self._paths[checks.integer(index, "index")])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
-        """The files at `indices`: those of a store at the same time, since each of them costs round trips."""
+        """The files at `indices`. Remote files are read at the same time, since each costs round trips."""
         paths = [self._paths[index] for index in checks.positions(indices, len(self)).tolist()]
         return list((together if any(map(stores.is_url, paths)) else map)(self._read, paths))
 

@@ -1,4 +1,4 @@
-"""Tables in memory as records: rows of Arrow tables and of pandas frames. Files of tables: tables.py."""
+"""Rows of tables in memory (Arrow tables, pandas frames) as records. For table files see `tables.py`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class TableInMemory(abc.ABC):
 
     @abc.abstractmethod
     def _row(self, place: int) -> dict[Any, Any]:
-        """One record, which the caller may change."""
+        """One record. The caller may change it."""
 
     @abc.abstractmethod
     def _rows(self, places: np.ndarray) -> Block:
-        """Many records, which the caller may change."""
+        """Many records. The caller may change them."""
 
     def __getitem__(self, index: int) -> dict[Any, Any]:
         return self._row(checks.position(index, len(self)))
@@ -41,13 +41,13 @@ class TableInMemory(abc.ABC):
         return self._rows(checks.positions(indices, len(self)))
 
     def fingerprint(self) -> Any:
-        """How many rows there are, and some of them."""
+        """The number of rows, and a sample of them."""
         places = np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)) if len(self) else []
         return [len(self), [self._row(int(place)) for place in places]]
 
 
 class ArrowTableSource(TableInMemory):
-    """Rows of an Arrow table or record batch as dicts, with the values that Parquet and Arrow files give.
+    """Rows of an Arrow table or record batch as dicts, with the same values as rows of Parquet and Arrow files.
 
     >>> import pyarrow
     >>> ArrowTableSource(pyarrow.table({"x": [1, 2], "name": ["a", "b"]}))[1]
@@ -76,9 +76,9 @@ class ArrowTableSource(TableInMemory):
 
 
 class PandasSource(TableInMemory):
-    """Rows of a pandas frame as dicts, by position: numbers are NumPy scalars, what is missing elsewhere is None.
+    """Rows of a pandas frame as dicts, by position. Numbers are NumPy scalars; a missing value of another type is None.
 
-    The index of the frame is left out; `frame.reset_index()` makes a column of it.
+    The index of the frame is left out. To keep it, pass `frame.reset_index()`, which makes it a column.
 
     >>> import pandas
     >>> PandasSource(pandas.DataFrame({"x": [1, 2], "name": ["a", "b"]}))[1]
@@ -90,8 +90,8 @@ class PandasSource(TableInMemory):
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
         if twice:
             raise ValueError(
-                f"This frame has {names.count(twice[0])} columns {twice[0]!r}, and a record is a dict. Give them other "
-                "names: frame.columns = [...]."
+                f"This frame has {names.count(twice[0])} columns {twice[0]!r}, but a record is a dict. Rename them: "
+                "frame.columns = [...]."
             )
         if not names:
             raise ValueError("This frame has no columns.")
@@ -118,7 +118,7 @@ class PandasSource(TableInMemory):
 
 
 def _values_of(series: Any) -> np.ndarray:
-    """A column of a pandas frame as an array: numbers, dates and such by their own dtype, all else as objects."""
+    """A column of a pandas frame as an array: of its own NumPy dtype (numbers, dates), otherwise of objects."""
     if isinstance(series.dtype, np.dtype) and series.dtype != object:
         return series.to_numpy()
     values = series.to_numpy(dtype=object, copy=True)

@@ -1,7 +1,7 @@
-"""What a user hands over as a source: records by position, or a table whose rows are the records.
+"""Objects that users pass as a source: checks them, and turns tables in memory into sources of rows.
 
-Indexing a table gives a column, although its length counts rows. No package of tables is imported here: the module of
-its class tells what an object is.
+`table[i]` is a column, although `len(table)` counts rows, so a table is not a source by itself. No table package is
+imported here: the module name of an object's class says what the object is.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from bushel.sources.needs import package
 
 
 def check_source(source: Any, what: str) -> None:
-    """Refuses what has no records by position. `what` begins the message, such as "A source"."""
+    """Raises an error for an object without records by position. `what` begins the message, such as "A source"."""
     name = type(source).__name__
     if _package_of(source) == "pyarrow" and hasattr(source, "to_table") and not hasattr(source, "__getitem__"):
         raise TypeError(
-            f"{what} is read by positions, which pyarrow's {name} does not have. Pass `dataset.to_table()` if it fits "
+            f"{what} is read by position, and pyarrow's {name} has no positions. Pass `dataset.to_table()` if it fits "
             "into memory, or its files to bushel.sources.ParquetDataSource."
         )
     if not hasattr(source, "__getitem__") or not hasattr(source, "__len__"):
@@ -30,20 +30,20 @@ def check_source(source: Any, what: str) -> None:
         )
     if isinstance(source, str):
         raise TypeError(
-            f"{what} holds records, and {redact.clean(repr(source))} is a text. If it names files, open them with the "
-            "source of their format, such as bushel.sources.ArrayRecordDataSource; if its letters are the "
+            f"{what} holds records, but {redact.clean(repr(source))} is a str. If it names files, open them with the "
+            "source of their format, such as bushel.sources.ArrayRecordDataSource. If its characters are the "
             "records, pass list(text)."
         )
     if isinstance(source, Mapping) and isinstance(next(iter(source), 0), str):
         names = ", ".join(map(repr, list(source)[:8]))
         raise TypeError(
-            f"{what} is read by positions from 0 on, and this {name} has the keys {names}. "
-            "Pass one of its entries; for columns of arrays, bushel.sources.ArrayDataSource."
+            f"{what} is read by position from 0 on, but this {name} has the keys {names}. "
+            "Pass one of its values, or, for columns of arrays, bushel.sources.ArrayDataSource(...)."
         )
 
 
 def as_source(source: Any) -> Any:
-    """The rows of a table in memory as a source; any other source as it is."""
+    """The rows of a table in memory as a source. Any other source is returned unchanged."""
     family, kind = _package_of(source), type(source).__name__
     if family not in ("pyarrow", "pandas", "polars"):
         return source
@@ -54,7 +54,7 @@ def as_source(source: Any) -> Any:
     if family == "polars" and kind == "DataFrame":
         return frames.ArrowTableSource(package("pyarrow", "parquet", "Rows of a polars frame").table(source))
     if family == "polars" and kind == "LazyFrame":
-        raise TypeError("A source holds records, and a LazyFrame of polars is a plan. Pass `frame.collect()`.")
+        raise TypeError("A source holds records, but a LazyFrame of polars is only a plan. Pass `frame.collect()`.")
     if family == "pandas" and hasattr(source, "iloc"):
         if hasattr(source, "columns"):
             return frames.PandasSource(source)
@@ -67,11 +67,11 @@ def _package_of(value: Any) -> str:
 
 
 def _check_labels(series: Any) -> None:
-    """Refuses a pandas Series whose labels are not its positions: `series[i]` goes by labels."""
+    """Raises an error for a pandas Series whose labels are not its positions: `series[i]` looks up labels."""
     index = series.index
     if not np.array_equal(np.asarray(index), np.arange(len(index))):
         shown = ", ".join(map(repr, index[:4].tolist()))
         raise ValueError(
-            f"A source is read by positions, and this Series by labels ({shown}, ...), which are not 0, 1, 2, ... "
+            f"A source is read by position, but this Series is read by labels ({shown}, ...), not 0, 1, 2, ... "
             "Pass `series.to_numpy()`, or `series.reset_index(drop=True)`."
         )

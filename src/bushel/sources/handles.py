@@ -1,8 +1,8 @@
-"""Handles that only one thread at a time may use, kept for the next one. What a handle is, the formats know.
+"""A pool of handles (decoders, open files) of which each may be used by one thread at a time.
 
-No handle lives in a `threading.local`. Python destroys what is in there while it takes a thread's state apart, and a
-native object that asks for Python's lock at that moment hangs or crashes the process. Threads that Python did not
-start, such as those of a tokenizer written in Rust, end in this way after every call.
+We do not keep handles in a `threading.local`. Python destroys its content while it dismantles the state of a thread.
+A native object that asks for the GIL at that moment hangs or crashes the process. Threads that Python did not start,
+such as those of a tokenizer written in Rust, are dismantled after every call.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ T = TypeVar("T")
 
 
 class HandlePool(Generic[T]):
-    """Idle handles. `take` gives an idle one or makes one; `give_back` keeps it, up to `limit` of them.
+    """Idle handles. `take` returns an idle handle or makes one; `give_back` keeps it, up to `limit` handles.
 
-    A handle that was in use when an error came is not given back, since nobody knows in which state it is.
+    A handle that was in use when an error occurred is not given back, because its state is unknown.
 
     >>> pool = HandlePool(list, limit=1)
     >>> handle = pool.take()
@@ -28,9 +28,8 @@ class HandlePool(Generic[T]):
 
     def __init__(self, make: Callable[[], T], limit: int):
         self._make, self._limit = make, limit
-        self._idle: list[
-            T
-        ] = []  # `pop` and `append` are atomic, so that no lock is needed, and none hangs after a fork
+        # `pop` and `append` are atomic. A lock is not needed, and would hang in a child forked while it is held.
+        self._idle: list[T] = []
 
     def take(self) -> T:
         try:
@@ -44,7 +43,7 @@ class HandlePool(Generic[T]):
 
     @contextlib.contextmanager
     def lend(self) -> Iterator[T]:
-        """`take`, and `give_back` unless there was an error."""
+        """Takes a handle for the block, and gives it back unless the block raises an error."""
         handle = self.take()
         yield handle
         self.give_back(handle)

@@ -1,7 +1,7 @@
-"""HighwayHash, the checksum inside ArrayRecord files: by a package in C where it is installed, or else with NumPy.
+"""HighwayHash, the checksum in ArrayRecord files: computed by a C package if it is installed, otherwise with NumPy.
 
-On arrays, one message is a chain of dependent steps, so speed comes from hashing many side by side: a step costs the
-same for one message as for a hundred.
+The hash of one message is a chain of steps of which each needs the one before. With NumPy, a step for a hundred
+messages costs as much as for one, so many messages are hashed side by side.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HALF = np.uint64(32)
 _PACKET = 32
 _AT_ONCE_BYTES = 32 << 20
 
-# The merge of two lanes is a shuffle of their 16 bytes: byte n of the sum comes from byte _ZIPPER[n] of the pair.
+# Two lanes are merged by a shuffle of their 16 bytes: byte n of the result is byte _ZIPPER[n] of the pair.
 _ZIPPER = np.array([3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7])
 
 
@@ -39,20 +39,24 @@ def hashes(messages: Sequence[bytes | memoryview]) -> np.ndarray:
 
 @functools.cache
 def in_c() -> Callable[[bytes, bytes], bytes] | None:
-    """The function of the package `highwayhash-cffi` from a key and a message to 8 bytes; None without the package."""
+    """The hash function (key, message) -> 8 bytes of the package `highwayhash-cffi`; None without the package."""
     try:
         hashed = importlib.import_module("highwayhash").highwayhash_64
     except (ImportError, AttributeError):
         return None
     expected = in_numpy([b"abc"]).tobytes()
-    return hashed if hashed(_KEY.tobytes(), b"abc") == expected else None  # other packages may have its name
+    return (
+        hashed if hashed(_KEY.tobytes(), b"abc") == expected else None
+    )  # another package of the same name may be installed
 
 
 def in_numpy(messages: Sequence[bytes | memoryview]) -> np.ndarray:
-    """As `hashes`, without a package."""
+    """As `hashes`, computed with NumPy."""
     lengths = np.array([len(message) for message in messages], np.int64)
     found = np.zeros(len(messages), np.uint64)
-    order = np.argsort(-lengths, kind="stable")  # messages of one length side by side, the longest first
+    order = np.argsort(
+        -lengths, kind="stable"
+    )  # the longest message first; messages of equal length next to each other
     low = 0
     while low < len(order):
         width = max(1, int(lengths[order[low]]))
@@ -64,7 +68,7 @@ def in_numpy(messages: Sequence[bytes | memoryview]) -> np.ndarray:
 
 
 def _hashes(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarray:
-    """Hashes of messages in order of falling length."""
+    """The hashes of messages that are sorted from long to short."""
     count, whole, rest = len(messages), lengths // _PACKET, lengths % _PACKET
     steps = int(whole[0])
     padded = np.zeros((count, steps + 1, _PACKET), np.uint8)
@@ -73,7 +77,9 @@ def _hashes(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarr
     tails = padded[np.arange(count), whole]
     packets = np.ascontiguousarray(padded.view("<u8").transpose(1, 0, 2))
     state = _State(count)
-    alive = np.searchsorted(-whole, -np.arange(1, steps + 1), side="right")  # how many have a packet at each step
+    alive = np.searchsorted(
+        -whole, -np.arange(1, steps + 1), side="right"
+    )  # how many messages have a packet at each step
     for step in range(steps):
         state.update(packets[step], int(alive[step]))
     state.finish_lengths(tails, rest.astype(np.uint64))
@@ -81,7 +87,7 @@ def _hashes(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarr
 
 
 class _State:
-    """The four vectors of the algorithm, of four lanes each, for many messages."""
+    """The state of the algorithm for many messages: four vectors of four lanes each."""
 
     def __init__(self, count: int):
         self.v0 = np.tile(_MUL0 ^ _KEY, (count, 1))
@@ -90,7 +96,7 @@ class _State:
         self.mul1 = np.tile(_MUL1, (count, 1))
 
     def update(self, packet: np.ndarray, count: int) -> None:
-        """One packet of 32 bytes into each of the first `count` messages."""
+        """Hashes one packet of 32 bytes for each of the first `count` messages."""
         v0, v1, mul0, mul1 = self.v0[:count], self.v1[:count], self.mul0[:count], self.mul1[:count]
         v1 += mul0
         v1 += packet[:count]
@@ -101,7 +107,7 @@ class _State:
         v1 += _zipped(v0)
 
     def finish_lengths(self, tails: np.ndarray, rest: np.ndarray) -> None:
-        """The last bytes of messages whose length is not a multiple of 32."""
+        """Hashes the last bytes of messages whose length is not a multiple of 32."""
         some = np.flatnonzero(rest)
         if not len(some):
             return
@@ -124,12 +130,12 @@ def _turned(lanes: np.ndarray) -> np.ndarray:
 
 
 def _zipped(lanes: np.ndarray) -> np.ndarray:
-    """The shuffle that mixes lanes 0 with 1 and 2 with 3. Lanes are little-endian, as every machine that we run on."""
+    """Mixes the bytes of lanes 0 and 1, and of 2 and 3. Lanes are little-endian, as on every machine we support."""
     return lanes.view(np.uint8).reshape(-1, 16).take(_ZIPPER, axis=1).view("<u8").reshape(lanes.shape)
 
 
 def _rotated_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Each 32-bit half of each lane, rotated left by `by` bits (1 to 31)."""
+    """Rotates each 32-bit half of each lane left by `by` bits (1 to 31)."""
     back = _HALF - by
     halves = [lanes & _LOW, lanes >> _HALF]
     low, high = (((half << by) | (half >> back)) & _LOW for half in halves)
@@ -137,7 +143,7 @@ def _rotated_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
 
 
 def _last_packets(tails: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """The packets of the last `rest` bytes: whole words first, the few bytes after them in places of their own."""
+    """Packets of the last `rest` bytes: first the whole words, then the remaining bytes at the algorithm's places."""
     packets = tails.copy()
     rows = np.arange(len(rest))
     words, odd = rest & ~3, rest & 3

@@ -1,4 +1,7 @@
-"""Stores that are sources of their own (HDF5 files, Zarr stores, Lance data sets), many of them as one index space."""
+"""HDF5 files, Zarr stores and Lance data sets, many of which are read as one source.
+
+Here a store is one such file or folder, which holds many records.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from bushel.sources.joined_files import JoinedFiles, Reopened, find_part, gather
 from bushel.sources.paths import Options
 
 _OPENED_TOGETHER = 16
-_OPEN_AT_ONCE = 128  # each HDF5 file takes a descriptor of the process
+_OPEN_AT_ONCE = 128  # each open HDF5 file takes a file descriptor
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -145,29 +148,28 @@ class JoinedStores(JoinedFiles):
 
 
 def _check_layout(first: str, expected: dict[str, str], path: str, found: dict[str, str]) -> None:
-    """Refuses stores whose records have different entries: a batch of them would depend on which came together."""
+    """Raises an error if the records of two stores have different entries: they could not be put into one batch."""
     for name in sorted({*expected, *found}):
         here, there = found.get(name), expected.get(name)
         if here != there:
             raise ValueError(
-                f"{redact.show(path)} and {redact.show(first)} cannot be read as one: {name!r} is "
-                f"{here or 'missing'} in the former and "
-                f"{there or 'missing'} in the latter. Choose entries that both have by their names, or make two "
-                "sources."
+                f"{redact.show(path)} and {redact.show(first)} cannot be read as one source: {name!r} is "
+                f"{here or 'missing'} in the former and {there or 'missing'} in the latter. Name the entries that both "
+                "have, or make two sources."
             )
 
 
 def find_stores(
     paths: Any, options: Options | None, markers: Sequence[str], what: str, *, local_patterns: bool = False
 ) -> list[str]:
-    """The folders that paths and patterns name, those of a pattern sorted. A pattern that names none is an error.
+    """The folders that paths and patterns name; those of one pattern are sorted. A pattern without a match is an error.
 
     Args:
       paths: one or many paths, patterns or URLs.
-      options: of the store where they lie.
-      markers: files of which each such folder holds at least one; they may be patterns too.
-      what: how such folders are called in messages.
-      local_patterns: leaves URLs as they are.
+      options: options of the object store that holds them.
+      markers: a folder must contain a file of one of these names; they may be patterns too.
+      what: the word for such a folder in messages.
+      local_patterns: only local paths may be patterns; URLs are returned unchanged.
     """
     if isinstance(paths, (str, bytes, os.PathLike)):
         paths = [paths]
@@ -177,7 +179,7 @@ def find_stores(
     for path in paths:
         text = stores.local(path).rstrip("/") or "/"
         if stores.is_url(text):
-            plain = local_patterns or text.startswith(("http://", "https://"))  # a web server lists nothing
+            plain = local_patterns or text.startswith(("http://", "https://"))  # a web server cannot list files
         else:
             plain = os.path.exists(text)
         if plain or not _WILD.search(text):
@@ -193,7 +195,7 @@ def find_stores(
 
 
 def _holding(pattern: str, marker: str, options: Options | None) -> list[str]:
-    """The folders that match a pattern and hold a file that matches `marker`."""
+    """The folders that match a pattern and contain a file that matches `marker`."""
     try:
         files = stores.find(f"{pattern}/{marker}", options)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Lance data sets, through the `lance` package: rows at any position."""
+"""Lance data sets as sources, through the `lance` package: rows at any position."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from bushel.sources.stores import Options
 
 T = TypeVar("T")
 
-_OF_LANCE = ("_rowid", "_rowaddr")  # columns that every data set has
+_OF_LANCE = ("_rowid", "_rowaddr")  # columns that Lance adds to every data set
 
 
 class LanceDataSource(JoinedStores):
-    """Rows of Lance data sets as dicts, at any position. A null is None, in columns of floats NaN.
+    """Rows of Lance data sets as dicts, at any position. A null is None, or NaN in a column of floats.
 
     Args:
-      paths: one or many folders or URLs that the `lance` package knows; patterns of local folders.
-      columns: only these; all by default.
-      version: of a single data set; the latest when the source is made, and the same one from then on.
-      storage_options: of the store, as the `lance` package has them.
+      paths: one or many folders or URLs that the `lance` package can open, or patterns of local folders.
+      columns: read only these columns; all by default.
+      version: the version to read, if there is only one data set. By default it is the latest version when the source
+        is made, and the source keeps to it.
+      storage_options: options of the store, as the `lance` package takes them.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class LanceDataSource(JoinedStores):
     ):
         found = _data_sets(paths)
         if version is not None and len(found) > 1:
-            raise ValueError(f"A version belongs to one Lance data set, and these paths name {len(found)}.")
+            raise ValueError(f"A version belongs to one Lance data set, but these paths name {len(found)} data sets.")
 
         def build(path: str) -> LanceStore:
             return LanceStore(path, columns, version, storage_options)
@@ -54,8 +55,10 @@ def _data_sets(paths: Any) -> list[str]:
     """The data sets that paths and patterns name."""
     found = find_stores(paths, None, ("_versions/*.manifest",), "Lance data set", local_patterns=True)
     for path in found:
-        if stores.is_url(path) and "*" in path:  # the settings are those of Lance's own client, which lists nothing
-            raise ValueError(f"{redact.show(path)}: patterns name local Lance data sets alone. Name each URL.")
+        if stores.is_url(path) and "*" in path:  # the options are for Lance's own client, which cannot list files
+            raise ValueError(
+                f"{redact.show(path)}: only local Lance data sets can be named by a pattern. Name each URL."
+            )
     return found
 
 

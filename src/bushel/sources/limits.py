@@ -1,7 +1,7 @@
-"""How much memory one record may take once it is decompressed or decoded: the limits, and the errors beyond them.
+"""Limits on the memory that one record may take after decompression or decoding, and the errors beyond them.
 
-A compressed file of a few megabytes can stand for gigabytes, and an image of 600 bytes can claim any size. So
-decompressors and decoders ask here before they take memory.
+A compressed file of a few megabytes can expand to gigabytes, and an image of 600 bytes can claim any size. So
+decompressors and decoders check these limits before they allocate memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _VARIABLES = {
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What one record, image or array may take. Raise a limit only for files that you trust.
+    """The most memory that one record, image or array may take. Raise a limit only for files that you trust.
 
     Attributes:
-      record_bytes: of a record after decompression, of a chunk of records that are compressed together, and of the
-        samples of a sound. 1 GiB by default.
-      image_pixels: height times width of an image. 2**27 (134 million) by default; a pixel of RGB takes 3 bytes.
-      array_bytes: of an array in a compressed `.npz` file. 16 GiB by default.
+      record_bytes: the size of a record after decompression, of a chunk of records that are compressed together, or of
+        the samples of a sound. 1 GiB by default.
+      image_pixels: height times width of an image. 2**27 (134 million) by default; an RGB pixel takes 3 bytes.
+      array_bytes: the size of an array in a compressed `.npz` file. 16 GiB by default.
     """
 
     record_bytes: int = 1 << 30
@@ -40,10 +40,10 @@ _current: Limits | None = None
 
 
 def get_limits() -> Limits:
-    """The limits that hold in this process.
+    """The present limits of this process.
 
     They come from the environment variables BUSHEL_MAX_RECORD_BYTES, BUSHEL_MAX_IMAGE_PIXELS and
-    BUSHEL_MAX_ARRAY_BYTES, which are read once, when a limit is first needed; then from `set_limits`.
+    BUSHEL_MAX_ARRAY_BYTES, which are read once, when a limit is first needed. `set_limits` changes them.
 
     >>> get_limits().record_bytes
     1073741824
@@ -54,7 +54,7 @@ def get_limits() -> Limits:
 def set_limits(
     *, record_bytes: int | None = None, image_pixels: int | None = None, array_bytes: int | None = None
 ) -> Limits:
-    """Changes some limits, for this process and for worker processes that start later. Returns those that held before.
+    """Changes some limits, for this process and for workers that start later. Returns the limits before the change.
 
     >>> before = set_limits(record_bytes=4 << 30)
     >>> get_limits().record_bytes
@@ -66,7 +66,7 @@ def set_limits(
     given = {"record_bytes": record_bytes, "image_pixels": image_pixels, "array_bytes": array_bytes}
     changes = {name: checks.positive(value, name) for name, value in given.items() if value is not None}
     for name, value in changes.items():
-        os.environ[_VARIABLES[name]] = str(value)  # worker processes get the environment of this one
+        os.environ[_VARIABLES[name]] = str(value)  # worker processes inherit the environment
     _current = dataclasses.replace(before, **changes)
     return before
 
@@ -87,24 +87,24 @@ def _read_environment() -> Limits:
 
 
 def check_record(size: int) -> None:
-    """Raises TooLarge where a record of `size` bytes is beyond the limit. Ask before memory is taken."""
+    """Raises TooLarge if a record of `size` bytes is beyond the limit. Call it before memory is allocated."""
     if size > get_limits().record_bytes:
         raise record_too_large(size)
 
 
 def record_too_large(size: int | None = None) -> TooLarge:
-    """The error for a record that takes `size` bytes; None: more than the limit, how much more is not known."""
+    """The error to raise for a record of `size` bytes. None means that the size is unknown, but above the limit."""
     return _too_large("record_bytes", "decompressed", "bytes", size)
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Raises TooLarge where an image is beyond the limit. Ask before it is decoded."""
+    """Raises TooLarge if an image is beyond the limit. Call it before the image is decoded."""
     if height * width > get_limits().image_pixels:
         raise _too_large("image_pixels", f"decoded ({height} x {width})", "pixels", height * width)
 
 
 def check_array(size: int) -> None:
-    """Raises TooLarge where an array of `size` bytes is beyond the limit."""
+    """Raises TooLarge if an array of `size` bytes is beyond the limit."""
     if size > get_limits().array_bytes:
         raise _too_large("array_bytes", "decompressed", "bytes", size)
 
@@ -113,6 +113,6 @@ def _too_large(name: str, done: str, unit: str, size: Any) -> TooLarge:
     limit = getattr(get_limits(), name)
     has = f"more than {limit:,}" if size is None else f"{size:,}"
     return TooLarge(
-        f"it would take {has} {unit} once {done}, and the limit is {limit:,} {unit}. If you trust the file, raise the "
+        f"it would take {has} {unit} once {done}, but the limit is {limit:,} {unit}. If you trust the file, raise the "
         f"limit: bushel.sources.set_limits({name}={size or 4 * limit}), or the environment variable {_VARIABLES[name]}"
     )

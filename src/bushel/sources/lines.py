@@ -1,4 +1,4 @@
-"""Text files line by line: JSON lines, CSV, plain text. A line is a record."""
+"""Lines of text files as records: JSON lines, CSV, plain text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WINDOW = 8 << 20
 
 
 class LineDataSource(RecordSource):
-    r"""Lines of text files as bytes, without their ends, at any position. The files are scanned once when it is made.
+    r"""Lines of text files as bytes, without line ends, at any position. The files are read once when it is made.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -38,7 +38,7 @@ class _LineFile(RecordReader):
             window = np.frombuffer(file.read(start, min(_WINDOW, file.size - start)), np.uint8)
             places.append(np.flatnonzero(window == ord("\n")) + (start + 1))
         bounds = np.concatenate(places)
-        if bounds[-1] != file.size:  # a last line without an end
+        if bounds[-1] != file.size:  # the last line has no line end
             bounds = np.append(bounds, file.size)
         self._starts, self._lengths = bounds[:-1], np.diff(bounds)
         self.count = len(self._starts)

@@ -1,4 +1,4 @@
-"""What an open file is, and files of this machine. Files behind URLs: see `remote.py` and `drivers.py`."""
+"""The interface of an open file, and files of this machine. For files behind URLs see `remote.py` and `drivers.py`."""
 
 from __future__ import annotations
 
@@ -18,76 +18,78 @@ from bushel.base import redact
 from bushel.base.errors import DamagedFile
 
 _OPEN_AT_ONCE = 256
-_BUFFERS_AT_ONCE = 512  # the system takes at least 1024
+_BUFFERS_AT_ONCE = 512  # of one call of preadv; every system accepts at least 1024
 LARGE_BYTES = 16 << 10
-"""From this size on, fresh memory for what is read costs more than reading it into a buffer that is used again."""
+"""From this size on, allocating new memory costs more than reading into a buffer that is used again."""
 
 
 class File(abc.ABC):
-    """One file or object: its size, and reads at any place from any thread."""
+    """An open file or object of a store. Any thread may read any range of it."""
 
     name: str
-    """What messages call it: without the secrets of an address."""
+    """The name that messages show. It contains no secrets."""
     address: str
-    """What it was opened by, to open others beside it. It may hold secrets: no message shows it."""
+    """The path or URL that was opened. It may contain secrets, so no message shows it."""
     size: int
     together: ClassVar[bool]
-    """Whether a read costs a round trip, so that many ranges should be asked for together."""
+    """Whether a read costs a network round trip. If so, callers should request many ranges together."""
 
     @abc.abstractmethod
     def read(self, start: int, length: int) -> bytes:
-        """Exactly `length` bytes from `start` on, or an error: never fewer."""
+        """Returns exactly `length` bytes from byte `start` on, or raises an error."""
 
     @abc.abstractmethod
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        """Many ranges, in the order asked for."""
+        """Returns the bytes of many ranges, in the given order."""
 
     @abc.abstractmethod
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
-        """Fills writable buffers, one after the other, from `start` on."""
+        """Fills writable buffers, one after the other, with the bytes from `start` on."""
 
     @abc.abstractmethod
     def version(self) -> list[Any]:
-        """What changes when the content does: name, size and time, or the store's own tag."""
+        """A value that changes when the content changes: name, size and modification time, or the store's ETag."""
 
     @abc.abstractmethod
     def check_unchanged(self) -> None:
-        """Raises DamagedFile if the file was replaced since it was opened, where reads do not notice it themselves."""
+        """Raises DamagedFile if the file was replaced since it was opened. Does nothing if every read checks this."""
 
     def short(self, start: int, wanted: int, got: int) -> DamagedFile:
-        """The error for a read that came back short."""
+        """The error to raise if a read returned fewer bytes than it should."""
         return DamagedFile(
-            f"{self.name} ended early: {wanted} bytes were asked for at byte {start}, {got} came back. It had "
-            f"{self.size} bytes when it was opened; it was cut short or replaced since."
+            f"{self.name} ended early: a read of {wanted} bytes at byte {start} returned {got}. The file had "
+            f"{self.size} bytes when it was opened; it has been cut short or replaced since then."
         )
 
 
 def changed(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
-    """The error for a file that is not what it was when its source was made."""
+    """The error to raise for a file that has changed since its source was made."""
     return DamagedFile(
-        f"{redact.show(name)} was {was} (name, size, time or ETag) when the source was made, and is {now} now. Make "
-        "the source again."
+        f"{redact.show(name)} has changed: it was {was} (name, size, time or ETag) when the source was made, and it is "
+        f"{now} now. Make the source again."
     )
 
 
 class _Descriptor:
-    """An open file descriptor, closed when the last one who reads from it lets go."""
+    """An open file descriptor. It is closed when the last reader drops its reference, never in the middle of a read."""
 
-    memory: mmap.mmap | None = None  # the file mapped
+    memory: mmap.mmap | None = None  # the mapped file
 
     def __init__(self, path: str):
         self.number = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at exit `os` may be gone
-        if "number" in vars(self):  # not where opening failed
+    def __del__(
+        self, close: Callable[[int], None] = os.close
+    ) -> None:  # when Python exits, the module `os` may be gone already
+        if "number" in vars(self):  # it is missing if os.open failed
             close(self.number)
 
 
 class LocalFile(File):
-    """A file of this machine, read by position, so that threads do not meet.
+    """A file of this machine. Each read names its position, so that threads do not disturb each other.
 
-    Descriptors are few: beyond 256 of them the oldest is given back, and opened again when it is needed. `name` is what
-    messages call it, its path by default.
+    At most 256 file descriptors are open at a time. Beyond that the oldest one is closed, and the file is opened again
+    when it is needed. `name` is shown in messages; by default it is the path.
     """
 
     together = False
@@ -99,8 +101,8 @@ class LocalFile(File):
         kind = os.stat(path).st_mode
         if stat.S_ISDIR(kind):
             raise IsADirectoryError(f"{path} is a folder, not a file. Name the files in it, for example {path}/*.")
-        if not stat.S_ISREG(kind):  # a pipe would be waited for
-            raise ValueError(f"{path} is not a regular file, so that it cannot be read at any place.")
+        if not stat.S_ISREG(kind):  # opening a pipe would wait for its writer
+            raise ValueError(f"{path} is not a regular file, so it cannot be read at any position.")
         self._descriptor: _Descriptor | None = _Descriptor(path)
         facts = os.fstat(self._descriptor.number)
         self.size, self._time = facts.st_size, facts.st_mtime_ns
@@ -121,7 +123,7 @@ class LocalFile(File):
             descriptor = _Descriptor(self._path)
             facts = os.fstat(descriptor.number)
             if (facts.st_size, facts.st_mtime_ns) != (self.size, self._time):
-                raise DamagedFile(f"{self.name} was changed while it was being read. Open the source again.")
+                raise DamagedFile(f"{self.name} has changed since it was opened. Make the source again.")
             self._descriptor = descriptor
             self._remember()
         return descriptor
@@ -137,7 +139,9 @@ class LocalFile(File):
         if len(starts) > 1 and (wanted := sum(lengths)) < LARGE_BYTES * len(starts):
             low = min(starts)
             span = max(map(operator.add, starts, lengths)) - low
-            if span <= 2 * wanted and len(whole := pread(number, span, low)) == span:  # side by side: one read for all
+            if (
+                span <= 2 * wanted and len(whole := pread(number, span, low)) == span
+            ):  # the ranges lie side by side: one read for all
                 return [whole[start - low : start - low + length] for start, length in zip(starts, lengths)]
         found = [pread(number, length, start) for start, length in zip(starts, lengths)]
         if list(map(len, found)) != list(lengths):
@@ -146,7 +150,7 @@ class LocalFile(File):
 
     def _rest(self, descriptor: _Descriptor, data: bytes, start: int, length: int) -> bytes:
         parts, got = [data], len(data)
-        while got < length:  # the system gives at most 2 GiB at a time
+        while got < length:  # the system returns at most 2 GiB at a time
             part = os.pread(descriptor.number, length - got, start + got)
             if not part:
                 raise self.short(start, length, got)
@@ -155,23 +159,23 @@ class LocalFile(File):
         return b"".join(parts)
 
     def mapped(self) -> mmap.mmap | None:
-        """The file as memory, to be read at once and not kept; None where it cannot be mapped, or not any more.
+        """The file as mapped memory, or None if it cannot be mapped. Read it at once, and keep no reference.
 
-        To touch memory behind the end of a file ends the process. So the size is asked for in every call, and a file
-        that has become shorter is left to `read`, which tells. Against one that is cut short after this call and before
-        its memory is read there is no help.
+        Reading mapped memory behind the end of a file kills the process. So every call asks for the size. If the file
+        has become shorter, the caller gets None and uses `read`, which raises an error. If the file is cut short after
+        this call and before the caller reads the memory, nothing can prevent the crash.
         """
         descriptor = self._descriptor or self._opened()
         memory = descriptor.memory
         if memory is None:
             try:
                 memory = mmap.mmap(descriptor.number, self.size, access=mmap.ACCESS_READ)
-            except (OSError, ValueError):  # a file system that cannot, an empty file
+            except (OSError, ValueError):  # the file system cannot map files, or the file is empty
                 return None
-            memory.madvise(mmap.MADV_RANDOM)  # or each page that is missing may fetch megabytes
+            memory.madvise(mmap.MADV_RANDOM)  # otherwise each page that is not in memory may fetch megabytes
             descriptor.memory = memory
-            self._remember()  # once more: the map holds a descriptor of its own
-        # The cheapest question for the size; all reads name their place, so that nobody minds where it leaves off.
+            self._remember()  # a second time: the map has a file descriptor of its own
+        # The cheapest way to get the size. It moves the position of the descriptor, which no read uses.
         return memory if os.lseek(descriptor.number, 0, os.SEEK_END) >= self.size else None
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
@@ -197,14 +201,14 @@ class LocalFile(File):
             low = high
 
     def check_unchanged(self) -> None:
-        pass  # the descriptor is that of the file which was opened
+        pass  # the descriptor belongs to the file that was opened, even if its name belongs to another file now
 
     def version(self) -> list[Any]:
         return [os.path.basename(self.name), self.size, self._time]
 
 
 def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes | memoryview]:
-    """Many ranges, each good until the next one is asked for: large ones of a local file share one buffer."""
+    """Yields the bytes of many ranges. Large ranges of a local file share one buffer: use each before the next one."""
     largest = max(lengths, default=0)
     if file.together or largest < LARGE_BYTES:
         yield from file.read_many(starts, lengths)
@@ -217,12 +221,12 @@ def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iter
 
 
 def stream(file: File) -> io.BufferedIOBase:
-    """An open file as such an object."""
+    """An open file as a Python file object with `read` and `seek`."""
     return io.BufferedReader(Readable(file), 1 << 20)
 
 
 class Readable(io.RawIOBase):
-    """A file with a position, as Python's own files have."""
+    """An open file with a position, as Python's own file objects have."""
 
     def __init__(self, file: File):
         self._file = file

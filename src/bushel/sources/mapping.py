@@ -1,6 +1,6 @@
-"""Blocks of records copied from mapped memory, as long as the file lies in memory.
+"""Decides whether records are copied from mapped memory or read: mapped memory is faster if the file is in memory.
 
-The map itself is in `stores.py`, and so is what happens to a file that is cut short under it.
+The memory map itself is in `local_files.py`, and so is the case of a file that is cut short while it is mapped.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ import numpy as np
 
 from bushel.sources.stores import LocalFile
 
-_QUICK_S = 50e-6  # no disk has answered yet
+_QUICK_S = 50e-6  # a disk needs longer: all pages were in memory
 _LEAST_PAUSE, _MOST_PAUSE = 16, 4096
-_WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts for the whole process
+_WHOSE = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts only for the whole process
 
 
 class Mapping:
     """Decides for each block of a file whether it is copied from mapped memory or read.
 
-    A page that is not in memory is fetched alone, and while Python's lock is held, so that all threads wait. A read
-    does neither. So a block that met such pages is followed by a pause of blocks that are read: 16 of them, twice as
-    many each time it happens again, and one less for each block that found its pages in memory.
+    If a page of mapped memory is not in memory, the system fetches this page alone, while this thread holds the GIL, so
+    all threads wait. A read does neither. So after a block with such pages, the next 16 blocks are read instead. This
+    pause doubles each time it happens again, and shrinks by one for each block whose pages were in memory.
     """
 
     def __init__(self, file: LocalFile):
         self._file = file
-        self._to_read = 0  # so many blocks before the map is tried again
+        self._to_read = 0  # how many blocks to read before the map is tried again
         self._pause = _LEAST_PAUSE
-        self._long = True  # whether the last block took so long that the next one is worth a look
+        self._long = True  # whether the last block took long, so that page faults of the next one are counted
 
     def copied(
         self, copy: Callable[[mmap.mmap, np.ndarray], list[bytes] | None], spans: np.ndarray
     ) -> list[bytes] | None:
-        """The records that `copy` takes from memory at `spans`; None where the block should be read."""
+        """The records that `copy` takes from memory at `spans`; None if the caller should read the block."""
         if self._to_read > 0:
             self._to_read -= 1
             return None
@@ -56,5 +56,5 @@ class Mapping:
 
 
 def _fetched() -> int:
-    """How many pages had to be fetched from the disk so far."""
+    """The number of pages that were fetched from disk so far."""
     return resource.getrusage(_WHOSE).ru_majflt

@@ -1,4 +1,4 @@
-"""Sources in memory: arrays that answer in columns, and ranges."""
+"""Sources in memory: arrays, which return columns, and ranges of integers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from bushel.sources import stores
 
 
 class ArrayDataSource:
-    """A tree of arrays, one record per position of their first axis. Reads many records as one gather.
+    """A tree of arrays, one record per position of their first axis. Many records are read with one gather.
 
-    Arrays are not copied: memory-mapped ones stay on disk until they are read. What comes out is always a copy
-    of its own, so a transformation may change it in place.
+    The arrays are not copied: memory-mapped arrays stay on disk until they are read. A record is always a new copy, so
+    a transformation may change it in place.
 
     >>> source = ArrayDataSource({"x": np.arange(6).reshape(3, 2), "y": [0, 1, 0]})
     >>> len(source), source[1]
@@ -61,7 +61,7 @@ class ArrayDataSource:
         return trees.map_leaves(lambda leaf: ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), self._tree)
 
     def fingerprint(self) -> Any:
-        """The arrays themselves; identity takes shapes, dtypes and sampled bytes of them."""
+        """The arrays themselves. The digest takes their shapes, dtypes and a sample of their bytes."""
         return self._tree
 
     def __reduce__(self) -> Any:
@@ -73,20 +73,20 @@ class ArrayDataSource:
 
 @dataclasses.dataclass(frozen=True)
 class InFile:
-    """An array that is a part of a file: it goes to other processes by name and is mapped again there."""
+    """An array that is a part of a file. Another process gets the name of the file and maps it again."""
 
     name: str
     offset: int
-    """Of its first entry; others may lie before it."""
+    """The place of the first entry in the file. With negative strides, other entries lie before it."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     strides: tuple[int, ...]
     version: list[Any] | None
-    """Of the file; None where it may be written to by way of the array."""
+    """The version of the file; None if the array is writable, so that the file may change."""
 
 
 def note(leaves: Iterable[np.ndarray]) -> None:
-    """Notes the versions of the files that arrays are parts of, so that another file of that name is told from them."""
+    """Remembers the versions of the files that arrays are parts of, so that a replaced file is recognized later."""
     for leaf in leaves:
         mapped = _map(leaf)
         if mapped is not None and not hasattr(mapped, _NOTE):
@@ -97,7 +97,7 @@ _NOTE = "_bushel_version"
 
 
 def _map(leaf: np.ndarray) -> np.memmap[Any, Any] | None:
-    """The map of a file that an array is a part of: the first one, which knows its offset in the file."""
+    """The memory map that an array is a part of: the outermost one, which knows its offset in the file."""
     mapped: np.memmap[Any, Any] | None = None
     owner: Any = leaf
     while isinstance(owner, np.ndarray):
@@ -107,7 +107,7 @@ def _map(leaf: np.ndarray) -> np.memmap[Any, Any] | None:
 
 
 def _version(mapped: np.memmap[Any, Any]) -> list[Any] | None:
-    with contextlib.suppress(OSError):  # a file that is gone: its memory is good nevertheless
+    with contextlib.suppress(OSError):  # the file was removed; its memory can still be read
         return _version_of(str(mapped.filename)) if mapped.filename and mapped.mode == "r" else None
 
 
@@ -117,12 +117,12 @@ def _version_of(name: str) -> list[Any]:
 
 
 def sent(leaf: np.ndarray) -> np.ndarray | InFile:
-    """An array as it goes to another process: by name where it is part of a file."""
+    """What is pickled in place of an array: the name and place in a file if the array is a part of one."""
     if type(leaf) not in (np.ndarray, np.memmap):
-        return leaf  # it may hold more than its entries: a mask
+        return leaf  # a subclass may hold more than the entries, such as a mask
     mapped = _map(leaf)
     if mapped is None or not mapped.filename or mapped.mode == "c" or leaf.dtype.hasobject or not leaf.size:
-        return leaf  # in memory, or with changes that are not in the file
+        return leaf  # it is in memory, or it has changes that are not in the file
     first, start = (array.__array_interface__["data"][0] for array in (leaf, mapped))
     place = mapped.offset + first - start
     note([leaf])
@@ -130,7 +130,7 @@ def sent(leaf: np.ndarray) -> np.ndarray | InFile:
 
 
 def received(leaf: np.ndarray | InFile) -> np.ndarray:
-    """What `sent` gave, as an array again."""
+    """The array that `sent` has described."""
     if not isinstance(leaf, InFile):
         return leaf
     if leaf.version is not None and (now := _version_of(leaf.name)) != leaf.version:
@@ -146,7 +146,7 @@ def _from_leaves(tree: Any) -> ArrayDataSource:
 
 
 def _as_arrays(tree: Any) -> Any:
-    # Lists are data here, not containers: {"y": [0, 1, 0]} is one column.
+    # A list is data here, not a container: {"y": [0, 1, 0]} is one column.
     if isinstance(tree, list):
         return np.asarray(tree)
     parts = trees.children(tree)
@@ -161,7 +161,7 @@ def _gather(leaf: np.ndarray, positions: np.ndarray) -> np.ndarray:
     if row_bytes * len(positions) < memory.WORTH_ALIGNING:
         return leaf.take(positions, axis=0)
     out = memory.output((len(positions), *leaf.shape[1:]), leaf.dtype)
-    # Positions are in range then, so "clip" changes nothing; it spares numpy a second buffer.
+    # The positions are checked, so "clip" changes nothing. With it, NumPy needs no second buffer.
     return leaf.take(checks.positions(positions, len(leaf)), axis=0, out=out, mode="clip")
 
 

@@ -1,4 +1,4 @@
-"""Packages that only some formats need: imported when they are used, with the way to get those that are missing."""
+"""Imports packages that only some formats need. If one is missing, the error says how to install it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def package(name: str, extra: str, why: str) -> ModuleType:
-    """The module `name`, or an error that names the `pip install` line.
+    """Imports the module `name`. If it is missing, the error contains the `pip install` command.
 
     >>> package("json", "nothing", "JSON files").__name__
     'json'
@@ -16,6 +16,9 @@ def package(name: str, extra: str, why: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         root = name.partition(".")[0]
-        if getattr(error, "name", root) not in (root, name):  # it is there, and something it needs is not
+        if getattr(error, "name", root) not in (
+            root,
+            name,
+        ):  # the package is installed, but something that it imports is not
             raise
         raise ImportError(f"{why} need the package {root!r}: pip install 'bushel[{extra}]'", name=name) from error

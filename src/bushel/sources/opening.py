@@ -1,4 +1,4 @@
-"""`bushel.sources.open`: the source for a path, by what lies there and how it is called."""
+"""`bushel.sources.open`: chooses the source for a path by its ending, or by the files in a folder."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ _ARRAYS = (".npy", ".npz", ".safetensors")
 
 
 def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:
-    """The source of a file, a pattern or a folder: by its ending, or by what a folder holds.
+    """Opens a file, a pattern or a folder with the source of its format, which the ending or the folder's files show.
 
-    Folders that `ds.save` wrote give the elements as they were; those that TFDS has prepared, and RLDS data sets, give
-    decoded examples of their only split.
-    Other formats give records as their sources do: see `bushel.sources`.
+    For a folder that `ds.save` wrote, the records are the saved elements. For a data set that TFDS has prepared (also
+    RLDS), they are the decoded examples of its only split. For other formats see their sources in `bushel.sources`.
 
     Args:
-      path: a file, a pattern such as `train-*.parquet`, or a folder; here or in an object store.
-      storage_options: of the store.
+      path: a file, a pattern such as `train-*.parquet`, or a folder, local or in an object store.
+      storage_options: options of the object store.
 
     >>> import tempfile
     >>> import bushel
@@ -61,8 +60,8 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
         return tfds.TFDSDataSource(text, tfds.only_split(text, storage_options), **options)
     known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
     raise ValueError(
-        f"It is not known how to open {redact.show(text)}: it ends in none of {known}, and is no folder that "
-        "ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
+        f"Bushel does not know the format of {redact.show(text)}: it ends in none of {known}, and it is not a folder "
+        "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
     )
 
 

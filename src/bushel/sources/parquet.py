@@ -1,4 +1,4 @@
-"""Parquet files: row groups at any position, or rows in order. Decoding is pyarrow's."""
+"""Parquet files: rows at any position, or in order. pyarrow decodes them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from bushel.sources.stores import File, Options
 from bushel.sources.tables import UNREADABLE, TableSource, check_names
 
 _FILES_AT_ONCE = 16
-_IDLE_AT_MOST = 16  # handles of one file
+_IDLE_AT_MOST = 16  # idle handles of one file
 _DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other columns, or decrypt the file first."
 
 
 def opened(file: File, settings: dict[str, Any]) -> Any:
-    """A `pyarrow.parquet.ParquetFile`. Pages with checksums are checked against them."""
+    """Opens a `pyarrow.parquet.ParquetFile`. Pages with checksums are compared with them."""
     parquet = package("pyarrow.parquet", "parquet", "Parquet files")
     place = stores.stream(file) if stores.is_url(file.name) else file.name
     try:
@@ -41,17 +41,17 @@ def opened(file: File, settings: dict[str, Any]) -> Any:
     groups, stated = lengths(found), found.metadata.num_rows
     rows = sum(groups)
     if rows != stated or min(groups, default=0) < 0:
-        raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, and {stated} by its metadata.")
+        raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, but its metadata says {stated}.")
     return found
 
 
 def lengths(file: Any) -> list[int]:
-    """How many rows each row group has."""
+    """The number of rows of each row group."""
     return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
 
 
 def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
-    """A row group as a table, with texts that are texts."""
+    """Reads a row group as a table. The table is validated: strings are valid UTF-8, for example."""
     try:
         found = file.read_row_group(number, columns=columns)
         found.validate(full=True)
@@ -61,12 +61,12 @@ def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> A
         raise DamagedFile(f"{path}: row group {number} cannot be read: {error}") from error
     stated = file.metadata.row_group(number).num_rows
     if found.num_rows != stated:
-        raise DamagedFile(f"{path}: row group {number} has {found.num_rows} rows, and {stated} by the file's metadata.")
+        raise DamagedFile(f"{path}: row group {number} has {found.num_rows} rows, but the metadata says {stated}.")
     return found
 
 
 def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
-    """Refuses columns that are not there, which pyarrow would leave out without a word."""
+    """Raises an error for columns that do not exist, which pyarrow would silently leave out."""
     names = file.schema_arrow.names
     inner: set[str] = set(names)
     for number in range(len(file.schema)):
@@ -78,15 +78,15 @@ def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
 class ParquetDataSource(TableSource):
     """Rows of Parquet files as dicts, at any position.
 
-    A read decodes the whole row group that holds the row; decoded groups are kept within `cache_bytes`. So reads that
-    are near to each other are quick, and a global shuffle decodes a group for each row unless the groups are small or
-    all of them fit: `bushel convert` makes files that shuffle well.
+    A read decodes the whole row group that holds the row, and keeps it in a cache of `cache_bytes`. Reads of rows near
+    each other are therefore fast. A global shuffle decodes a row group for each row, unless the row groups are small or
+    all of them fit into the cache: `bushel convert` makes files that can be shuffled fast.
 
     Args:
       paths: one or many files, patterns or URLs.
-      columns: only these; all by default.
-      cache_bytes: decoded row groups that are kept.
-      storage_options: of the store where the files lie.
+      columns: read only these columns; all by default.
+      cache_bytes: the most bytes of decoded row groups that are kept.
+      storage_options: options of the store that holds the files.
     """
 
     part = "row group"
@@ -115,7 +115,7 @@ class ParquetDataSource(TableSource):
 
 
 class _OpenFiles:
-    """A pool of `ParquetFile`s for each file: one that threads share crashes. Files used longest ago are closed."""
+    """A pool of `ParquetFile`s for each file, since threads must not share one. Files used longest ago are closed."""
 
     def __init__(self, open_file: Callable[[int], Any]):
         self._open_file = open_file
@@ -153,7 +153,7 @@ class ParquetStream:
 
 
 class ParquetReader(SequentialReader):
-    """A position in a Parquet file: row group and row in it, as in Grain's state."""
+    """Reads a Parquet file in order. Its position is a row group and a row in it, as in Grain's state."""
 
     def __init__(self, stream: ParquetStream):
         self._stream = stream
@@ -161,7 +161,7 @@ class ParquetReader(SequentialReader):
         check_columns(self._file, redact.show(stream.path), stream.columns)
         self._lengths = lengths(self._file)
         self._group = self._row = 0
-        self._read: int | None = None  # the group that `_columns` holds
+        self._read: int | None = None  # the number of the row group in `_columns`
         self._columns: dict[str, np.ndarray] = {}
 
     def read(self, count: int) -> list[dict[str, Any]]:
@@ -195,8 +195,8 @@ class ParquetReader(SequentialReader):
         known = len(self._lengths)
         if not 0 <= number < max(known, 1) or not 0 <= row <= (self._lengths[number] if known else 0):
             raise StateMismatch(
-                f"Row {row} of row group {number} is not in {redact.show(self._stream.path)}, which has {known} row "
-                f"groups of {', '.join(map(str, self._lengths[:8]))} rows."
+                f"The state is at row {row} of row group {number}, but {redact.show(self._stream.path)} has {known} "
+                f"row groups of {', '.join(map(str, self._lengths[:8]))} rows."
             )
         self._group, self._row = number, row
 

@@ -1,4 +1,4 @@
-"""Rows of a Parquet file as records of bytes: with all that they hold, or refused. For `bushel convert`."""
+"""Rows of a Parquet file as records of bytes, for `bushel convert`. A value that would change is an error."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _LARGEST = (1 << 63) - 1
 
 
 class ParquetRecords:
-    """A column `record` of bytes or text that is alone as it is; other rows as `tf.train.Example`, nulls left out.
+    """The rows of one Parquet file as records of bytes.
 
-    What a column becomes follows from its type, so that it is the same for all rows and files.
+    If the only column is `record`, of bytes or text, its values are the records. Other rows become a
+    `tf.train.Example`, in which nulls are left out. The type of a column decides what it becomes, so that all rows and
+    files agree.
     """
 
     def __init__(self, path: str, options: Options | None, round_floats: bool):
@@ -37,13 +39,15 @@ class ParquetRecords:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        """Records [low, high), some at a time."""
+        """The records from `low` to `high` - 1, in blocks."""
         first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
         for number in range(first, last + 1) if low < high else ():
             table = group(self._file, self._path, number, None)
             end = int(self._ends[number])
             if table.num_rows != end - (begin := int(self._ends[number - 1]) if number else 0):
-                raise DamagedFile(f"{self._path}: row group {number} holds {table.num_rows} rows, not {end - begin}.")
+                raise DamagedFile(
+                    f"{self._path}: row group {number} has {table.num_rows} rows instead of {end - begin}."
+                )
             self._check(table, begin)
             for start in range(max(low, begin), min(high, end), _ROWS):
                 rows = table.slice(start - begin, min(_ROWS, high - start))
@@ -53,7 +57,7 @@ class ParquetRecords:
         if self._bare:
             return [value.encode() if isinstance(value, str) else value for value in columns["record"]]
         rows = zip(*columns.values())
-        with np.errstate(over="ignore"):  # where floats are rounded, large ones become infinite
+        with np.errstate(over="ignore"):  # if floats are rounded, large ones become infinite
             return [
                 encode_example(
                     {name: np.array(v, self._dtypes[name]) for name, v in zip(columns, row) if v is not None}
@@ -62,7 +66,7 @@ class ParquetRecords:
             ]
 
     def _dtype(self, field: Any) -> Any:
-        """What a column is in a `tf.train.Example`: int64, float32, or object for bytes and text."""
+        """The type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
         types = package("pyarrow", "parquet", "Parquet files").types
         kind = field.type.value_type if _is_list(field.type) else field.type
         kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -75,24 +79,27 @@ class ParquetRecords:
             return object
         raise self._refused(
             field.name,
-            f"is of type {field.type}, and a tf.train.Example holds numbers, bytes, text and lists of these. Cast it "
-            "to one of them with pyarrow, or leave it out, and convert that file",
+            f"is of type {field.type}, but a tf.train.Example holds only numbers, bytes, text and lists of these. Cast "
+            "the column with pyarrow, or leave it out, and convert that file",
         )
 
     def _check(self, table: Any, begin: int) -> None:
-        """Refuses values that a record would lose."""
+        """Raises an error for values that a record cannot hold."""
         compute = package("pyarrow.compute", "parquet", "Parquet files")
         types = package("pyarrow", "parquet", "Parquet files").types
         for name, column in zip(table.schema.names, table.columns):
             if self._bare and column.null_count:
                 row = begin + compute.index(column.is_null(), True).as_py()
-                raise self._refused(name, f"is null in row {row}, so that there is no record. Leave the row out")
+                raise self._refused(name, f"is null in row {row}, so this row has no record. Leave the row out")
             values = compute.list_flatten(column) if _is_list(column.type) else column
             if values is not column and values.null_count:
-                raise self._refused(name, "has nulls inside of lists, which a tf.train.Example cannot hold. Fill them")
+                raise self._refused(name, "has nulls inside lists, which a tf.train.Example cannot hold. Fill them")
             kind = values.type.value_type if types.is_dictionary(values.type) else values.type
             if types.is_uint64(kind) and (largest := compute.max(values.cast(kind)).as_py() or 0) > _LARGEST:
-                raise self._refused(name, f"holds {largest}, and a tf.train.Example has int64 numbers. Cast it to text")
+                raise self._refused(
+                    name,
+                    f"holds {largest}, which does not fit into int64, the type of a tf.train.Example. Cast it to text",
+                )
             if types.is_float64(kind) and not self._round:
                 numbers = values.cast(kind).drop_null().to_numpy()
                 with np.errstate(over="ignore"):
@@ -100,8 +107,8 @@ class ParquetRecords:
                 if len(lost):
                     raise self._refused(
                         name,
-                        f"holds float64 numbers such as {lost[0]}, and a tf.train.Example has float32 numbers. To "
-                        "round them pass round_floats=True (--round-floats)",
+                        f"holds float64 numbers such as {lost[0]}, but a tf.train.Example has float32 numbers. To "
+                        "round them, pass round_floats=True (--round-floats)",
                     )
 
     def _refused(self, column: str, why: str) -> ValueError:

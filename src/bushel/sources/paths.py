@@ -19,13 +19,13 @@ _FILE_OF_USER = re.compile(r"file://[^/]*(?:@|%40)", re.IGNORECASE)
 
 
 def is_url(path: Path) -> bool:
-    """Whether a path names something other than a local file."""
+    """Whether a path is a URL of a remote file. "file://" URLs are local."""
     found = _URL.match(os.fspath(path))
     return found is not None and found.group(1) != "file"
 
 
 def local(path: Path) -> str:
-    """A path as text, without `file://` and with the home folder for `~`; URLs as they are."""
+    """A path as text: `file://` is removed, and `~` becomes the home folder. Other URLs stay unchanged."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
             f"A path is a str or an os.PathLike, got {redact.clean(repr(path))} of type {type(path).__name__}."
@@ -33,24 +33,26 @@ def local(path: Path) -> str:
     text = os.fspath(path)
     if isinstance(text, str) and _LOST_SLASH.match(text) and not os.path.exists(text):
         raise ValueError(
-            f"{redact.show(text)} has one slash after its scheme: a pathlib.Path takes // for /. Pass URLs as texts."
+            f"{redact.show(text)} has one slash after its scheme: pathlib.Path turns // into /. Pass URLs as str."
         )
     if _FILE_OF_USER.match(text):
         raise ValueError(f"{redact.show(text)} names a user of another machine. Pass the path of a local file.")
     plain = os.path.expanduser(text.removeprefix("file://"))
-    if not text.startswith("file://") or os.path.exists(plain):  # many write a path behind file:// as it is
+    if not text.startswith("file://") or os.path.exists(
+        plain
+    ):  # many users write file:// before a path without encoding it
         return plain
     return urllib.parse.unquote(plain)
 
 
 def address(path: Path) -> str:
-    """A path as `local` gives it; a URL with its scheme in small letters."""
+    """A path as `local` returns it. The scheme of a URL is made lowercase."""
     text = local(path)
     found = _URL.match(text)
     return text[: found.end()].lower() + text[found.end() :] if found else text
 
 
 def no_paths(given: Any) -> TypeError:
-    """The error for what is neither a path nor a list of them."""
+    """The error to raise for an argument that is neither a path nor a list of paths."""
     what = redact.clean(repr(given))
-    return TypeError(f"Paths are a path or a list of paths, got {what} of type {type(given).__name__}.")
+    return TypeError(f"paths must be a path or a list of paths, got {what} of type {type(given).__name__}.")

@@ -13,7 +13,7 @@ from bushel.sources import memory
 
 
 class Sequences(list[np.ndarray]):
-    """Arrays of one dtype and one shape but for the first axis, with their lengths."""
+    """Arrays of one dtype that differ in the length of the first axis only, with these lengths."""
 
     def __init__(self, arrays: Iterable[np.ndarray], lengths: np.ndarray):
         super().__init__(arrays)
@@ -21,10 +21,10 @@ class Sequences(list[np.ndarray]):
 
 
 class RaggedDataSource:
-    """Sequences end to end: record i is `values[offsets[i]:offsets[i + 1]]`.
+    """Sequences of different lengths, end to end: record i is `values[offsets[i]:offsets[i + 1]]`.
 
-    `values` may be a tree of arrays that are cut at the same places, such as tokens and their types. Arrays are not
-    copied: memory-mapped ones stay on disk. What comes out is a copy of its own.
+    `values` may be a tree of arrays that are cut at the same places, such as tokens and their types. The arrays are not
+    copied: memory-mapped arrays stay on disk. A record is a new copy.
 
     >>> source = RaggedDataSource({"tokens": np.arange(6)}, offsets=[0, 2, 2, 6])
     >>> len(source), source[2], source.lengths.tolist()
@@ -39,7 +39,7 @@ class RaggedDataSource:
         self._offsets = np.asarray(offsets)
         if not self._leaves or any(leaf.ndim == 0 for leaf in self._leaves) or len(set(map(len, self._leaves))) != 1:
             raise ValueError(
-                "All values of a RaggedDataSource need the same first axis, sequences end to end; "
+                "All values of a RaggedDataSource need a first axis of the same length, the sequences end to end; "
                 f"got {trees.describe(self._tree)}."
             )
         if self._offsets.ndim != 1 or not len(self._offsets) or self._offsets.dtype.kind not in "iu":
@@ -47,14 +47,14 @@ class RaggedDataSource:
         total = len(self._leaves[0])
         if self._offsets[0] != 0 or self._offsets[-1] != total or (self.lengths < 0).any():
             raise ValueError(
-                f"offsets must begin with 0, never fall, and end with the {total} values there are; "
+                f"offsets must begin with 0, never decrease, and end with {total}, the number of values; "
                 f"they go from {self._offsets[0]} to {self._offsets[-1]}."
             )
         memory.note([*self._leaves, self._offsets])
 
     @property
     def lengths(self) -> np.ndarray:
-        """How long each sequence is: what `ds.pack` and `ds.bucket` ask for, at no cost."""
+        """The length of each sequence, for `ds.pack` and `ds.bucket`. No sequence is read."""
         return np.diff(self._offsets.astype(np.int64, copy=False))
 
     def __len__(self) -> int:
@@ -66,18 +66,18 @@ class RaggedDataSource:
         return self._rebuild([leaf[low:high].copy() for leaf in self._leaves])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
-        """The records at `indices`, each with arrays of its own."""
+        """The records at `indices`, each a new copy."""
         positions = checks.positions(indices, len(self))
         columns = [self._views(leaf, positions) for leaf in self._leaves]
         return [self._rebuild([view.copy() for view in views]) for views in zip(*columns, strict=True)]
 
     def has(self, names: Sequence[str | None]) -> bool:
-        """Whether records are dicts of arrays with these names; None stands for records that are arrays."""
+        """Whether records are dicts of arrays with these names. The name None stands for a record that is an array."""
         tree: Any = {None: self._tree} if isinstance(self._tree, np.ndarray) else self._tree
         return isinstance(tree, dict) and all(isinstance(tree.get(name), np.ndarray) for name in names)
 
     def entries(self, indices: np.ndarray, names: Sequence[str | None]) -> list[Sequences]:
-        """For each name, the entries of that name of the records at `indices`, as views of the source's own memory."""
+        """For each name, the entries of the records at `indices`, as views of the source's own memory."""
         return [self._views(self._tree if name is None else self._tree[name], indices) for name in names]
 
     def _views(self, leaf: np.ndarray, positions: np.ndarray) -> Sequences:
@@ -90,7 +90,7 @@ class RaggedDataSource:
         return trees.map_leaves(lambda leaf: ShapeDtypeStruct((None, *leaf.shape[1:]), leaf.dtype), self._tree)
 
     def fingerprint(self) -> Any:
-        """The arrays themselves; identity takes shapes, dtypes and sampled bytes of them."""
+        """The arrays themselves. The digest takes their shapes, dtypes and a sample of their bytes."""
         return [self._tree, self._offsets]
 
     def __reduce__(self) -> Any:

@@ -1,4 +1,4 @@
-"""Many ranges of a remote file: near ones merged into one request, and the answers put where they belong."""
+"""Requests for many ranges of a remote file: merges ranges that are near each other, and distributes the answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 _MERGE_BYTES = 64 * 1024
-"""Ranges nearer than this are one request: a gap costs less than a round trip."""
+"""Ranges that are nearer than this become one request: reading the gap costs less than a round trip."""
 
 
 def merged(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int], list[int]]:
-    """Ranges that hold the given ones, near ones merged: begins, ends, and which of them each of the given is in."""
+    """Merges ranges that are near each other. Returns starts and ends, and for each given range its merged one."""
     order = np.argsort(starts, kind="stable")
     begins = starts[order]
     ends = np.maximum.accumulate(begins + lengths[order])

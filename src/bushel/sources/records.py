@@ -1,4 +1,4 @@
-"""Files of records as one index space: many files, each read at any position. The formats are in files of their own."""
+"""Many files of records that are read as one source. Each format has a module of its own."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _SLICE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
 class RecordReader(abc.ABC):
-    """The records of one file. Reads may come from any thread."""
+    """Reads the records of one file. Any thread may call it."""
 
     count: int
 
     @abc.abstractmethod
     def read(self, position: int) -> bytes:
-        """One record."""
+        """Returns one record."""
 
     @abc.abstractmethod
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        """Many records, in the order asked for. Positions below 0 count from the end; those past it are IndexErrors."""
+        """Returns many records, in the given order. Negative positions count from the end."""
 
     @abc.abstractmethod
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
-        """Fills `rows`, `size` bytes each, with records of just that size."""
+        """Writes records of exactly `size` bytes into `rows`, one after the other."""
 
 
 def copied_into(records: Sequence[bytes], rows: memoryview, size: int, name: str, positions: np.ndarray) -> None:
-    """Records into rows, for formats that cannot read straight into place."""
+    """Copies records into rows, for formats that cannot read directly into a row."""
     for place, record in enumerate(records):
         if len(record) != size:
             raise ValueError(
@@ -58,8 +58,8 @@ def copied_into(records: Sequence[bytes], rows: memoryview, size: int, name: str
 class RecordSource(JoinedFiles):
     """Records of one or many files, by position. Base of the sources for each format.
 
-    A source may be pickled and used from many threads; open files stay behind and are opened again where they are
-    needed. As a context manager it closes its files at the end.
+    A source may be pickled, and many threads may use it. A pickle holds no open files: the copy opens its own when it
+    needs them. Used as a context manager, a source closes its files at the end.
     """
 
     _not_pickled = ("_lock", "_readers")
@@ -80,7 +80,7 @@ class RecordSource(JoinedFiles):
 
     @abc.abstractmethod
     def _reader(self, file: File) -> RecordReader:
-        """The reader of one file."""
+        """Makes the reader of one file."""
 
     def _forget_open(self) -> None:
         self._lock = threading.Lock()
@@ -101,8 +101,8 @@ class RecordSource(JoinedFiles):
         known = getattr(self, "_totals", None)
         if known is not None and reader.count != known[number]:
             raise DamagedFile(
-                f"{file.name} had {known[number]} records when the source was made and has {reader.count} "
-                "now. Make the source again."
+                f"{file.name} had {known[number]} records when the source was made, and it has {reader.count} now. "
+                "Make the source again."
             )
         version = file.version()
         with self._lock:
@@ -113,11 +113,11 @@ class RecordSource(JoinedFiles):
 
     @property
     def versions(self) -> list[Any]:
-        """The fingerprint of each file as it was when the source was made. Opens nothing."""
+        """The fingerprint of each file, from the time when the source was made. Opens no file."""
         return [[self._versions[number], start, stop] for number, (_, start, stop) in enumerate(self._shards)]
 
     def file(self, number: int) -> Self:
-        """The records of one file as a source of its own. Opens nothing."""
+        """The records of one file, as a source of its own. Opens no file."""
         one = copy.copy(self)
         vars(one).update(
             _shards=[self._shards[number]],
@@ -142,12 +142,12 @@ class RecordSource(JoinedFiles):
         if len(self._ends) == 1:
             if self._length < self._totals[0]:
                 return self._opened(0).read_many(checks.positions(indices, self._length) + self._starts.item(0))
-            # Of a whole file, the reader knows what is in it.
+            # The source is one whole file, so the reader itself checks the indices.
             return (self._readers[0] or self._opened(0)).read_many(checks.integers(indices))
         places = checks.positions(indices, self._length)
         found: list[Any] = [None] * len(places)
         numbers, positions, rows = zip(*self._by_file(places)) if len(places) else ((), (), ())
-        # Where a read costs a round trip, all files are read at once.
+        # A remote read costs a round trip, so remote files are read at the same time.
         several = together if self._remote and len(numbers) > 1 else map
         for where, records in zip(rows, several(self._read_many, numbers, positions)):
             for row, record in zip(where.tolist(), records):
@@ -158,7 +158,7 @@ class RecordSource(JoinedFiles):
         return self._opened(number).read_many(positions)
 
     def read_into(self, indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
-        """Fills the rows of `out`, of any dtype, with records of just their size: one copy, from file to place."""
+        """Reads records directly into the rows of an array. Each record must have the size of a row."""
         places = checks.positions(indices, self._length)
         if not out.flags.c_contiguous or out.dtype.hasobject or len(out) != len(places):
             raise ValueError(f"read_into needs a contiguous array of {len(places)} rows, got {out.dtype}{out.shape}.")
@@ -187,16 +187,16 @@ class RecordSource(JoinedFiles):
             yield from self.__getitems__(np.arange(low, min(low + 256, self._length)))
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The file that holds a record, and the record's position among those of the file."""
+        """The number of the file that holds a record, and the record's position among those of the file."""
         return find_part(index, self._ends)
 
     def fingerprint(self) -> Any:
-        """Name, size and time (or the store's tag) of each file, and which part of it."""
+        """Name, size and time (or ETag) of each file, and which part of it is read."""
         files = stores.fingerprint(self._paths, self._options)
         return [[version, start, stop] for version, (_, start, stop) in zip(files, self._shards)]
 
     def close(self) -> None:
-        """Closes the files; a read after that opens them again."""
+        """Closes the files. A later read opens them again."""
         self._forget_open()
 
     def __enter__(self) -> Self:
@@ -209,13 +209,13 @@ class RecordSource(JoinedFiles):
 
 
 def together(read: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
-    """As `map`, for reads that cost round trips: those of up to 16 files at the same time."""
+    """As `map`, but with up to 16 calls at the same time. For reads that cost network round trips."""
     return _threads(os.getpid()).map(read, *arguments)
 
 
 @functools.cache
 def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    """Threads of this process: those of the one it was forked from are not there."""
+    """The threads of this process. After a fork, the threads of the parent process do not exist in the child."""
     del process
     return concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE, "bushel-files")
 
@@ -224,7 +224,7 @@ Shard = tuple[str, int, int | None]
 
 
 def shards(paths: Any, options: Options | None) -> list[Shard]:
-    """Paths, patterns, "file[3:7]" and TFDS's file instructions as (path, start, stop)."""
+    """Parses paths, patterns, "file[3:7]" and TFDS's file instructions into tuples (path, start, stop)."""
     if isinstance(paths, (str, bytes, os.PathLike)) or _instruction(paths):
         paths = [paths]
     elif not isinstance(paths, Iterable):
@@ -247,9 +247,9 @@ def _instruction(path: Any) -> bool:
 
 
 def part_of(shard: Shard, count: int) -> tuple[int, int]:
-    """The records that are meant, of a file with `count`."""
+    """The first record, and the one after the last, that a shard takes of a file with `count` records."""
     path, start, stop = shard
     stop = count if stop is None else stop
     if not 0 <= start <= stop <= count:
-        raise ValueError(f"{redact.show(path)} has {count} records; there is no part [{start}:{stop}] of it.")
+        raise ValueError(f"{redact.show(path)} has {count} records, so it has no part [{start}:{stop}].")
     return start, stop

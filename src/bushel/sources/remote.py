@@ -1,7 +1,7 @@
 """Files behind URLs: S3, GCS, Azure and HTTP through obstore; every other store through `drivers.py`.
 
-Many ranges are asked for at once, near ones merged into one request. obstore repeats failed requests with
-growing pauses; what it does not repeat, a body that ends early, is repeated here.
+Many ranges are requested at once, and ranges near each other become one request. obstore repeats failed requests with
+growing pauses. It does not repeat a response whose body ends early, so this module does.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ T = TypeVar("T")
 _WEB = ("http", "https")
 _OBJECT_STORES = {"s3", "s3a", "gs", "az", "azure", "adl", "abfs", "abfss", *_WEB}
 _WHOLE = re.compile(r"\?|//|%2f", re.IGNORECASE)
-"""What a web address has that the name of an object cannot say."""
+"""Parts of a web address that obstore could not restore from the name of an object."""
 _HEADLESS = re.compile(r"status code: (403|405|501)")
-"""How web servers answer that tell nothing about a file without sending it; signed addresses are for GET alone."""
+"""Answers of web servers that do not allow HEAD requests. A signed address, for example, allows only GET."""
 _LONGEST_S = 1_000_000
 _RETRIES = 8
 _LONGEST_PAUSE_S = 10
 _REQUESTS = 128
-"""Requests in flight, for all reads together. Each waits in a thread, as obstore has no way to ask for many ranges and
-tell which version of an object they came from."""
+"""The most requests in flight, for all reads together. Each one waits in a thread: obstore's own function for many
+ranges does not return the version of the object that they came from."""
 
 
 def open_url(url: str, options: Options | None) -> File:
-    """An object, read from its store, or from a copy on disk where the options name a `cache_dir`."""
+    """Opens an object. It is read from its store, or from a copy on disk if the options name a `cache_dir`."""
     settings = _checked(options)
     file = _opened(url, settings)
     folder = settings.get("cache_dir")
@@ -53,7 +53,7 @@ def open_url(url: str, options: Options | None) -> File:
 
 
 def _checked(options: Options | None) -> dict[str, Any]:
-    """Options, those that are ours with good values."""
+    """The options as a dict. Raises an error if one of our own options has a wrong value."""
     settings = dict(options or {})
     checks.not_negative(settings.get("retries", 0), "retries")
     timeout, folder, limit = (settings.get(name) for name in ("timeout_s", "cache_dir", "cache_bytes"))
@@ -71,7 +71,7 @@ def _checked(options: Options | None) -> dict[str, Any]:
 
 
 def connect(url: str, options: Options | None) -> tuple[Any, str, dict[str, Any]] | None:
-    """obstore's store of a URL, the name of the object in it, and the checked options; None for a store of fsspec."""
+    """obstore's store of a URL, the object's name in it, and the checked options; None if fsspec serves this URL."""
     settings = _checked(options)
     if url.partition("://")[0] not in _OBJECT_STORES:
         return None
@@ -85,15 +85,15 @@ def _opened(url: str, settings: dict[str, Any]) -> File:
 
 
 def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
-    """The URLs of objects whose names begin with a prefix; those in folders below its own only if `deep`."""
+    """The URLs of objects whose names begin with a prefix. Objects in deeper folders are listed only if `deep`."""
     settings = _checked(options)
     scheme = prefix.partition("://")[0]
     if scheme not in _OBJECT_STORES:
         return [url for url in drivers.listed(prefix, settings, deep=deep) if url.startswith(prefix)]
     if scheme in _WEB:
-        raise ValueError(f"{redact.show(prefix)}*: a web server cannot list its files. Name each of them.")
+        raise ValueError(f"{redact.show(prefix)}*: a web server cannot list its files. Name each file.")
     root, key = _split(prefix)
-    folder = key.rpartition("/")[0] or None  # stores list whole folders
+    folder = key.rpartition("/")[0] or None  # stores can only list whole folders
     store = _store(root, _frozen(settings))
     if deep:
         entries = attempt(lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings)
@@ -103,10 +103,11 @@ def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
 
 
 def _split(url: str) -> tuple[str, str]:
-    """A URL as its store and the name of an object in it.
+    """Splits a URL into its store and the name of an object in the store.
 
-    Names of objects may hold any sign. Of web addresses the path is decoded, as stores encode it again; where that
-    would not give it back, or a query follows, the address itself is the store, and the name empty.
+    The name of an object may contain any character. The path of a web address is decoded, because obstore encodes it
+    again. If that would not restore the path, or if a query follows, the whole address is the store, and the name is
+    empty.
     """
     scheme, _, rest = url.partition("://")
     host, _, key = rest.partition("/")
@@ -119,7 +120,7 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _frozen(settings: dict[str, Any]) -> str:
-    """Options as text, so that one store serves all files with the same ones."""
+    """The options as text, a key of the cache of stores: files with the same options share one store."""
     kept = {key: value for key, value in settings.items() if not str(key).startswith("cache_")}
     odd = [f"{key!r} ({type(value).__name__})" for key, value in kept.items() if not _plain(value)]
     if odd:
@@ -139,7 +140,7 @@ def _plain(value: Any) -> bool:
 
 
 _process: int | None = None
-"""The process that has used obstore: its threads do not survive a fork, and a child would wait for them forever."""
+"""The process that has used obstore. Its threads do not survive a fork: a forked child would wait for them forever."""
 
 
 def _store(root: str, frozen: str) -> Any:
@@ -155,15 +156,15 @@ def _refuse_after_fork(name: str) -> None:
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise RuntimeError(
-            f"{redact.show(name)}: this process was forked from one that had read from an object store, whose "
-            "connections do not survive that. Use `mp_prefetch`, whose workers start clean, or the start method "
-            "'spawn'."
+            f"{redact.show(name)} cannot be read: this process was forked from one that has used an object store, and "
+            "connections do not survive a fork. Use `mp_prefetch`, whose workers start in a clean process, or the "
+            "start method 'spawn'."
         )
 
 
 @functools.lru_cache(maxsize=64)
 def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) -> Any:
-    del environment  # read by the store itself; another one makes another store
+    del environment  # the store reads it; as an argument, it makes a new store when the environment changes
     obstore = package("obstore.store", "cloud", "Files in object stores")
     settings = json.loads(frozen)
     timeout = datetime.timedelta(seconds=settings.pop("timeout_s", 30))
@@ -176,11 +177,11 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
         },
     }
     connect = min(timeout, datetime.timedelta(seconds=10))
-    # Whoever names an endpoint with http:// means it; without one, all addresses are https.
+    # http:// is used only if the user names an endpoint with it; the addresses of the stores themselves are https.
     client = {"timeout": timeout, "connect_timeout": connect, "allow_http": True}
     web = root.startswith(_WEB)
     if web and settings:
-        raise ValueError(f"{redact.show(root)}: a web server takes no options of its own, got {', '.join(settings)}.")
+        raise ValueError(f"{redact.show(root)}: a web server has no options of its own, got {', '.join(settings)}.")
     make = obstore.HTTPStore.from_url if web else obstore.from_url
     try:
         return redact.call_guarded(
@@ -200,9 +201,9 @@ _TRIES = 3
 
 
 def attempt(request: Callable[[], T], url: str, settings: dict[str, Any], deed: str = "read") -> T:
-    """What a request gives. A body that broke off is asked for again, a few times.
+    """The result of a request. If the body of the response ends early, the request is repeated, at most twice.
 
-    `deed` is what errors say that could not be done to the object: "read" or "written".
+    `deed` is the verb of the error messages: "read", "written" or "removed".
     """
     for attempt in range(_TRIES):
         answer, failure = _interruptible(request)
@@ -214,7 +215,7 @@ def attempt(request: Callable[[], T], url: str, settings: dict[str, Any], deed: 
 
 
 def _explained(failure: BaseException, name: str, secrets: list[str], deed: str) -> BaseException:
-    """The error to raise for one of obstore, without the secrets that its text may hold."""
+    """The error to raise in place of an error of obstore, without the secrets that its text may contain."""
     if not isinstance(failure, Exception):
         return failure
     if isinstance(failure, FileNotFoundError) or "<Code>NoSuchBucket</Code>" in str(failure):
@@ -225,8 +226,8 @@ def _explained(failure: BaseException, name: str, secrets: list[str], deed: str)
         return PermissionError(f"{name} may not be {deed}: {why}")
     if "empty path segment" in why:
         return ValueError(
-            f"{name}: {why}. Objects with an empty part (//) in their names cannot be read or listed: rename them, or "
-            "name a folder without any."
+            f"{name}: {why}. Objects with an empty part (//) in their names can be neither read nor listed. Rename "
+            "them, or name a folder without such objects."
         )
     error = OSError(f"{name} could not be {deed}: {why}")
     error.__cause__ = cause
@@ -234,7 +235,7 @@ def _explained(failure: BaseException, name: str, secrets: list[str], deed: str)
 
 
 class _Requests:
-    """A thread that makes one request after the other for somebody who waits. Queues alone: a Future costs twice."""
+    """A thread that makes requests for another thread, which waits. Two queues cost half as much as a Future."""
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
@@ -243,12 +244,12 @@ class _Requests:
         threading.Thread(target=self._run, name="bushel-requests", daemon=True).start()
 
     def ask(self, request: Callable[[], T]) -> tuple[T, BaseException | None]:
-        """What a request gives, or its error. Raises only what a signal raises, and must not be asked again then."""
+        """The result of a request, or its error. If a signal handler raises here, do not use this object again."""
         self._asked.put(request)
         return self._answers.get()
 
     def end(self) -> None:
-        """After the request under way, if there is one."""
+        """Ends the thread after its present request."""
         self._asked.put(None)
 
     def _run(self) -> None:
@@ -261,20 +262,21 @@ _idle: _Requests | None = None
 
 
 def _interruptible(request: Callable[[], T]) -> tuple[T, BaseException | None]:
-    """What a request gives, or its error; raises what a signal raises.
+    """The result of a request, or its error. Raises what a signal handler raises, such as KeyboardInterrupt.
 
-    Signals are heard in the main thread, but not inside of obstore: there another thread makes the request.
+    Python runs signal handlers in the main thread, but not while obstore waits. So in the main thread, another thread
+    makes the request, and the main thread waits for it.
     """
     global _idle
     if threading.current_thread() is not threading.main_thread():
         return _answer(request)
-    # Taken, so that nobody meets a thread whose answer is still to come: the handler of a signal may come by here.
+    # Taken out of `_idle` while it is in use: a signal handler may call this function in the middle of a request.
     requests, _idle = _idle, None
     if requests is None or requests.process != os.getpid():
         requests = _Requests()
     try:
         found = requests.ask(request)
-    except BaseException:  # the request may be under way for long
+    except BaseException:  # a signal: do not wait for the request, which may take long
         requests.end()
         raise
     if _idle is None:
@@ -292,7 +294,7 @@ def _answer(request: Callable[[], Any]) -> tuple[Any, BaseException | None]:
 
 
 class _Object(File):
-    """An object of a store that obstore knows. An answer about another version of it than the first is an error."""
+    """An object of a store that obstore supports. A response about another version of the object is an error."""
 
     together = True
 
@@ -337,7 +339,7 @@ class _Object(File):
         return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
     def _get(self, low: int, high: int) -> memoryview:
-        """The bytes of one range, of the version that was opened."""
+        """The bytes of one range of the version that was opened."""
         if low == high:
             return memoryview(b"")
 
@@ -349,7 +351,7 @@ class _Object(File):
             meta, data = attempt(answer, self.address, self._settings)
         except (FileNotFoundError, PermissionError):
             raise
-        except OSError as error:  # perhaps because another object lies there, which has no such range
+        except OSError as error:  # perhaps the object was replaced by a shorter one, which has no such range
             now, failure = _interruptible(self._head)
             if failure is None:
                 self._compare(now, error)
@@ -360,7 +362,7 @@ class _Object(File):
         return memoryview(data)
 
     def _compare(self, meta: Any, cause: Exception | None = None) -> None:
-        """Refuses an object that was replaced: with another ETag, or, where there is none, another size or time."""
+        """Raises an error if the object was replaced: its size differs, or its ETag, or (without ETag) its time."""
         size, tags = meta["size"], _tags(meta)
         differ = next((tags[kind] != tag for kind, tag in self._tags.items() if kind in tags), False)
         if differ or size != self.size:
@@ -371,26 +373,26 @@ class _Object(File):
         scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
 
     def check_unchanged(self) -> None:
-        pass  # every answer is compared
+        pass  # every read compares the version
 
     def version(self) -> list[Any]:
         return [redact.object_name(self.address), self.size, next(iter(self._tags.values()), None)]
 
 
 def _tags(meta: Any) -> dict[str, str]:
-    """What a store says of an object that changes with its content, the best first."""
-    modified = meta.get("last_modified")  # obstore's word for none is 1970
+    """What the store says about the version of an object, the most reliable value first."""
+    modified = meta.get("last_modified")  # obstore returns 1970 if there is no time
     tags = {"etag": meta.get("e_tag"), "time": modified.isoformat() if modified and modified.timestamp() else None}
     return {kind: tag for kind, tag in tags.items() if tag}
 
 
 def zarr_store(url: str, options: Options | None) -> Any:
-    """Everything below a URL as a store of the `zarr` package."""
+    """All objects below a URL as a store of the `zarr` package."""
     storage = package("zarr", "zarr", "Zarr stores").storage
     settings = _checked(options)
     if url.partition("://")[0] in _OBJECT_STORES:
         return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
-    drivers.connect(url, settings)  # for the words where there is no driver
+    drivers.connect(url, settings)  # for our error message if there is no driver
     options = drivers.for_driver(settings)
     return redact.call_guarded(
         lambda: storage.FsspecStore.from_url(url, storage_options=options, read_only=True), url, settings

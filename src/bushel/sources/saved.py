@@ -1,4 +1,4 @@
-"""Folders that `ds.save` wrote: files of one format, and a manifest that says what the elements are."""
+"""Folders that `ds.save` wrote: files of one format, and a manifest that describes the elements."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """What is in a folder of saved elements."""
+    """The content of `bushel.json`, which describes a folder of saved elements."""
 
     format: str
     files: tuple[str, ...]
     counts: tuple[int, ...]
-    """How many elements each file has."""
+    """The number of elements in each file."""
     layout: Layout
     identity: str = ""
-    """A digest of the pipeline that gave the elements."""
+    """A digest of the pipeline that made the elements."""
 
     def content(self) -> dict[str, Any]:
-        """The manifest as plain data, to be written with a checksum."""
+        """The manifest as plain data. The caller writes it with a checksum."""
         return {"version": VERSION, **dataclasses.asdict(self)}
 
     @staticmethod
     def parse(data: bytes, where: str) -> Manifest:
-        """A manifest that was read from `where`, checked. It may lack a checksum, as one that a person wrote."""
+        """Parses and checks a manifest that was read from `where`. A manifest written by hand may lack a checksum."""
         match sealed.parse_json(data, where, needs_checksum=False):
             case {
                 "version": int(version),
@@ -57,7 +57,7 @@ class Manifest:
             if not isinstance(name, str) or not name or os.path.basename(name) != name:
                 raise DamagedFile(f"{where} names the file {name!r}, which does not lie in its folder.")
         if len(counts) != len(files) or any(type(count) is not int or count < 0 for count in counts):
-            raise DamagedFile(f"{where} has {len(files)} files, and the counts {counts}.")
+            raise DamagedFile(f"{where} names {len(files)} files, but its counts are {counts}.")
         if kind not in SOURCES:
             raise DamagedFile(f"{where} has files of format {kind!r}; there are {', '.join(SOURCES)}.")
         return Manifest(
@@ -95,15 +95,15 @@ SOURCES: dict[str, Callable[[list[str], Any], Any]] = {
     "parquet": _parquet,
     "tfrecord": _tfrecord,
 }
-"""How the files of each format are opened."""
+"""For each format, a function that opens its files."""
 
 
 class SavedDataSource:
     """The elements that `ds.save(folder)` wrote, by position: the same trees, dtypes and values.
 
     Args:
-      folder: where they were saved, here or in an object store.
-      storage_options: of the store, such as its region.
+      folder: the folder of `ds.save`, local or in an object store.
+      storage_options: options of the store, such as its region.
 
     >>> import tempfile
     >>> import bushel
@@ -122,13 +122,13 @@ class SavedDataSource:
         self._records: Any = SOURCES[self._manifest.format](paths, storage_options) if paths else []
         if len(self._records) != sum(self._manifest.counts):
             raise DamagedFile(
-                f"The files of {redact.show(self._folder)} have {len(self._records)} records, and {MANIFEST} says "
+                f"The files of {redact.show(self._folder)} have {len(self._records)} records, but {MANIFEST} says "
                 f"{sum(self._manifest.counts)}."
             )
 
     @property
     def layout(self) -> Layout:
-        """What the elements are; see `bushel.sources.elements`."""
+        """The layout of the elements; see `bushel.sources.elements`."""
         return self._manifest.layout
 
     def __len__(self) -> int:
@@ -151,7 +151,7 @@ class SavedDataSource:
             raise DamagedFile(f"Element {place} of {self!r} is damaged: {error}") from None
 
     def fingerprint(self) -> Any:
-        """The files and their sizes, for checkpoints."""
+        """The names, sizes and times of the files, for the identity in checkpoints."""
         return [] if isinstance(self._records, list) else self._records.fingerprint()
 
     def __repr__(self) -> str:

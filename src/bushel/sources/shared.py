@@ -1,4 +1,4 @@
-"""A list of plain values in shared memory: one copy for all processes that know its name."""
+"""A list of plain values in shared memory. All processes that know its name use the same copy."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class SharedMemoryDataSource:
-    """Integers, floats, bools, None, and strings and bytes that do not end with a zero byte, in shared memory.
+    """A list of plain values in shared memory: int, float, bool, None, str and bytes.
 
-    Whoever made it calls `unlink` at the end, and everybody `close`. For arrays, an ordinary source will do: worker
-    processes share those that a pipeline holds.
+    A str or bytes must not end with a zero byte. Each process calls `close` at the end, and the process that made the
+    list calls `unlink`. For arrays use an ordinary source: worker processes share the arrays of a pipeline anyway.
 
     Args:
-      elements: the values; None attaches to what is there under `name`.
-      name: of the shared memory; chosen by the system by default.
+      elements: the values; None attaches to the shared memory `name`, which exists already.
+      name: the name of the shared memory. By default the system chooses one.
 
     >>> source = SharedMemoryDataSource([1, "two", None])
     >>> source[1], len(source)
@@ -27,7 +27,7 @@ class SharedMemoryDataSource:
     in_memory = True
 
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None):
-        # Loaded when it is needed: few programs need it.
+        # Imported here, because few programs use it.
         from multiprocessing import shared_memory
 
         if elements is None and name is None:
@@ -36,8 +36,8 @@ class SharedMemoryDataSource:
         for number, value in enumerate(values or ()):
             if isinstance(value, (str, bytes)) and value[-1:] in ("\0", b"\0"):
                 raise ValueError(
-                    f"Element {number} ends with a zero byte, which Python's shared lists would cut off: "
-                    f"{value[-20:]!r}. Put another byte behind it, or pass the values as a list to `MapDataset.source`."
+                    f"Element {number} ends with a zero byte, which Python's ShareableList would cut off: "
+                    f"{value[-20:]!r}. Append another byte, or pass the values as a list to `MapDataset.source`."
                 )
         with _untracked() if values is None else contextlib.nullcontext():
             self._list = shared_memory.ShareableList(values, name=name)
@@ -54,15 +54,15 @@ class SharedMemoryDataSource:
         return self._list[index]
 
     def close(self) -> None:
-        """Lets go of the memory in this process."""
+        """Closes the shared memory in this process."""
         self._list.shm.close()
 
     def unlink(self) -> None:
-        """Removes the memory, for all processes."""
+        """Removes the shared memory, for all processes."""
         self._list.shm.unlink()
 
     def fingerprint(self) -> Any:
-        """The values: the name of the memory says nothing."""
+        """The values. The name of the memory does not identify the data."""
         return [self._list[number] for number in range(len(self))]
 
     def __reduce__(self) -> Any:
@@ -78,7 +78,7 @@ def _attached(name: str) -> SharedMemoryDataSource:
 
 @contextlib.contextmanager
 def _untracked() -> Iterator[None]:
-    """Attaching makes this process no owner: else Python would remove the memory for all when this process ends."""
+    """In the block, shared memory is not tracked. Otherwise Python would remove it when this process ends."""
     from multiprocessing import resource_tracker
 
     register = resource_tracker.register

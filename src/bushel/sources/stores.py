@@ -1,6 +1,6 @@
-"""The one door to files, wherever they lie: find them, open them, read ranges of them.
+"""Finds and opens files, local or remote. All formats open their files through this module.
 
-Formats never open files themselves. What lies behind a URL is in `remote.py`, a copy kept on disk in `cache.py`.
+Local files are in `local_files.py`, files behind URLs in `remote.py`, copies of these on disk in `cache.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _WILD = re.compile(r"[*?\[]")
 
 
 def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[str]:
-    """The files that paths and patterns name, those of a pattern sorted. A pattern that names none is an error.
+    """The files that paths and patterns name; those of one pattern are sorted.
 
-    `*` and `?` stay inside one folder, `**` goes through folders.
+    `*` and `?` match inside one folder, `**` matches any number of folders. A pattern without a match is an error.
     """
     if isinstance(paths, (str, bytes, os.PathLike)):
-        paths = [paths]  # bytes are refused below
+        paths = [paths]  # bytes raise an error below
     elif not isinstance(paths, Iterable):
         raise no_paths(paths)
     found: list[str] = []
@@ -56,7 +56,7 @@ def _matches(pattern: str, options: Options | None) -> list[str]:
 
 
 def _wild(path: str) -> int:
-    """Where a path becomes a pattern; -1 if it is none. In web addresses `?` begins a query, and `[` is a bracket."""
+    """The index of the first wildcard in a path, or -1. In web addresses only `*` is one: `?` begins the query."""
     if path.startswith(("http://", "https://")):
         return path.partition("?")[0].find("*")
     found = _WILD.search(path)
@@ -64,14 +64,14 @@ def _wild(path: str) -> int:
 
 
 def translated(pattern: str) -> str:
-    """A pattern of file names as a regular expression. As on disk, `**` is for folders only where it stands alone."""
+    """A pattern of file names as a regular expression. As in `glob`, `**` means folders only if it stands alone."""
     *folders, name = pattern.split("/")
     deep = "".join("(?:.*/)?" if folder == "**" else f"{_translated(folder)}/" for folder in folders)
     return deep + (".*" if name == "**" else _translated(name))
 
 
 def _translated(part: str) -> str:
-    """What stands between two slashes of a pattern, as a regular expression."""
+    """The part between two slashes of a pattern, as a regular expression."""
     parts = {"*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*|\?|\[(?!!\])[^\]]+\])", re.sub(r"\*+", "*", part))
     return "".join(
@@ -81,7 +81,7 @@ def _translated(part: str) -> str:
 
 
 def _choice(signs: str) -> str:
-    """The inside of brackets as a regular expression. Of its signs, `-` has a meaning, and `!` at the beginning."""
+    """The characters between brackets as a regular expression. Only `-`, and a leading `!`, are special."""
     no = signs.startswith("!")
     escaped = re.sub(r"([^-\w])", r"\\\1", signs[no:])
     return f"[{'^' * no}{escaped}]"
@@ -92,7 +92,7 @@ def open_file(path: Path, options: Options | None = None) -> File:
 
     Args:
       path: a path, or a URL such as "s3://bucket/key", "gs://...", "az://...", "https://...", or of any fsspec store.
-      options: of the store: its own settings, "timeout_s", "retries", and "cache_dir" with "cache_bytes".
+      options: options of the store: its own settings, "timeout_s", "retries", "cache_dir" and "cache_bytes".
     """
     text = address(path)
     if not is_url(text):
@@ -103,12 +103,14 @@ def open_file(path: Path, options: Options | None = None) -> File:
 
 
 def open_stream(path: Path, options: Options | None = None) -> io.BufferedIOBase:
-    """A file as an object with `read` and `seek`, for libraries that want one."""
+    """A file as a Python file object with `read` and `seek`, for libraries that need one."""
     text = local(path)
     return stream(open_file(text, options)) if is_url(text) else open(text, "rb")
 
 
 def fingerprint(paths: Iterable[str], options: Options | None = None) -> list[Any]:
-    """What tells these files from others, without reading them."""
-    options = {key: value for key, value in (options or {}).items() if not key.startswith("cache_")}  # no copies
+    """A value that changes when one of the files changes: the version of each. Reads no content."""
+    options = {
+        key: value for key, value in (options or {}).items() if not key.startswith("cache_")
+    }  # a version needs no copy on disk
     return [open_file(path, options).version() for path in paths]

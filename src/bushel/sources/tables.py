@@ -1,4 +1,4 @@
-"""What Parquet and Arrow files have in common: rows at any position, decoded a part of a file at a time."""
+"""What Parquet and Arrow files have in common: rows at any position, decoded one part of a file at a time."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from bushel.sources.joined_files import JoinedFiles, find_part, gather_from_part
 from bushel.sources.stores import File, Options
 
 UNREADABLE = (ArithmeticError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
-"""What pyarrow raises over damaged files."""
+"""The errors that pyarrow raises for damaged files."""
 
 
 def check_names(path: str, names: Sequence[str], inner: Iterable[str], columns: Sequence[str] | None) -> None:
-    """Refuses columns that are not there, and two of one name, of which one would be lost.
+    """Raises an error if a wanted column does not exist, or if two columns have one name: a dict would lose one.
 
     Args:
-      path: of the file, for messages.
-      names: of its columns.
-      inner: of its columns and of what is in them, with dots.
-      columns: those that are wanted; all if None.
+      path: the name of the file, for messages.
+      names: the names of its columns.
+      inner: these names, and those of nested columns, such as "outer.inner".
+      columns: the wanted columns; all if None.
     """
     known = set(inner)
     for name in columns or ():
@@ -37,17 +37,15 @@ def check_names(path: str, names: Sequence[str], inner: Iterable[str], columns: 
             raise ValueError(f"{path} has no column {name!r}; its columns are {', '.join(map(repr, names))}.")
     for name in names if columns is None else columns:
         if names.count(name) > 1:
-            raise ValueError(
-                f"{path} has {names.count(name)} columns {name!r}: choose others, or give them other names."
-            )
+            raise ValueError(f"{path} has {names.count(name)} columns {name!r}: choose other columns, or rename them.")
 
 
 class TableSource(JoinedFiles):
-    """Rows of table files as dicts. A pickle holds paths; files are opened where they are read."""
+    """Rows of table files as dicts. A pickle holds paths; the copy opens the files when it reads them."""
 
     _not_pickled = ("_rows", "_files")
     part: ClassVar[str]
-    """What a part of a file is called."""
+    """The word for a part of a file in messages."""
 
     def __init__(self, paths: Any, columns: Sequence[str] | None, cache_bytes: int, storage_options: Options | None):
         self._options = redact.Options(storage_options or {})
@@ -63,22 +61,22 @@ class TableSource(JoinedFiles):
 
     @abc.abstractmethod
     def _no_files(self) -> Any:
-        """What keeps open files, with none in it."""
+        """A new, empty container of open files."""
 
     @abc.abstractmethod
     def _lengths(self, number: int) -> list[int]:
-        """How many rows the parts of a file have."""
+        """The number of rows of each part of a file."""
 
     @abc.abstractmethod
     def _table(self, number: int, part: int) -> Any:
-        """A part of a file, decoded; any thread may ask."""
+        """Decodes one part of a file. Any thread may call it."""
 
     def _forget_open(self) -> None:
         self._rows = _Kept(self._cache_bytes, self._decoded)
         self._files = self._no_files()
 
     def _same(self, number: int) -> File:
-        """A file, which must be the one that the source was made of."""
+        """Opens a file. Raises an error if it has changed since the source was made."""
         file = stores.open_file(self._paths[number], self._options)
         version = file.version()
         if (was := self._versions.setdefault(number, version)) != version:
@@ -91,8 +89,8 @@ class TableSource(JoinedFiles):
         expected = int(self._ends[place]) - (int(self._ends[place - 1]) if place else 0)
         if rows.length != expected:
             raise DamagedFile(
-                f"{redact.show(self._paths[number])}: {self.part} {part} had {expected} rows when the source was made "
-                f"and has {rows.length} now."
+                f"{redact.show(self._paths[number])}: {self.part} {part} had {expected} rows when the source was made, "
+                f"and it has {rows.length} now."
             )
         return rows
 
@@ -112,7 +110,7 @@ class TableSource(JoinedFiles):
 
 
 class _Kept:
-    """Decoded parts of tables by number, within a limit of bytes: those used longest ago go first."""
+    """A cache of decoded parts by number. Beyond a limit of bytes, the part used longest ago is dropped."""
 
     def __init__(self, limit_bytes: int, decode: Callable[[int], ArrowRows]):
         self._limit, self._decode = limit_bytes, decode
@@ -126,7 +124,7 @@ class _Kept:
             if rows is not None:
                 self._kept.move_to_end(number)
                 return rows
-        rows = self._decode(number)  # outside of the lock: threads decode at the same time
+        rows = self._decode(number)  # without the lock, so that several threads can decode at the same time
         with self._lock:
             if number not in self._kept:
                 self._kept[number] = rows

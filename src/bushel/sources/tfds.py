@@ -1,4 +1,7 @@
-"""Data sets that TFDS has prepared: a folder of ArrayRecord or TFRecord files and a description. No TensorFlow."""
+"""Data sets that TFDS has prepared: folders of ArrayRecord or TFRecord files with a description.
+
+TensorFlow is not needed.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource,
 
 
 def only_split(folder: Path, storage_options: Options | None = None) -> str:
-    """The name of the split of a data set that has one."""
+    """The name of the only split of a data set. Several splits, or none, are an error."""
     text = stores.local(folder).rstrip("/")
     splits = list(split_entries(read_json(f"{text}/dataset_info.json", storage_options)))
     if len(splits) != 1:
@@ -50,17 +53,17 @@ def only_split(folder: Path, storage_options: Options | None = None) -> str:
 
 
 class TFDSDataSource:
-    """Examples of one split of a prepared TFDS data set, decoded as its `features.json` says.
+    """Examples of one split of a prepared TFDS data set, decoded according to its `features.json`.
 
     Numbers are NumPy arrays and scalars of the declared types, texts are bytes, images are uint8 arrays. A sequence is
-    an array with a leading axis (a list where its entries differ in shape); a sequence of dicts, and the steps of an
-    episode, are a dict of such columns.
+    an array with a leading axis, or a list if its entries differ in shape. A sequence of dicts, such as the steps of an
+    episode, is a dict of such sequences.
 
     Args:
-      folder: where `dataset_info.json` lies, for example ~/tensorflow_datasets/mnist/3.0.1; a path or URL.
-      split: its name, such as "train".
-      decode: False gives the features of each `tf.train.Example` as they are stored.
-      storage_options: of the store where the folder lies.
+      folder: the folder with `dataset_info.json`, for example ~/tensorflow_datasets/mnist/3.0.1; a path or URL.
+      split: the name of a split, such as "train".
+      decode: False returns the features of each `tf.train.Example` as they are stored.
+      storage_options: options of the store that holds the folder.
     """
 
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
@@ -73,7 +76,7 @@ class TFDSDataSource:
             raise ValueError(f"{shown} has no split {split!r}; it has {known}. Slice a dataset with ds[:100].")
         kind = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
         if kind not in FORMATS:
-            raise ValueError(f"{shown} holds {kind} files; {' and '.join(FORMATS)} files can be read.")
+            raise ValueError(f"{shown} has {kind} files, but Bushel reads only {' and '.join(FORMATS)} files.")
         paths = [f"{text}/{file}" for file in shard_names(name, splits[split], kind)]
         if not paths:
             raise splits[split].wrong("names no files: its shardLengths are missing or empty")
@@ -82,7 +85,7 @@ class TFDSDataSource:
         stated = sum(shard_lengths(splits[split]))
         if stated != len(self._records):
             raise ValueError(
-                f"{shown}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
+                f"{shown}: the split {split!r} should have {stated} examples, but it has {len(self._records)}."
             )
         self._described = f"{shown}/features.json"
         self._feature = feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
@@ -106,7 +109,7 @@ class TFDSDataSource:
         except (ValueError, LookupError, TypeError, ArithmeticError, zlib.error) as error:
             kind = TooLarge if isinstance(error, TooLarge) else DamagedFile
             raise kind(
-                f"{self._name}: example {index} is not what {self._described} says ({type(error).__name__}: {error})."
+                f"{self._name}: example {index} does not match {self._described} ({type(error).__name__}: {error})."
             ) from error
 
     def fingerprint(self) -> Any:
@@ -117,11 +120,11 @@ class TFDSDataSource:
 
 
 class Feature(abc.ABC):
-    """How a feature is stored, and what it means."""
+    """How a feature is stored, and how it is decoded."""
 
     @abc.abstractmethod
     def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
-        """The value of feature `name` inside of `rank` sequences."""
+        """Decodes the feature `name`, which is inside `rank` sequences."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +145,15 @@ class _Sequence(Feature):
 
 
 class _Leaf(Feature):
-    """A value of its own. Inside sequences, values lie one after the other; of sequences in sequences, lengths too."""
+    """A feature without features inside it. In a sequence, values are stored one after the other.
+
+    For a sequence in a sequence, the lengths of the inner ones are stored too.
+    """
 
     def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
         if rank < 2:
             values = stored.get(name)
-            if values is None and f"{name}/value" in stored:  # more than one axis of unknown length
+            if values is None and f"{name}/value" in stored:  # an array with several axes of unknown length
                 return self.shaped(stored[f"{name}/value"], stored[f"{name}/shape"])
             if values is None:
                 return None
@@ -166,7 +172,7 @@ class _Leaf(Feature):
 
     @optional
     def shaped(self, values: Any, shape: Any) -> Any:
-        raise ValueError(f"a value with a shape of its own, {shape}")
+        raise ValueError(f"the value has its own shape {shape}, which only numbers may have")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,9 +201,9 @@ class _Numbers(_Leaf):
 
 
 def _rows(values: Any, shape: tuple[int, ...]) -> int:
-    """How many values of a shape lie one after the other."""
+    """How many values of a shape are stored one after the other."""
     if -1 in shape:
-        raise ValueError(f"a sequence of values of the shape {shape}")
+        raise ValueError(f"it is a sequence of values of the unknown shape {shape}")
     return len(values) // max(1, math.prod(shape))
 
 
@@ -253,13 +259,13 @@ def feature(spec: Entry, name: str) -> Feature:
         shape = tensor_shape(spec["image"])
         return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
     raise ValueError(
-        f"{name}: features of the kind {kind_of(spec)} are not decoded here. Pass decode=False and decode them "
+        f"{name}: Bushel does not decode features of the kind {kind_of(spec)}. Pass decode=False and decode them "
         "yourself."
     )
 
 
 def _translation(spec: Entry) -> Feature:
-    """A text for each language; or, where these differ from example to example, languages and texts."""
+    """A text for each language; or, if the languages differ between examples, the languages and the texts."""
     differ = spec.get("variableLanguagesPerExample")
     if differ is not None and differ.value:
         return _Dict({name: _Sequence(_Bytes(())) for name in ("language", "translation")})

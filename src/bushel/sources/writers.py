@@ -1,4 +1,4 @@
-"""Writers of record files, for `bushel convert`. Each writes one local file, from the first record to the last."""
+"""Writers of record files, for `bushel convert` and `ds.save`. Each writes one local file, record by record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROWS_PER_GROUP = 1000
 
 
 class Writer(abc.ABC):
-    """An open file that takes records."""
+    """Writes records to one file."""
 
     @abc.abstractmethod
     def write(self, record: bytes) -> None: ...
@@ -27,7 +27,7 @@ class Writer(abc.ABC):
 
 
 class ArrayRecordWriter(Writer):
-    """Through the `array_record` package, one record a chunk: what random access needs."""
+    """Writes an ArrayRecord file with the `array_record` package. Each chunk has one record, for fast random access."""
 
     def __init__(self, path: str, compress: bool):
         module = package("array_record.python.array_record_module", "array-record", "Writing ArrayRecord files")
@@ -41,7 +41,7 @@ class ArrayRecordWriter(Writer):
 
 
 class TFRecordWriter(Writer):
-    """Lengths, records and checksums."""
+    """Writes a TFRecord file."""
 
     def __init__(self, path: str, compress: bool):
         del compress  # a compressed file can only be read in order
@@ -56,7 +56,7 @@ class TFRecordWriter(Writer):
 
 
 class BagWriter(Writer):
-    """Records back to back, and the end of each after the last."""
+    """Writes a Bagz file: records end to end, then the end offset of each."""
 
     def __init__(self, path: str, compress: bool):
         self._pack = _zstd() if compress else None
@@ -84,7 +84,7 @@ def _zstd() -> Callable[[bytes], bytes]:
 
 
 class ParquetWriter(Writer):
-    """One column `record` of bytes, in row groups of 1000."""
+    """Writes a Parquet file with one column `record` of bytes, in row groups of 1000 rows."""
 
     def __init__(self, path: str, compress: bool):
         self._arrow = package("pyarrow", "parquet", "Writing Parquet files")

@@ -1,8 +1,8 @@
-"""The one door for writing: folders of files, on disk or in a store, whose files appear whole or not at all.
+"""Folders that files are written to, on disk or in a store. A reader sees a whole file or none.
 
-On disk a file is written under another name and renamed. A store has no names for half an object: there a file is
-written to a temporary folder of this machine and uploaded when it is complete. A set of files is whole once its last
-file is there, so each writer writes the file that makes the others readable (a manifest, an index) last.
+On disk, a file is written under a temporary name and then renamed. For a store, a file is written to a temporary folder
+of this machine, and uploaded when it is complete. A set of files is complete when its last file exists. So each writer
+writes the file that makes the others readable (a manifest, an index) last.
 
 Files are read through `stores.py`. The uploads themselves are in `uploads.py`.
 """
@@ -29,44 +29,44 @@ from bushel.sources.stores import Options, Path
 
 
 class Folder(abc.ABC):
-    """A folder that files are written to. Names of files are relative to it; a slash leads into a folder below."""
+    """A folder that files are written to. Names of files are relative to it; a slash leads into a subfolder."""
 
     on_disk: ClassVar[bool]
-    """Whether the folder is one of this machine, which can be renamed, and whose files can be mapped and locked."""
+    """Whether the folder is on this machine. Only such a folder can be renamed, and its files mapped and locked."""
 
     def __init__(self, address: str, options: redact.Options | None = None):
         self.address = address
-        """Where it lies. It may hold secrets: no message shows it."""
+        """The path or URL. It may contain secrets, so no message shows it."""
         self.options = options
-        """By which a store is read. Without those of copies on disk: what is written here changes, and is read once."""
+        """The options of the store, without those of copies on disk: files that are being written are not copied."""
 
     @property
     def name(self) -> str:
-        """What messages call the folder."""
+        """The name of the folder in messages."""
         return redact.show(self.address)
 
     def path(self, name: str) -> str:
-        """The path or URL of a file in it."""
+        """The path or URL of a file in the folder."""
         return join(self.address, name)
 
     def shown(self, name: str) -> str:
-        """What messages call a file in it."""
+        """The name of a file of the folder in messages."""
         return redact.show(self.path(name))
 
     @abc.abstractmethod
     def new_file(self, name: str, *, draft: bool = False) -> contextlib.AbstractContextManager[str]:
-        """The local path of a file that the block makes. It gets its name when the block ends without an error.
+        """A local path, to which the block writes a file. The file gets its name when the block ends without an error.
 
-        `draft` says that the name is a temporary one: the caller renames the file, or removes it after an error.
+        `draft` says that `name` is temporary: the caller renames the file later, or removes it after an error.
         """
 
     @abc.abstractmethod
     def drafting(self) -> contextlib.AbstractContextManager[None]:
-        """Other processes may write drafts in the block. At its end, what killed ones left on this machine is gone."""
+        """In the block, other processes may write drafts. At its end, what killed processes left is removed."""
 
     @abc.abstractmethod
     def replacing(self, name: str) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """A file to write. It gets its name when the block ends without an error; else nothing of it is left."""
+        """A file to write. It gets its name when the block ends without an error; otherwise it is removed."""
 
     def write(self, name: str, data: bytes) -> None:
         """Writes a small file."""
@@ -75,16 +75,17 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def filling(self, last: str, belongs: Callable[[str], bool]) -> contextlib.AbstractContextManager[Folder]:
-        """The folder to write a new set of files into. After an error nothing of the set is left.
+        """The folder to write a new set of files into. After an error, all files of the set are removed.
 
         Args:
-          last: the name of the file that is written last. Where it is there already, FileExistsError is raised.
-          belongs: whether a file belongs to such a set, by its name. What a killed writer has left is removed.
+          last: the name of the file that is written last. If it exists already, FileExistsError is raised.
+          belongs: says of a name whether the file belongs to such a set. Such files, left by a killed writer, are
+            removed first.
         """
 
     @abc.abstractmethod
     def read(self, name: str) -> bytes:
-        """The content of a file. A missing one raises FileNotFoundError."""
+        """The content of a file. Raises FileNotFoundError if it does not exist."""
 
     @abc.abstractmethod
     def read_array(self, name: str, *, verify: bool) -> np.ndarray:
@@ -92,23 +93,23 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def exists(self, name: str) -> bool:
-        """Whether there is such a file."""
+        """Whether the file exists."""
 
     @abc.abstractmethod
     def names(self, under: str = "", *, deep: bool = False) -> list[str]:
-        """The names of the files in the folder, or in one below it, sorted; those in deeper folders only if `deep`."""
+        """The sorted names of the files in the folder or a subfolder; of deeper folders only if `deep`."""
 
     @abc.abstractmethod
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, in this order. One that is not there is no error."""
+        """Removes files, in this order. Files that do not exist are ignored."""
 
     @abc.abstractmethod
     def rename(self, name: str, target: str) -> None:
-        """Gives a file another name, and replaces one that has it."""
+        """Renames a file. A file that already has the new name is replaced."""
 
     @abc.abstractmethod
     def locked(self, name: str, waiting: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-        """One process at a time is in the block, where there are locks: a store has none.
+        """On disk, only one process at a time is in the block. A store has no locks, so there this does nothing.
 
         `waiting` is called if another process holds the lock.
         """
@@ -118,8 +119,8 @@ def folder(path: Path, options: Options | None = None) -> Folder:
     """A folder to write to.
 
     Args:
-      path: a local folder, which is made when something is written, or an address such as "s3://bucket/folder".
-      options: of the store: see `docs/sources/stores.md`.
+      path: a local folder, which is created when a file is written, or an address such as "s3://bucket/folder".
+      options: options of the store: see `docs/sources/stores.md`.
 
     >>> place = folder("memory://shelf")
     >>> place.write("one.txt", b"1")
@@ -137,7 +138,7 @@ def folder(path: Path, options: Options | None = None) -> Folder:
 
 
 def file(path: Path, options: Options | None = None) -> tuple[Folder, str]:
-    """The folder of a file that is written, and the file's name in it."""
+    """The folder of a file that will be written, and the file's name in it."""
     text = stores.address(path)
     if stores.is_url(text):
         above, _, name = text.rpartition("/")
@@ -180,9 +181,9 @@ class _LocalFolder(Folder):
 
     @contextlib.contextmanager
     def filling(self, last: str, belongs: Callable[[str], bool]) -> Iterator[Folder]:
-        del last, belongs  # the folder itself appears last
+        del last, belongs  # the folder itself gets its name last
         if os.path.exists(self.address):
-            raise FileExistsError(f"{self.address} is there already. Remove it, or write another version.")
+            raise FileExistsError(f"{self.address} exists already. Remove it, or write another version.")
         above = os.path.dirname(os.path.abspath(self.address))
         temporary = f"{self.address}.{os.getpid()}-{threading.get_ident()}.part"
         os.makedirs(temporary)
@@ -192,7 +193,7 @@ class _LocalFolder(Folder):
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             with contextlib.suppress(OSError):
-                os.rmdir(above)  # where nothing else is in it
+                os.rmdir(above)  # only if nothing else is in it
             raise
 
     def read(self, name: str) -> bytes:
@@ -233,7 +234,9 @@ class _LocalFolder(Folder):
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
             yield
-            with contextlib.suppress(FileNotFoundError):  # not after an error: what is not whole is still to be locked
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # not after an error: another process may wait for the lock to try again
                 os.unlink(path)
 
 
@@ -243,7 +246,7 @@ class _StoreFolder(Folder):
     on_disk = False
 
     _drafts: str | None = None
-    """A local folder for the files of other processes."""
+    """A local folder for drafts of other processes."""
 
     @contextlib.contextmanager
     def drafting(self) -> Iterator[None]:
@@ -264,8 +267,8 @@ class _StoreFolder(Folder):
             if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 add_note(
                     error,
-                    f"bushel: before {self.shown(name)} is uploaded, it is written to {above}. There was no room for "
-                    "it. Write smaller files (more shards), or set TMPDIR to a folder with more room.",
+                    f"bushel: before {self.shown(name)} is uploaded, it is written to {above}, and the disk is full. "
+                    "Write smaller files (more shards), or set TMPDIR to a folder with more room.",
                 )
             raise
         finally:
@@ -280,12 +283,12 @@ class _StoreFolder(Folder):
     @contextlib.contextmanager
     def filling(self, last: str, belongs: Callable[[str], bool]) -> Iterator[Folder]:
         if self.exists(last):
-            raise FileExistsError(f"{self.name} is there already. Remove it, or write another version.")
+            raise FileExistsError(f"{self.name} exists already. Remove it, or write another version.")
         self.remove(filter(belongs, self.names()))
         try:
             yield self
         except BaseException:
-            with contextlib.suppress(Exception):  # the first error is the one to report
+            with contextlib.suppress(Exception):  # the first error is reported, not one of the clean-up
                 self.remove(filter(belongs, self.names()))
             raise
 
@@ -309,7 +312,7 @@ class _StoreFolder(Folder):
         begin = f"{self.address}/"
         try:
             found = remote.listed(f"{self.path(under)}/" if under else begin, self.options, deep=deep)
-        except FileNotFoundError:  # no bucket, or no folder
+        except FileNotFoundError:  # the bucket or folder does not exist
             return []
         return sorted(url.removeprefix(begin) for url in found)
 
