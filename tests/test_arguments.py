@@ -354,7 +354,7 @@ ARGUMENTS = {
     "source of splits": (
         lambda g: g.MapDataset.source({"train": [1, 2], "test": [3]}),
         TypeError,
-        "A source is read by positions from 0 on, and this dict has the keys 'train', 'test'. Pass one of its entries",
+        "A source is read by position from 0 on, but this dict has the keys 'train', 'test'. Pass one of its values",
     ),
     "ds[1.5]": (
         lambda g: g.MapDataset.range(10)[1.5],

@@ -156,7 +156,7 @@ def test_a_run_that_was_killed_goes_on_in_another_process(tmp_path):
     assert json.loads((tmp_path / "saved" / ".saving.json").read_text())["counts"] == [10, 10]
     script.write_text(PROGRAM.replace("x == 25", "x < 20 or x > 40"))  # another function: refused
     refused = subprocess.run([sys.executable, script, folder], check=False, stderr=subprocess.PIPE, text=True)
-    assert "whose saving was interrupted. Pass overwrite=True to begin anew." in refused.stderr
+    assert "whose saving was interrupted. Pass overwrite=True to begin again." in refused.stderr
     script.write_text(PROGRAM.replace("sys.argv[1], ", "sys.argv[1], overwrite=True, ").replace("x == 25", "x == 99"))
     subprocess.run([sys.executable, script, folder], check=True)
     assert len(bushel.sources.open(folder)) == 40
@@ -186,12 +186,12 @@ def test_saving_again_does_nothing_and_another_pipeline_is_refused(tmp_path):
         (
             MapDataset.range(3).map(lambda x: {"a": x} if x < 2 else {"b": x}),
             ValueError,
-            r"Element 2 cannot be saved with the others: the element is \{'b': int\}, and it was a dict with the keys",
+            r"Element 2 cannot be saved with the others: the element is \{'b': int\}, but it was a dict with the keys",
         ),
         (
             MapDataset.range(3).map(lambda x: np.zeros(x, np.int8 if x < 2 else np.int16)),
             ValueError,
-            r"is int16\[2\], and it was \|i1\[...\] in the first element",
+            r"is int16\[2\], but it was \|i1\[...\] in the first element",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_what_cannot_be_saved_is_named(tmp_path, ds, error, words):
     [
         (3, "no names for Parquet columns"),
         ({"a": [1]}, "a is a list or a tuple"),
-        ({"a": np.zeros(2, complex)}, "has the dtype complex128, which Parquet has no type for"),
+        ({"a": np.zeros(2, complex)}, "has the dtype complex128, which Parquet does not have"),
         ({"a.b": 1}, "has a dot"),
     ],
 )
@@ -276,7 +276,7 @@ def test_a_path_is_opened_by_its_ending(tmp_path):
     MapDataset.range(3).map(lambda x: {"x": x}).save(tmp_path / "saved", format="parquet")
     rows = bushel.sources.open(tmp_path / "saved" / "*.parquet")
     assert [row["x"] for row in MapDataset.source(rows)] == [0, 1, 2]
-    with pytest.raises(ValueError, match=r"It is not known how to open .*nothing\.xyz"):
+    with pytest.raises(ValueError, match=r"Bushel does not know the format of .*nothing\.xyz"):
         bushel.sources.open(tmp_path / "nothing.xyz")
-    with pytest.raises(ValueError, match="no store is known for zzz://"):
+    with pytest.raises(ValueError, match="fsspec has no driver for zzz://"):
         bushel.sources.open("zzz://nowhere/saved")

@@ -223,7 +223,7 @@ def test_a_type_of_safetensors_that_is_not_read(tmp_path):
     path = safetensors_of(tmp_path / "x.safetensors", "F6_E2M3", 1)
     assert load_arrays(path, ["y"])["y"].tolist() == [1, 2]
     with pytest.raises(
-        ValueError, match=r"x\.safetensors has an array 'x' of the type F6_E2M3, .* by their names"
+        ValueError, match=r"x\.safetensors has an array 'x' of the unsupported type F6_E2M3\. Name"
     ) as caught:
         load_arrays(path)
     assert not isinstance(caught.value, DamagedFile)
@@ -278,7 +278,7 @@ def test_checksums_that_are_damaged_themselves(tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["x.npy", "x.npy.checksums"]
     beside = tmp_path / "x.npy.checksums"
     good = beside.read_bytes()
-    with pytest.raises(ValueError, match="these are checksums"):
+    with pytest.raises(ValueError, match="these are files of checksums"):
         check_checksums(beside)
     for bad in (
         b"",
@@ -290,5 +290,5 @@ def test_checksums_that_are_damaged_themselves(tmp_path):
         b'{"size": 208}',
     ):
         beside.write_bytes(bad)
-        with pytest.raises(DamagedFile, match=r"x\.npy\.checksums holds no complete checksums"):
+        with pytest.raises(DamagedFile, match=r"x\.npy\.checksums has no complete checksums"):
             check_checksums(path)

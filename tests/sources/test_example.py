@@ -126,10 +126,10 @@ def test_a_sequence_example_is_refused_and_not_taken_for_an_empty_one():
     context = encode_example({"y": 1})
     for record in (b"\x12" + bytes([len(lists)]) + lists, context + b"\x12" + bytes([len(lists)]) + lists):
         with pytest.raises(
-            ValueError, match=r"is no tf\.train\.Example \(there is a field 2, as a tf\.train\.SequenceExample"
+            ValueError, match=r"is not a tf\.train\.Example \(it has a field 2, as in a tf\.train\.SequenceExample"
         ):
             decode_example(record)
-    with pytest.raises(ValueError, match="there is a field 7, which it does not have"):
+    with pytest.raises(ValueError, match="it has a field 7, which an Example does not have"):
         decode_example(context + b"\x38\x01")
 
 
@@ -141,9 +141,9 @@ def test_what_no_feature_can_hold_is_refused():
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (np.uint64(2**63), "holds 9223372036854775808, and a tf.train.Example has int64 numbers"),
+        (np.uint64(2**63), "holds 9223372036854775808, which does not fit into int64"),
         ([1, 2**63], "holds 9223372036854775808"),
-        (1e300, r"holds 1e\+300, and a tf.train.Example has float32 numbers"),
+        (1e300, r"holds 1e\+300, which does not fit into float32"),
         (np.array([0.5, -1e39]), r"holds -1e\+39"),
     ],
 )

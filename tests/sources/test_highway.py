@@ -72,7 +72,7 @@ def test_hashes_are_not_checked_by_default_without_the_package(installed, tmp_pa
     for hashed in (None, lambda key, message: bytes(8)):  # another package of this name is none
         installed(hashed)
         check_default(path, noticed=False)
-    with pytest.raises(DamagedFile, match="record 5 is damaged: its content does not fit its hash"):
+    with pytest.raises(DamagedFile, match="record 5 is damaged: its content does not match its hash"):
         ArrayRecordDataSource(path, verify=True)[5]
 
 
@@ -89,5 +89,5 @@ def check_default(path, noticed):
         lambda: source.__getitems__([5, 1]),
         lambda: source.read_into([5], np.empty((1, 400), np.uint8)),
     ):
-        with pytest.raises(DamagedFile, match="record 5 is damaged: its content does not fit its hash"):
+        with pytest.raises(DamagedFile, match="record 5 is damaged: its content does not match its hash"):
             read()

@@ -189,9 +189,9 @@ def test_lance_data_sets_of_different_columns_are_refused(tmp_path):
         LanceDataSource(str(tmp_path / "*.lance"))
     source = LanceDataSource(str(tmp_path / "*.lance"), ["s"])
     assert source.__getitems__([1, 0]) == [{"s": "y"}, {"s": "x"}]
-    with pytest.raises(ValueError, match="A version belongs to one Lance data set, and these paths name 2"):
+    with pytest.raises(ValueError, match="A version belongs to one Lance data set, but these paths name 2"):
         LanceDataSource(str(tmp_path / "*.lance"), ["s"], version=1)
-    with pytest.raises(ValueError, match=r"patterns name local Lance data sets alone"):
+    with pytest.raises(ValueError, match=r"only local Lance data sets can be named by a pattern"):
         LanceDataSource("s3://bucket/*.lance")
 
 

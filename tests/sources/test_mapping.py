@@ -149,7 +149,7 @@ def test_a_file_cut_short_under_its_map_is_an_error_and_not_the_end_of_the_proce
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert "ended early" in first
-    assert "it was cut short or replaced since" in first
+    assert "it has been cut short or replaced since" in first
     assert "ended early" in second
 
 

@@ -38,9 +38,9 @@ def test_mapped_values_go_to_other_processes_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("values", "offsets", "sentence"),
     [
-        (np.arange(4), [0, 3], "end with the 4 values there are; they go from 0 to 3"),
+        (np.arange(4), [0, 3], "end with 4, the number of values; they go from 0 to 3"),
         (np.arange(4), [1, 4], "must begin with 0"),
-        (np.arange(4), [0, 3, 2, 4], "never fall"),
+        (np.arange(4), [0, 3, 2, 4], "never decrease"),
         (np.arange(4), [], "offsets must be a list of integers"),
         (np.arange(4), [0.0, 4.0], "offsets must be a list of integers, got float64"),
         ({"a": np.arange(4), "b": np.arange(5)}, [0, 4], "need the same first axis"),

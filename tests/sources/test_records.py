@@ -159,14 +159,14 @@ def test_parts_of_files(stored):
 
     source = opened(name, [Instruction(), f"{path}[0:1]"])
     assert list(source) == RECORDS[2:5] + RECORDS[:1]
-    with pytest.raises(ValueError, match=rf"has {len(RECORDS)} records; there is no part \[50:70\] of it"):
+    with pytest.raises(ValueError, match=rf"has {len(RECORDS)} records, so it has no part \[50:70\]"):
         opened(name, f"{path}[50:70]")
 
 
 def test_a_file_written_transposed_is_told(tmp_path):
     array_record("group_size:2,transpose")(tmp_path / "x.array_record", [b"a", b"b"])
     with pytest.raises(
-        DamagedFile, match="was written with the option 'transpose', which only array_record itself reads"
+        DamagedFile, match="was written with the option 'transpose', which only the package array_record can read"
     ):
         ArrayRecordDataSource(tmp_path / "x.array_record")[0]
 
@@ -251,7 +251,7 @@ def test_paths_that_are_none(tmp_path):
             source(tmp_path)
         with pytest.raises(ValueError, match="No paths were given: a source needs at least one file"):
             source([])
-        with pytest.raises(TypeError, match="Paths are a path or a list of paths, got 3 of type int"):
+        with pytest.raises(TypeError, match="paths must be a path or a list of paths, got 3 of type int"):
             source(3)
 
 
@@ -275,7 +275,7 @@ def test_a_file_that_changed_is_noticed(tmp_path):
     path = written(tmp_path, "bag", [b"a", b"b"])
     source = pickle.loads(pickle.dumps(BagzDataSource(path)))
     written(tmp_path, "bag", [b"a", b"b", b"c"])
-    with pytest.raises(DamagedFile, match="had 2 records when the source was made and has 3 now"):
+    with pytest.raises(DamagedFile, match="had 2 records when the source was made, and it has 3 now"):
         source[0]
 
 

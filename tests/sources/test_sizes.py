@@ -95,7 +95,7 @@ def test_what_follows_the_end_mark_of_a_tar_file_is_told(tmp_path):
     path.write_bytes(first + bytes(1024) + last + bytes(1024))  # two files joined
     iterator = iter(WebDatasetIterDataset(str(path)))
     assert next(iterator)["txt"] == b"first"
-    with pytest.raises(DamagedFile, match=r"byte 2048: there is data behind the end mark"):
+    with pytest.raises(DamagedFile, match=r"byte 2048: there is data after the end mark"):
         next(iterator)
     assert len(samples_of(path, first + last + bytes(20_000))) == 2  # zeros up to a round size are as they should be
 

@@ -213,7 +213,7 @@ def test_no_copy_of_what_cannot_be_told_from_an_older_one(tmp_path):
                 file = stores.open_file(f"{web.url}/x", {"cache_dir": str(tmp_path)})
             assert (file.read(0, 3), endings(tmp_path)) == (content, [])
             assert [str(warning.message).partition(": ")[2][:40] for warning in said] == (
-                ["its store sends neither ETag nor time, s"] if content == b"old" else []
+                ["its store sends neither an ETag nor a tim"] if content == b"old" else []
             )
 
 
@@ -227,7 +227,7 @@ def test_a_disk_that_is_full(tmp_path):
     with Web(CONTENT) as web:
         words = [sys.executable, "-c", program, f"{web.url}/x", str(tmp_path)]
         said = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert f"{tmp_path}: no copy of {web.url}/x, 1000000 bytes, could be made (File too large). Make room" in said
+    assert f"{web.url}/x (1000000 bytes) could not be copied to {tmp_path} (File too large). Make room" in said
     assert endings(tmp_path) == []
 
 
@@ -472,7 +472,7 @@ def test_a_forked_process_says_so_instead_of_waiting():
         with os.fdopen(read) as words:
             said = words.read()
         os.waitpid(child, 0)
-    assert "this process was forked from one that had read from an object store" in said
+    assert "this process was forked from one that has used an object store" in said
 
 
 def test_options_are_plain():
@@ -519,7 +519,7 @@ def test_any_fsspec_store(tmp_path):
     assert list(BagzDataSource("memory://folder/part-*.bag")) == RECORDS[0::2] + RECORDS[1::2]
     with pytest.raises(FileNotFoundError, match=r"memory://none\.bag does not exist"):
         BagzDataSource("memory://none.bag")
-    with pytest.raises(ValueError, match="no store is known for nothing://"):
+    with pytest.raises(ValueError, match="fsspec has no driver for nothing://"):
         BagzDataSource("nothing://x.bag")
 
 
@@ -657,7 +657,7 @@ def test_a_local_file_cut_while_it_is_read(tmp_path):
         lambda: file.read_into(50, [bytearray(60), bytearray(40)]),
         lambda: list(stores.read_each(file, [0, 50], [10, 100])),
     ):
-        with pytest.raises(DamagedFile, match="ended early: 100 bytes were asked for at byte 50, 50 came back"):
+        with pytest.raises(DamagedFile, match="ended early: a read of 100 bytes at byte 50 returned 50"):
             read()
 
 

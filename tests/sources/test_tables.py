@@ -185,7 +185,7 @@ def test_two_columns_of_one_name_are_refused(kind, tmp_path):
     )
     pq.write_table(made, path) if kind == "parquet" else write_arrow(made, path, pa.ipc.new_file)
     for columns in (None, ["a"]):
-        with pytest.raises(ValueError, match=rf"x\.{kind} has 2 columns 'a': choose others") as caught:
+        with pytest.raises(ValueError, match=rf"x\.{kind} has 2 columns 'a': choose other") as caught:
             SOURCES[kind](path, columns)
         assert not isinstance(caught.value, DamagedFile)
     assert SOURCES[kind](path, ["b"])[0] == {"b": 2}
@@ -212,7 +212,7 @@ def test_arrow_streams(compression, files, tmp_path):
     content = path.read_bytes()
     for kept in (8, 100, len(content) // 2, len(content) - 8, len(content) - 1):
         path.write_bytes(content[:kept])
-        with pytest.raises(DamagedFile, match=r"x\.arrow is an Arrow stream without its end mark: it was cut short"):
+        with pytest.raises(DamagedFile, match=r"x\.arrow is an Arrow stream without an end mark: it was cut short"):
             ArrowDataSource(path)
 
 

@@ -166,7 +166,7 @@ def test_an_rlds_data_set_is_that_on_disk_byte_for_byte(base, file_format, tmp_p
     assert files_in(base) == files_in(tmp_path)
     builder = RLDSBuilder("arm", base)
     assert len(builder.episodes("train")) == 5 and len(builder.episodes("val")) == 1
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         write_rlds(base, "arm", splits)
     with pytest.raises(ValueError, match="different leaves"):
         write_rlds(base, "arm", {"train": [episode(1), {"steps": {"b": np.zeros(3)}}]}, version="2.0.0")
@@ -184,7 +184,7 @@ def test_converted_files_are_those_on_disk_byte_for_byte(base, ending, workers, 
     there = convert(tmp_path / "in.txt", f"{base}/x.{ending}", shards=2, workers=workers)
     assert [path.rpartition("/")[2] for path in there] == [os.path.basename(path) for path in here]
     assert files_in(base) == files_in(tmp_path / "out")
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="exists already"):
         convert(tmp_path / "in.txt", f"{base}/x.{ending}", shards=2)
     convert(there, f"{base}/x.{ending}", shards=2, overwrite=True)  # from the store into it
     assert files_in(base) == files_in(tmp_path / "out")
@@ -609,7 +609,7 @@ def test_a_bucket_that_is_not_there_is_named(servers, scheme, what, tmp_path):
 
 def test_what_cannot_be_written_at_all_is_refused_before_any_work(tmp_path, monkeypatch):
     for what in ("save", "save rlds", "write_rlds", "convert", "column", "statistics", "large"):
-        with pytest.raises(ValueError, match=r"https://\.\.\.@host/.* cannot be written: web servers take no files"):
+        with pytest.raises(ValueError, match=r"https://\.\.\.@host/.* cannot be written: web servers accept no files"):
             write_with(what, "https://me:password@host/data", {}, tmp_path)
     monkeypatch.setenv("BUSHEL_CACHE_DIR", "s3://bucket/cache")
     with pytest.raises(ValueError, match=r"BUSHEL_CACHE_DIR must name a local folder.*it is 's3://bucket/cache'"):

@@ -290,12 +290,12 @@ def ones(length, **more):
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
-        ({"name": "a/b"}, ValueError, "The name of a data set has letters, digits and underscores, got 'a/b'."),
-        ({"version": "1"}, ValueError, "A version is three numbers such as '1.0.0', got '1'."),
-        ({"file_format": "csv"}, ValueError, "file_format is one of 'tfrecord', 'array_record', got 'csv'."),
+        ({"name": "a/b"}, ValueError, "The name of a data set may have letters, digits and underscores, got 'a/b'."),
+        ({"version": "1"}, ValueError, "version must be three numbers such as '1.0.0', got '1'."),
+        ({"file_format": "csv"}, ValueError, "file_format must be one of 'tfrecord', 'array_record', got 'csv'."),
         ({"shards": 0}, ValueError, "shards"),
-        ({"splits": {}}, ValueError, "There are no splits: pass episodes as"),
-        ({"splits": {"all": []}}, ValueError, "and is not 'all', got 'all'"),
+        ({"splits": {}}, ValueError, "splits is empty: pass episodes as"),
+        ({"splits": {"all": []}}, ValueError, "and must not be 'all', got 'all'"),
         ({"splits": {"train": []}}, ValueError, "The split 'train' has no episodes. Leave it out."),
         ({"splits": {"train": iter([])}, "shards": 2}, ValueError, "need to know how many episodes there are"),
         ({"splits": {"train": [3]}}, ValueError, "episode 0 of 'train': an episode must be a dict with 'steps'"),
@@ -325,7 +325,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, arguments, error, sente
 def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
     folder = write_rlds(tmp_path, "mine", {"train": (ones(length) for length in range(5))})
     assert RLDSBuilder("mine", tmp_path).episodes().lengths().tolist() == list(range(5))
-    with pytest.raises(FileExistsError, match=r"is there already. Remove it, or write another version"):
+    with pytest.raises(FileExistsError, match=r"exists already. Remove it, or write another version"):
         write_rlds(tmp_path, "mine", {"train": [ones(1)]})
     write_rlds(tmp_path, "mine", {"train": [ones(1)]}, version="1.10.0", shards=9)
     write_rlds(tmp_path, "mine", {"train": [ones(1)]}, version="1.9.0")

@@ -97,7 +97,7 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same_files(tmp_path_factor
     ds = MapDataset.range(12).map(fragile)
     with pytest.raises(RuntimeError, match="stopped"):
         ds.save(folder, format="rlds", shards=4)
-    with pytest.raises(ValueError, match="It is not known how to open"):
+    with pytest.raises(ValueError, match="Bushel does not know the format of"):
         bushel.sources.open(folder)
     alive = True
     ds.save(folder, format="rlds", shards=4)
@@ -155,5 +155,5 @@ def test_what_is_no_episode_is_named(tmp_path, make, error, words):
 
 
 def test_no_episodes_are_no_data_set(tmp_path):
-    with pytest.raises(ValueError, match="There are no episodes"):
+    with pytest.raises(ValueError, match="The pipeline has no episodes"):
         MapDataset.range(0).map(episode).save(tmp_path / "arm", format="rlds")
