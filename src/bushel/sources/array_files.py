@@ -101,25 +101,25 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
         raise DamagedFile(f"{shown} is not a complete .{kind} file: {error}") from error
 
 
-def _npy(path: str, content: io.BytesIO | None) -> Arrays:
+def _open_npy(path: str, content: io.BytesIO | None) -> Arrays:
     def array() -> np.ndarray:
         with open(path, "rb") if content is None else content as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            found = _mapped(path, file, size) if content is None else None
+            found = _map_array(path, file, size) if content is None else None
             if found is not None:
                 return found
             file.seek(0)
-            return _read(file, size)
+            return _read_array(file, size)
 
     return {"": array}
 
 
-def _npz(path: str, content: io.BytesIO | None) -> Arrays:
+def _open_npz(path: str, content: io.BytesIO | None) -> Arrays:
     with zipfile.ZipFile(content or path) as archive:
         _check_directory(archive)
         return {
-            entry.filename.removesuffix(".npy"): functools.partial(_member, path, content, entry)
+            entry.filename.removesuffix(".npy"): functools.partial(_read_member, path, content, entry)
             for entry in archive.infolist()
         }
 
@@ -142,7 +142,7 @@ def _check_directory(archive: zipfile.ZipFile) -> None:
         at += 46 + sum(sizes)
     if rest[at : at + 4] not in (_END, _END_64):
         raise ValueError(f"its directory does not end after {len(entries)} entries")
-    stated, place = _stated_directory(rest, at)
+    stated, place = _parse_directory_end(rest, at)
     if stated != len(entries) or len({entry.filename for entry in entries}) != stated:
         raise ValueError(f"its directory has {len(entries)} entries, but its end says {stated}")
     # If the two differ, zipfile believes that other data was put before the archive, and corrects all places.
@@ -150,7 +150,7 @@ def _check_directory(archive: zipfile.ZipFile) -> None:
         raise ValueError(f"its directory begins at byte {archive.start_dir}, but its end says byte {place}")
 
 
-def _stated_directory(rest: bytes, at: int) -> tuple[int, int]:
+def _parse_directory_end(rest: bytes, at: int) -> tuple[int, int]:
     """What the end of an archive says: the number of entries, and the place of the first."""
     if rest[at : at + 4] == _END_64:
         stated, _, place = struct.unpack_from("<QQQ", rest, at + 32)
@@ -159,19 +159,19 @@ def _stated_directory(rest: bytes, at: int) -> tuple[int, int]:
     return stated, place
 
 
-def _member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:
+def _read_member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:
     """Reads an array of an archive."""
     if entry.compress_type == zipfile.ZIP_STORED and content is None:
-        mapped = _mapped_member(path, entry)
+        mapped = _map_member(path, entry)
         if mapped is not None:
             return mapped
     if entry.compress_type != zipfile.ZIP_STORED:
         limits.check_array(entry.file_size)  # zipfile returns no more bytes than this
     with zipfile.ZipFile(content or path) as archive, archive.open(entry) as member:  # zipfile compares the checksum
-        return _read(member, entry.file_size)
+        return _read_array(member, entry.file_size)
 
 
-def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
+def _map_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
     """Maps an uncompressed array of an archive; None if only NumPy itself can read its header."""
     with open(path, "rb") as file:
         file.seek(entry.header_offset)
@@ -179,14 +179,14 @@ def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
         if local[:4] != b"PK\x03\x04":
             raise ValueError(f"the entry {entry.filename} is not where the index says")
         start = file.seek(sum(struct.unpack_from("<HH", local, 26)), os.SEEK_CUR)
-        return _mapped(path, file, start + entry.file_size)
+        return _map_array(path, file, start + entry.file_size)
 
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
 """The shape of an array, whether it is in Fortran order, and its dtype."""
 
 
-def _header(file: Any) -> Header | None:
+def _read_header(file: Any) -> Header | None:
     """Reads the header of an array at the position of `file`; None if only NumPy itself can read it, or rejects it."""
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):  # later versions, with names of fields in UTF-8
@@ -196,19 +196,19 @@ def _header(file: Any) -> Header | None:
     return None if header[2].hasobject else header
 
 
-def _mapped(path: str, file: Any, end: int) -> np.ndarray | None:
+def _map_array(path: str, file: Any, end: int) -> np.ndarray | None:
     """Maps the array at the position of `file`, which must end at byte `end`; None if only NumPy itself can read it."""
-    header = _header(file)
+    header = _read_header(file)
     if header is None:
         return None
     shape, fortran, dtype = header
     _check_size(shape, dtype, end - file.tell())
-    return _map(path, file.tell(), shape, dtype, "F" if fortran else "C")
+    return _map_range(path, file.tell(), shape, dtype, "F" if fortran else "C")
 
 
-def _read(file: Any, size: int) -> np.ndarray:
+def _read_array(file: Any, size: int) -> np.ndarray:
     """Reads the array in a file of `size` bytes with NumPy."""
-    header = _header(file)
+    header = _read_header(file)
     if header is not None:  # before NumPy allocates as much memory as the header says
         _check_size(header[0], header[2], size - file.tell())
     file.seek(0)
@@ -225,7 +225,7 @@ def _check_size(shape: tuple[int, ...], dtype: Any, size: int) -> None:
         raise ValueError(f"an array {dtype}{list(shape)} takes {wanted} bytes, but there are {size}")
 
 
-def _map(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
+def _map_range(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
     if 0 in shape or not shape:  # an empty array or a single number cannot be mapped
         with open(path, "rb") as file:
             file.seek(offset)
@@ -234,7 +234,7 @@ def _map(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any 
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
 
 
-def _safetensors(path: str, content: io.BytesIO | None) -> Arrays:
+def _open_safetensors(path: str, content: io.BytesIO | None) -> Arrays:
     with open(path, "rb") if content is None else content as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -249,23 +249,24 @@ def _safetensors(path: str, content: io.BytesIO | None) -> Arrays:
     if [low for low, _ in spans] != ends[:-1] or ends[-1] != size - 8 - length:
         raise ValueError("the arrays in its header have gaps between them, or overlap")
     return {
-        name: functools.partial(_tensor, path, data, 8 + length, size, name, entry) for name, entry in header.items()
+        name: functools.partial(_read_tensor, path, data, 8 + length, size, name, entry)
+        for name, entry in header.items()
     }
 
 
-def _tensor(path: str, data: bytes | None, base: int, size: int, name: str, entry: dict[str, Any]) -> np.ndarray:
+def _read_tensor(path: str, data: bytes | None, base: int, size: int, name: str, entry: dict[str, Any]) -> np.ndarray:
     """Reads an array of a safetensors file of `size` bytes, whose data begins at byte `base`."""
-    dtype, shape = _dtype(name, entry["dtype"]), tuple(entry["shape"])
+    dtype, shape = _parse_dtype(name, entry["dtype"]), tuple(entry["shape"])
     low, high = entry["data_offsets"]
     if not 0 <= low <= high <= size - base:
         raise ValueError(f"its header says that the array {name!r} is at bytes {low} to {high}, which is impossible")
     _check_size(shape, dtype, high - low)
     if data is None:
-        return _map(path, base + low, shape, dtype)
+        return _map_range(path, base + low, shape, dtype)
     return np.frombuffer(data[low:high], dtype).reshape(shape)
 
 
-def _dtype(name: str, kind: str) -> np.dtype[Any]:
+def _parse_dtype(name: str, kind: str) -> np.dtype[Any]:
     if kind in _NEEDS_JAX:
         try:
             import ml_dtypes
@@ -280,4 +281,4 @@ def _dtype(name: str, kind: str) -> np.dtype[Any]:
     return np.dtype(_DTYPES[kind])
 
 
-_READERS: dict[str, Any] = {"npy": _npy, "npz": _npz, "safetensors": _safetensors}
+_READERS: dict[str, Any] = {"npy": _open_npy, "npz": _open_npz, "safetensors": _open_safetensors}

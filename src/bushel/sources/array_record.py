@@ -80,7 +80,7 @@ class ArrayRecordDataSource(RecordSource):
         self._verify = highway.in_c() is not None if verify is None else bool(verify)
         super().__init__(paths, storage_options)
 
-    def _reader(self, file: File) -> RecordReader:
+    def _make_reader(self, file: File) -> RecordReader:
         return _ArrayRecordFile(file, self._verify)
 
 
@@ -104,24 +104,24 @@ class _ArrayRecordFile(RecordReader):
     def read(self, position: int) -> bytes:
         if not self._single:
             chunk = int(self._firsts.searchsorted(position, "right")) - 1
-            return self._records(chunk)[position - int(self._firsts[chunk])]
+            return self._read_records(chunk)[position - int(self._firsts[chunk])]
         start, length = self._offsets.item(position), self._lengths.item(position)
         raw = self._file.read(start, length)
         data = raw if -start % BLOCK >= length else joined(raw, start)
         if self._verify:
-            self._check([position], [data])
-        return self._only(position, data)
+            self._check_hashes([position], [data])
+        return self._decode_single(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         at_hand = self._plain and not self._verify and not self._file.together
         if at_hand and self._decoded[positions].max(initial=0) < LARGE_BYTES:
-            return self._plain_records(positions)
+            return self._read_plain(positions)
         if self._single:
-            data = self._each(positions)
-            return [self._only(chunk, part) for chunk, part in zip(positions.tolist(), data)]
+            data = self._iterate_chunks(positions)
+            return [self._decode_single(chunk, part) for chunk, part in zip(positions.tolist(), data)]
         positions = checks.positions(positions, self.count)
         wanted, back = np.unique(self._firsts.searchsorted(positions, "right") - 1, return_inverse=True)
-        parts = [self._parts(chunk, data) for chunk, data in zip(wanted.tolist(), self._chunks(wanted))]
+        parts = [self._decode_records(chunk, data) for chunk, data in zip(wanted.tolist(), self._read_chunks(wanted))]
         within = (positions - self._firsts[wanted[back]]).tolist()
         return [parts[chunk][place] for chunk, place in zip(back.tolist(), within)]
 
@@ -139,9 +139,9 @@ class _ArrayRecordFile(RecordReader):
             self._file.read_into(start, around_headers(start, [memoryview(scratch), row]))
             if scratch[HEADER] != 0:
                 return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
-            self._header(chunk, scratch, prefix + size)
+            self._check_header(chunk, scratch, prefix + size)
 
-    def _plain_records(self, chunks: np.ndarray) -> list[bytes]:
+    def _read_plain(self, chunks: np.ndarray) -> list[bytes]:
         """Reads uncompressed records that are alone in their chunks: the place of each byte is known before."""
         starts, sizes = self._offsets[chunks], self._decoded[chunks]
         prefixes = HEADER + 3 + _LONGER.searchsorted(sizes, "right")
@@ -152,7 +152,9 @@ class _ArrayRecordFile(RecordReader):
         firsts = self._file.read_many(starts.tolist(), (ends - starts).tolist())
         found = [data[prefix:] for data, prefix in zip(firsts, prefixes.tolist())]
         for place in crossing.tolist():  # small records rarely cross a block; large ones have few pieces
-            found[place] = self._crossing(starts.item(place), prefixes.item(place), sizes.item(place), firsts, place)
+            found[place] = self._read_crossing(
+                starts.item(place), prefixes.item(place), sizes.item(place), firsts, place
+            )
         heads = b"".join([data[: HEADER + 1] for data in firsts])
         if len(heads) == len(firsts) * (HEADER + 1):
             fields = np.frombuffer(heads, _BEGINNING)
@@ -162,10 +164,10 @@ class _ArrayRecordFile(RecordReader):
         else:  # a block header lies inside the header of a chunk
             doubtful = np.arange(len(firsts))
         for place in doubtful.tolist():
-            found[place] = self._only(chunks.item(place), self._chunks(chunks[place : place + 1])[0])
+            found[place] = self._decode_single(chunks.item(place), self._read_chunks(chunks[place : place + 1])[0])
         return found
 
-    def _crossing(self, start: int, prefix: int, size: int, firsts: list[bytes], place: int) -> bytes:
+    def _read_crossing(self, start: int, prefix: int, size: int, firsts: list[bytes], place: int) -> bytes:
         """A record that crosses the end of a block: joins the pieces between the block headers."""
         first = firsts[place]
         left, block = prefix + size - len(first), start + len(first)
@@ -181,11 +183,11 @@ class _ArrayRecordFile(RecordReader):
             return b"".join((memoryview(first)[prefix:], *pieces))
         return b"".join((first, *pieces))[prefix:]
 
-    def _each(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
-        """As `_chunks`, but large chunks share one buffer: use each chunk before the next one."""
+    def _iterate_chunks(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
+        """As `_read_chunks`, but large chunks share one buffer: use each chunk before the next one."""
         lengths = self._lengths[chunks]
         if self._verify or self._file.together or lengths.max(initial=0) < LARGE_BYTES:
-            yield from self._chunks(chunks)
+            yield from self._read_chunks(chunks)
             return
         buffer = memoryview(bytearray(int(lengths.max())))
         for start, length in zip(self._offsets[chunks].tolist(), lengths.tolist()):
@@ -193,7 +195,7 @@ class _ArrayRecordFile(RecordReader):
             self._file.read_into(start, around_headers(start, [part]))
             yield part
 
-    def _chunks(self, chunks: np.ndarray) -> list[bytes]:
+    def _read_chunks(self, chunks: np.ndarray) -> list[bytes]:
         """Reads whole chunks with their headers, without the block headers inside them."""
         starts, lengths = self._offsets[chunks], self._lengths[chunks]
         crossing = np.flatnonzero(-starts % BLOCK < lengths).tolist()
@@ -202,14 +204,14 @@ class _ArrayRecordFile(RecordReader):
         for place in crossing:
             data[place] = joined(data[place], firsts[place])
         if self._verify:
-            self._check(chunks.tolist(), data)
+            self._check_hashes(chunks.tolist(), data)
         return data
 
-    def _only(self, chunk: int, data: bytes | memoryview) -> bytes:
+    def _decode_single(self, chunk: int, data: bytes | memoryview) -> bytes:
         """The record of a chunk with a single record."""
-        size = self._header(chunk, data, len(data))
+        size = self._check_header(chunk, data, len(data))
         if size < 0:
-            return self._parts(chunk, self._whole(chunk))[0]
+            return self._decode_records(chunk, self._read_whole_chunk(chunk))[0]
         decoded = self._decoded.item(chunk)
         if data[HEADER] == 0:
             end = HEADER + size
@@ -223,72 +225,72 @@ class _ArrayRecordFile(RecordReader):
         except ImportError:
             raise
         except TooLarge as error:
-            raise TooLarge(f"{self._file.name}: {self._which(chunk)} is not read: {error}.") from None
+            raise TooLarge(f"{self._file.name}: {self._name_records(chunk)} is not read: {error}.") from None
         except Exception as error:
-            raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
+            raise self._damage_error(chunk, f"it cannot be decoded ({error})") from error
 
-    def _header(self, chunk: int, data: bytes | bytearray | memoryview, length: int) -> int:
+    def _check_header(self, chunk: int, data: bytes | bytearray | memoryview, length: int) -> int:
         """The size of a chunk's data; -1 if not all of it was read. Checks the header against the index of the file."""
         if len(data) <= HEADER:  # the byte after the header names the compression
-            raise self._damaged(chunk, f"the index at the end of the file leaves {len(data)} bytes for it")
+            raise self._damage_error(chunk, f"the index at the end of the file leaves {len(data)} bytes for it")
         size, kind, decoded = SIZES.unpack_from(data)
         if kind != SIMPLE | self._counts.item(chunk) << 8 or decoded != self._decoded.item(chunk):
             if kind & 0xFF == TRANSPOSED:
-                raise self._transposed()
-            raise self._damaged(chunk, "its header contradicts the index at the end of the file")
+                raise self._transposed_error()
+            raise self._damage_error(chunk, "its header contradicts the index at the end of the file")
         if HEADER + size > length:
             if HEADER + size > self._ends.item(chunk) - self._offsets.item(chunk):
-                raise self._damaged(chunk, f"its data would take {size} bytes, more than there is room for")
+                raise self._damage_error(chunk, f"its data would take {size} bytes, more than there is room for")
             return -1
         return size
 
-    def _whole(self, chunk: int) -> bytes:
+    def _read_whole_chunk(self, chunk: int) -> bytes:
         """Reads a whole chunk that compression made larger than its content."""
         start = self._offsets.item(chunk)
         return joined(self._file.read(start, self._ends.item(chunk) - start), start)
 
-    def _records(self, chunk: int) -> list[bytes]:
-        return self._parts(chunk, self._chunks(np.array([chunk]))[0])
+    def _read_records(self, chunk: int) -> list[bytes]:
+        return self._decode_records(chunk, self._read_chunks(np.array([chunk]))[0])
 
-    def _parts(self, chunk: int, data: bytes) -> list[bytes]:
+    def _decode_records(self, chunk: int, data: bytes) -> list[bytes]:
         """The records of a chunk."""
-        size = self._header(chunk, data, len(data))
+        size = self._check_header(chunk, data, len(data))
         if size < 0:
-            data = self._whole(chunk)
-            size = self._header(chunk, data, len(data))
+            data = self._read_whole_chunk(chunk)
+            size = self._check_header(chunk, data, len(data))
         content = memoryview(data)[HEADER : HEADER + size]
         values, ends = self._decode(chunk, unpacked, content, self._decoded.item(chunk), self._counts.item(chunk))
         if len(ends) != self._counts.item(chunk) or len(values) != self._decoded.item(chunk):
-            raise self._damaged(chunk, "its records have other sizes than its header says")
+            raise self._damage_error(chunk, "its records have other sizes than its header says")
         stops = ends.tolist()
         return [bytes(values[low:high]) for low, high in zip([0, *stops], stops)]
 
-    def _check(self, chunks: Sequence[int], data: list[bytes]) -> None:
+    def _check_hashes(self, chunks: Sequence[int], data: list[bytes]) -> None:
         """Compares chunks with their hashes."""
         messages: list[memoryview] = []
         wanted: list[int] = []
         for chunk, part in zip(chunks, data):
-            size = self._header(chunk, part, len(part))
+            size = self._check_header(chunk, part, len(part))
             if size < 0:
-                part = self._whole(chunk)
-                size = self._header(chunk, part, len(part))
+                part = self._read_whole_chunk(chunk)
+                size = self._check_header(chunk, part, len(part))
             fields = FIELDS.unpack_from(part)
             view = memoryview(part)
             messages += [view[8:HEADER], view[HEADER : HEADER + size]]
             wanted += [fields[0], fields[2]]
         wrong = np.flatnonzero(highway.hashes(messages) != np.array(wanted, np.uint64))
         if len(wrong):
-            raise self._damaged(chunks[int(wrong[0]) // 2], "its content does not match its hash")
+            raise self._damage_error(chunks[int(wrong[0]) // 2], "its content does not match its hash")
 
-    def _transposed(self) -> DamagedFile:
+    def _transposed_error(self) -> DamagedFile:
         return DamagedFile(
             f"{self._file.name} was written with the option 'transpose', which only the package array_record can read. "
             "Write it again without this option, or pass array_record's own data source to `MapDataset.source`."
         )
 
-    def _which(self, chunk: int) -> str:
+    def _name_records(self, chunk: int) -> str:
         first, count = int(self._firsts[chunk]), int(self._counts[chunk])
         return f"record {first}" if count == 1 else f"the chunk of records {first} to {first + count - 1}"
 
-    def _damaged(self, chunk: int, why: str) -> DamagedFile:
-        return DamagedFile(f"{self._file.name}: {self._which(chunk)} is damaged: {why}.")
+    def _damage_error(self, chunk: int, why: str) -> DamagedFile:
+        return DamagedFile(f"{self._file.name}: {self._name_records(chunk)} is damaged: {why}.")

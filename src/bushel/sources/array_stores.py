@@ -190,6 +190,6 @@ class ArraySource(JoinedStores):
         """Shape and dtype of each array of a record."""
         if self._group is not None:
             raise NotImplementedError(f"The records of {self!r} are groups, whose arrays may have any length.")
-        store = self._store(0)
+        store = self._get_store(0)
         assert isinstance(store, ArrayStore)
         return store.element_spec()

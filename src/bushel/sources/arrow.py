@@ -33,19 +33,19 @@ class ArrowDataSource(TableSource):
     def __init__(self, paths: Any, columns: Sequence[str] | None = None, *, storage_options: Options | None = None):
         super().__init__(paths, columns, _KEPT_BYTES, storage_options)
 
-    def _no_files(self) -> Any:
+    def _make_file_cache(self) -> Any:
         return {}
 
-    def _lengths(self, number: int) -> list[int]:
-        return self._file(number).lengths
+    def _part_lengths(self, number: int) -> list[int]:
+        return self._get_file(number).lengths
 
-    def _table(self, number: int, part: int) -> Any:
-        return self._file(number).batch(part)
+    def _read_part(self, number: int, part: int) -> Any:
+        return self._get_file(number).read_batch(part)
 
-    def _file(self, number: int) -> _ArrowFile:
+    def _get_file(self, number: int) -> _ArrowFile:
         file = self._files.get(number)
         if file is None:  # two threads may both open it; either result can be used
-            file = self._files[number] = _opened(self._same(number), self._columns)
+            file = self._files[number] = _open_arrow_file(self._open_unchanged(number), self._columns)
         return file
 
 
@@ -73,7 +73,7 @@ class _ArrowFile:
         if (there := _count_batches(content)) > len(self.lengths):
             raise ValueError(f"its index has {len(self.lengths)} record batches, but the file has {there}")
 
-    def batch(self, number: int) -> Any:
+    def read_batch(self, number: int) -> Any:
         try:
             with self._lock:
                 found = self._get(number)
@@ -98,7 +98,7 @@ def _count_batches(content: Any) -> int:
     return count
 
 
-def _opened(file: File, columns: Sequence[str] | None) -> _ArrowFile:
+def _open_arrow_file(file: File, columns: Sequence[str] | None) -> _ArrowFile:
     arrow = package("pyarrow", "parquet", "Arrow files")
     path = file.name
     stream = file.size >= len(_END) and file.read(0, 4) == _END[:4]

@@ -29,9 +29,9 @@ class ArrowRows:
         for name, column in zip(table.schema.names, table.columns):
             if hasattr(column, "combine_chunks"):
                 column = column.combine_chunks()
-            column = _takeable(column, name, path)
+            column = _make_takeable(column, name, path)
             if chosen and column.null_count and (types.is_integer(column.type) or types.is_boolean(column.type)):
-                self._columns[name] = _with_none(column, types.is_boolean(column.type))
+                self._columns[name] = _nulls_to_none(column, types.is_boolean(column.type))
                 self._numbers = False
             elif types.is_primitive(column.type):
                 self._columns[name] = column.to_numpy(zero_copy_only=False)
@@ -43,7 +43,7 @@ class ArrowRows:
     def row(self, place: int) -> dict[str, Any]:
         """One record."""
         return {
-            name: column[place] if isinstance(column, np.ndarray) else _objects(column, [place])[0]
+            name: column[place] if isinstance(column, np.ndarray) else _take_objects(column, [place])[0]
             for name, column in self._columns.items()
         }
 
@@ -52,14 +52,14 @@ class ArrowRows:
         if self._numbers:
             return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
         parts = [
-            column[places] if isinstance(column, np.ndarray) else _objects(column, places)
+            column[places] if isinstance(column, np.ndarray) else _take_objects(column, places)
             for column in self._columns.values()
         ]
         names = tuple(self._columns)
         return [dict(zip(names, values)) for values in zip(*parts)]
 
 
-def _takeable(column: Any, name: str, path: str) -> Any:
+def _make_takeable(column: Any, name: str, path: str) -> Any:
     """A column, cast if needed to a type of which pyarrow can take rows."""
     arrow = package("pyarrow", "parquet", "Parquet and Arrow files")
     kind = str(column.type)
@@ -69,7 +69,7 @@ def _takeable(column: Any, name: str, path: str) -> Any:
         if kind.startswith("run_end_encoded"):
             return package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
         if not arrow.types.is_primitive(column.type):
-            _objects(column, np.zeros(0, np.int64))  # takes no rows, to find out whether pyarrow can
+            _take_objects(column, np.zeros(0, np.int64))  # takes no rows, to find out whether pyarrow can
     except NotImplementedError as error:
         raise ValueError(
             f"{path}: column {name!r} is of type {kind}, of which pyarrow cannot take rows ({error}). Cast it to "
@@ -78,7 +78,7 @@ def _takeable(column: Any, name: str, path: str) -> Any:
     return column
 
 
-def _with_none(column: Any, boolean: bool) -> np.ndarray:
+def _nulls_to_none(column: Any, boolean: bool) -> np.ndarray:
     """Integers or booleans as NumPy scalars, nulls as None."""
     found = np.empty(len(column), object)
     found[:] = list(column.fill_null(False if boolean else 0).to_numpy(zero_copy_only=False))
@@ -86,7 +86,7 @@ def _with_none(column: Any, boolean: bool) -> np.ndarray:
     return found
 
 
-def _objects(column: Any, places: Any) -> np.ndarray:
+def _take_objects(column: Any, places: Any) -> np.ndarray:
     return values(column.take(np.asarray(places)))
 
 
@@ -95,15 +95,15 @@ def values(column: Any) -> np.ndarray:
     found = column.to_numpy(zero_copy_only=False)
     if found.dtype == object and package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
         for place, value in enumerate(found):
-            found[place] = _owned(value)
+            found[place] = _copy_lists(value)
     return found
 
 
-def _owned(value: Any) -> Any:
+def _copy_lists(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     copy = value.copy()
     if copy.dtype == object:
         for place, inner in enumerate(value):
-            copy[place] = _owned(inner)
+            copy[place] = _copy_lists(inner)
     return copy

@@ -51,7 +51,7 @@ class BagzDataSource(RecordSource):
         self._compressed, self._separate = compressed, bool(separate_limits)
         super().__init__(all_shards(paths, storage_options), storage_options)
 
-    def _reader(self, file: File) -> RecordReader:
+    def _make_reader(self, file: File) -> RecordReader:
         compressed = (
             redact.remove_query(file.address).endswith(".bagz") if self._compressed is None else self._compressed
         )
@@ -76,12 +76,14 @@ def all_shards(paths: Any, options: Options | None) -> Any:
             found.append(path)
             continue
         stem, count, ending = sharded.group(1), sharded.group(2), sharded.group(3) or ""
-        count = _stated(os.fspath(path), f"{stem}-?????-of-?????{ending}", options) if count == "*" else int(count)
+        count = (
+            _count_shards(os.fspath(path), f"{stem}-?????-of-?????{ending}", options) if count == "*" else int(count)
+        )
         found += [f"{stem}-{number:05d}-of-{count:05d}{ending}" for number in range(count)]
     return found
 
 
-def _stated(path: str, pattern: str, options: Options | None) -> int:
+def _count_shards(path: str, pattern: str, options: Options | None) -> int:
     """The number of shards of a set, from the names of its files. A missing shard then causes an error."""
     shards = [_SHARD.fullmatch(name) for name in stores.find(pattern, options)]
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
@@ -96,7 +98,7 @@ def _stated(path: str, pattern: str, options: Options | None) -> int:
 class _BagFile(RecordReader):
     def __init__(self, file: File, limits: File, compressed: bool):
         self._file, self._compressed = file, compressed
-        ends = _limits(file, limits)
+        ends = _read_ends(file, limits)
         self.count = len(ends)
         lengths = np.diff(ends, prepend=0)
         self._spans = np.stack((ends - lengths, lengths), axis=1)  # start and length of each record
@@ -114,19 +116,19 @@ class _BagFile(RecordReader):
         except ImportError:
             raise
         except Exception as error:
-            raise self._damaged(position, error) from error
+            raise self._damage_error(position, error) from error
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         spans = self._spans.take(positions, axis=0)
         count = len(positions)
         # Records that lie side by side are read with one call, and the system reads ahead. Mapping would be slower.
         if self._mapping and count >= _WORTH_MAPPING and positions.item(-1) - positions.item(0) != count - 1:
-            found = self._mapping.copied(self._copied, spans)
+            found = self._mapping.copied(self._copy_records, spans)
             if found is not None:
                 return found
-        return self._read(positions, spans)
+        return self._read_records(positions, spans)
 
-    def _copied(self, memory: mmap.mmap, spans: np.ndarray) -> list[bytes] | None:
+    def _copy_records(self, memory: mmap.mmap, spans: np.ndarray) -> list[bytes] | None:
         """Copies records from memory; None if one is damaged. A read from the file then names the damaged one."""
         if not self._compressed:
             starts = spans[:, 0]
@@ -142,7 +144,7 @@ class _BagFile(RecordReader):
         except Exception:
             return None
 
-    def _read(self, positions: np.ndarray, spans: np.ndarray) -> list[bytes]:
+    def _read_records(self, positions: np.ndarray, spans: np.ndarray) -> list[bytes]:
         """Reads records from the file."""
         begins, lengths = spans[:, 0].tolist(), spans[:, 1].tolist()
         if not self._compressed:
@@ -158,7 +160,7 @@ class _BagFile(RecordReader):
                 error, TooLarge
             ):  # the error is about the file, and names it
                 raise
-            raise self._damaged(positions.item(len(found)), error) from error
+            raise self._damage_error(positions.item(len(found)), error) from error
         return found
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
@@ -168,7 +170,7 @@ class _BagFile(RecordReader):
         for place, start in enumerate(spans[:, 0].tolist()):
             self._file.read_into(start, [rows[place * size : (place + 1) * size]])
 
-    def _damaged(self, position: int, error: Exception) -> DamagedFile:
+    def _damage_error(self, position: int, error: Exception) -> DamagedFile:
         if isinstance(error, TooLarge):
             return TooLarge(f"{self._file.name}: record {position} is not read: {error}.")
         return DamagedFile(
@@ -177,7 +179,7 @@ class _BagFile(RecordReader):
         )
 
 
-def _limits(file: File, limits: File) -> np.ndarray:
+def _read_ends(file: File, limits: File) -> np.ndarray:
     """Reads the end offsets of the records."""
     separate = limits is not file
     if not limits.size:

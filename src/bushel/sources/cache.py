@@ -17,7 +17,7 @@ from bushel.sources.local_files import File, LocalFile
 T = TypeVar("T")
 
 _PIECE_BYTES = 16 << 20
-_told: set[str] = set()
+_warned_folders: set[str] = set()
 """Folders for which the warning about files without a version was given."""
 _TIME_NS = 0
 """The modification time of every copy: a copy that is made again counts as the same file."""
@@ -33,8 +33,8 @@ def kept(file: File, folder: str, limit_bytes: int | None) -> File:
     if limit_bytes is not None and file.size > limit_bytes:
         return file
     if file.version()[-1] is None:
-        if folder not in _told:
-            _told.add(folder)
+        if folder not in _warned_folders:
+            _warned_folders.add(folder)
             warnings.warn(
                 f"{file.name}: its store sends neither an ETag nor a time, so an outdated copy could not be "
                 f"recognized. The file is read without a copy in {folder}, and so are all other files of this kind.",
@@ -55,16 +55,16 @@ class CachedFile(File):
         self._file, self._folder, self._limit = file, folder, limit_bytes
         digest = hashlib.blake2b(json.dumps([file.name, *file.version()]).encode(), digest_size=16).hexdigest()
         self._path = os.path.join(folder, f"{digest}.copy")
-        self._copy = self._made()
+        self._copy = self._make_copy()
 
     def read(self, start: int, length: int) -> bytes:
-        return self._from_copy(lambda copy: copy.read(start, length))
+        return self._read_copy(lambda copy: copy.read(start, length))
 
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        return self._from_copy(lambda copy: copy.read_many(starts, lengths))
+        return self._read_copy(lambda copy: copy.read_many(starts, lengths))
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
-        self._from_copy(lambda copy: copy.read_into(start, buffers))
+        self._read_copy(lambda copy: copy.read_into(start, buffers))
 
     def check_unchanged(self) -> None:
         pass  # the name of a copy stands for one version
@@ -72,28 +72,28 @@ class CachedFile(File):
     def version(self) -> list[Any]:
         return self._file.version()
 
-    def _from_copy(self, read: Callable[[LocalFile], T]) -> T:
+    def _read_copy(self, read: Callable[[LocalFile], T]) -> T:
         while True:
             try:
                 return read(self._copy)
             except FileNotFoundError:  # the copy was removed to make room, and its descriptor was closed
-                self._copy = self._made()
+                self._copy = self._make_copy()
 
-    def _made(self) -> LocalFile:
-        while (copy := self._found()) is None:
-            with self._alone():
-                busy, part = self._reserved()
+    def _make_copy(self) -> LocalFile:
+        while (copy := self._find_copy()) is None:
+            with self._lock_folder():
+                busy, part = self._reserve()
             if part is not None:
-                return self._fetched(part)
+                return self._fetch(part)
             if busy is not None:  # another thread or process makes this copy, or uses the room for it
-                _wait(busy)
+                _wait_for(busy)
         return copy
 
-    def _found(self) -> LocalFile | None:
+    def _find_copy(self) -> LocalFile | None:
         with contextlib.suppress(OSError):  # the folder may be read-only; its copies can still be used
             os.utime(self._path, ns=(time.time_ns(), _TIME_NS))  # the access time says when a copy was last used
         try:
-            copy = self._opened()
+            copy = self._open_copy()
         except FileNotFoundError:
             return None
         if copy.size == self.size:
@@ -103,13 +103,13 @@ class CachedFile(File):
         return None
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock_folder(self) -> Iterator[None]:
         """Holds the lock of the folder: no other process counts, removes or renames copies in the block."""
         with open(os.path.join(self._folder, ".lock"), "wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _reserved(self) -> tuple[str | None, IO[bytes] | None]:
+    def _reserve(self) -> tuple[str | None, IO[bytes] | None]:
         """Reserves room for the copy. Returns (path to wait for, None), (None, file to fill), or (None, None).
 
         The first form names an unfinished copy of another thread or process that must be completed first; the last form
@@ -125,7 +125,7 @@ class CachedFile(File):
             with contextlib.suppress(FileNotFoundError):
                 if entry.name.endswith(".copy"):
                     copies.append((entry.stat().st_atime_ns, entry.stat().st_size, entry.path))
-                elif entry.name.endswith(".part") and _is_filled(entry.path):
+                elif entry.name.endswith(".part") and _is_being_filled(entry.path):
                     filled[entry.path] = entry.stat().st_size
         if own in filled:
             return own, None
@@ -140,10 +140,10 @@ class CachedFile(File):
             part.truncate(self.size)
         except OSError as error:
             os.unlink(own)
-            raise self._no_room(error) from error
+            raise self._no_room_error(error) from error
         return None, part
 
-    def _fetched(self, part: IO[bytes]) -> LocalFile:
+    def _fetch(self, part: IO[bytes]) -> LocalFile:
         with part:
             try:
                 for start in range(0, self.size, _PIECE_BYTES):
@@ -153,9 +153,9 @@ class CachedFile(File):
                     part.fileno()
                 )  # otherwise, after a power failure, the file could have the right size and contain zeros
                 os.utime(part.name, ns=(time.time_ns(), _TIME_NS))
-                with self._alone():
+                with self._lock_folder():
                     os.replace(part.name, self._path)
-                    return self._opened()
+                    return self._open_copy()
             except BaseException:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(part.name)
@@ -169,20 +169,20 @@ class CachedFile(File):
             try:
                 left = left[part.write(left) :]
             except OSError as error:
-                raise self._no_room(error) from error
+                raise self._no_room_error(error) from error
 
-    def _no_room(self, error: OSError) -> OSError:
+    def _no_room_error(self, error: OSError) -> OSError:
         return OSError(
             error.errno,
             f"{self.name} ({self.size} bytes) could not be copied to {self._folder} ({error.strerror}). Make room "
             "there, set cache_bytes to the room there is, or name another cache_dir",
         )
 
-    def _opened(self) -> LocalFile:
+    def _open_copy(self) -> LocalFile:
         return LocalFile(self._path, f"{self.name} (its copy {self._path})")
 
 
-def _is_filled(path: str) -> bool:
+def _is_being_filled(path: str) -> bool:
     """Whether a process is filling an unfinished copy. A copy that a killed process left is removed."""
     with open(path, "rb") as part:
         try:
@@ -193,7 +193,7 @@ def _is_filled(path: str) -> bool:
     return False
 
 
-def _wait(path: str) -> None:
+def _wait_for(path: str) -> None:
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as part:
         fcntl.flock(part, fcntl.LOCK_SH)
 

@@ -31,9 +31,9 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
     bushel.base.errors.DamagedFile: ... is damaged: bytes 0 to 3 do not match their checksum.
     """
     written = []
-    for path in _files(paths, storage_options):
+    for path in _find_files(paths, storage_options):
         file = stores.open_file(path, storage_options)
-        found = {"size": file.size, "piece": _PIECE, "crc32": _sums(file)}
+        found = {"size": file.size, "piece": _PIECE, "crc32": _compute_checksums(file)}
         folder, name = writing.file(path + _ENDING, storage_options)
         folder.write(name, sealed.json_bytes(found))
         written.append(path + _ENDING)
@@ -42,22 +42,22 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
 
 def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> None:
     """Reads whole files and compares them with the checksums that `write_checksums` has written beside them."""
-    for path in _files(paths, storage_options):
+    for path in _find_files(paths, storage_options):
         beside = stores.open_file(path + _ENDING, storage_options)
-        known = _known(beside)
+        known = _read_checksums(beside)
         file = stores.open_file(path, storage_options)
         if file.size != known["size"]:
             raise DamagedFile(
                 f"{file.name} has {file.size} bytes; it had {known['size']} when its checksums were written."
             )
-        for number, (was, now) in enumerate(zip(known["crc32"], _sums(file), strict=True)):
+        for number, (was, now) in enumerate(zip(known["crc32"], _compute_checksums(file), strict=True)):
             if was != now:
                 low = number * _PIECE
                 high = min(low + _PIECE, file.size)
                 raise DamagedFile(f"{file.name} is damaged: bytes {low} to {high} do not match their checksum.")
 
 
-def _files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
+def _find_files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
     """The files that paths name, without files of checksums, which a pattern may match too."""
     found = [path for path in stores.find(paths, options) if not path.endswith(_ENDING)]
     if not found:
@@ -67,7 +67,7 @@ def _files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
     return found
 
 
-def _known(beside: File) -> dict[str, Any]:
+def _read_checksums(beside: File) -> dict[str, Any]:
     """The content of a file of checksums. Files of older versions have no checksum of their own."""
     try:
         known = sealed.parse_json(beside.read(0, beside.size), beside.name, needs_checksum=False)
@@ -81,5 +81,5 @@ def _known(beside: File) -> dict[str, Any]:
     return known
 
 
-def _sums(file: File) -> list[int]:
+def _compute_checksums(file: File) -> list[int]:
     return [zlib.crc32(file.read(low, min(_PIECE, file.size - low))) for low in range(0, file.size, _PIECE)]

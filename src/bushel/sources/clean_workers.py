@@ -98,12 +98,12 @@ class _Worker:
         try:
             kind, content = self.connection.recv()
         except (EOFError, OSError):
-            raise self._death() from None
+            raise self._death_error() from None
         if kind == "failed":
             raise pickle.loads(content)
         return content
 
-    def _death(self) -> ChildProcessError:
+    def _death_error(self) -> ChildProcessError:
         how = "ended"
         with contextlib.suppress(subprocess.TimeoutExpired):
             how = clean_python.describe_exit(self._process.wait(_END_S))
@@ -127,7 +127,7 @@ def serve(descriptor: int) -> None:
     os.set_inheritable(descriptor, False)
     connection = Connection(descriptor)
     jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(connection, jobs), daemon=True).start()
+    threading.Thread(target=_receive_jobs, args=(connection, jobs), daemon=True).start()
     while True:
         try:
             for amount in jobs.get().run():
@@ -136,10 +136,10 @@ def serve(descriptor: int) -> None:
         except (BrokenPipeError, ConnectionResetError):
             os._exit(1)
         except Exception as error:
-            connection.send(("failed", _portable(error)))
+            connection.send(("failed", _pickle_error(error)))
 
 
-def _listen(connection: Connection, jobs: queue.SimpleQueue[Any]) -> None:
+def _receive_jobs(connection: Connection, jobs: queue.SimpleQueue[Any]) -> None:
     """Receives jobs. Ends this process at once when the process that sends the jobs has ended."""
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -147,7 +147,7 @@ def _listen(connection: Connection, jobs: queue.SimpleQueue[Any]) -> None:
     os._exit(1)
 
 
-def _portable(error: Exception) -> bytes:
+def _pickle_error(error: Exception) -> bytes:
     """Pickles an error, with its traceback as a note. An error that cannot be pickled becomes a RuntimeError."""
     where = f"bushel: in a worker process:\n{''.join(traceback.format_exception(error))}"
     try:
@@ -155,7 +155,7 @@ def _portable(error: Exception) -> bytes:
         pickled = pickle.dumps(error)
         pickle.loads(pickled)
     except Exception:
-        told = RuntimeError(f"{type(error).__name__}: {error}")
-        add_note(told, where)
-        return pickle.dumps(told)
+        plain = RuntimeError(f"{type(error).__name__}: {error}")
+        add_note(plain, where)
+        return pickle.dumps(plain)
     return pickled

@@ -32,15 +32,15 @@ class _ZstdDecoder:
     """Decompresses frames with the package `zstandard`, if a frame's stated size is within the limit."""
 
     def __init__(self) -> None:
-        self._decompressor = _zstandard().ZstdDecompressor()
-        self._content_size = _zstandard().frame_content_size
+        self._decompressor = _import_zstandard().ZstdDecompressor()
+        self._content_size = _import_zstandard().frame_content_size
         self.decompress_small: Callable[[Any], bytes] = self._decompressor.decompress
         """For a frame so short that it cannot exceed the limit: its stated size is not compared."""
 
     def decompress(self, data: Any, size: int = 0) -> bytes:
         stated = self._content_size(data)
         if stated < 0:
-            return _unstated(self._decompressor, data, size)
+            return _decompress_unstated(self._decompressor, data, size)
         if size and stated != size:
             raise ValueError(f"its frame states {stated} bytes instead of {size}")
         if stated > limits.get_limits().record_bytes:
@@ -54,16 +54,16 @@ class _PythonZstdDecoder:
     def decompress(self, data: Any, size: int = 0) -> bytes:
         from compression import zstd  # pyright: ignore
 
-        return _bounded(zstd.ZstdDecompressor(), data, size)
+        return _decompress_bounded(zstd.ZstdDecompressor(), data, size)
 
     decompress_small = decompress
 
 
-def _zstd() -> Any:
+def _make_zstd_decoder() -> Any:
     return _PythonZstdDecoder() if sys.version_info >= (3, 14) else _ZstdDecoder()
 
 
-def _bounded(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
+def _decompress_bounded(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
     """Decompresses a whole frame with one of Python's own decompressors, within the limit of a record."""
     limits.check_record(size)
     wanted = size or limits.get_limits().record_bytes
@@ -77,7 +77,7 @@ def _bounded(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
     return found
 
 
-def _unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
+def _decompress_unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
     """Decompresses a frame that does not state its size, piece by piece."""
     wanted = size or limits.get_limits().record_bytes
     limits.check_record(wanted)
@@ -91,30 +91,30 @@ def _unstated(decompressor: Any, data: bytes | memoryview, size: int) -> bytes:
     return b"".join(pieces)
 
 
-_zstd_decoders = HandlePool(_zstd, _IDLE_AT_MOST)
+_zstd_decoders = HandlePool(_make_zstd_decoder, _IDLE_AT_MOST)
 
 
 @functools.cache
-def _segments() -> Any:
-    if sys.version_info >= (3, 14) or "buffer_types" not in _zstandard().backend_features:
+def _get_segment_class() -> Any:
+    if sys.version_info >= (3, 14) or "buffer_types" not in _import_zstandard().backend_features:
         return None
-    return _zstandard().BufferWithSegments
+    return _import_zstandard().BufferWithSegments
 
 
-def _zstandard() -> Any:
+def _import_zstandard() -> Any:
     return package("zstandard", "zstd", "Files compressed with zstd")
 
 
 def unzstd_each(memory: mmap.mmap, spans: np.ndarray) -> list[bytes]:
     """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length)."""
     # Views of the frames, without a copy. Those of `zstandard` take half the time of a memoryview.
-    parts = (_segments() or _views)(memory, spans)
+    parts = (_get_segment_class() or _slice_memory)(memory, spans)
     small = int(spans[:, 1].max(initial=0)) << _ZSTD_MOST_BITS <= limits.get_limits().record_bytes
     with _zstd_decoders.lend() as decoder:
         return list(map(decoder.decompress_small if small else decoder.decompress, parts))
 
 
-def _views(memory: mmap.mmap, spans: np.ndarray) -> list[memoryview]:
+def _slice_memory(memory: mmap.mmap, spans: np.ndarray) -> list[memoryview]:
     view = memoryview(memory)
     return [view[start : start + length] for start, length in spans.tolist()]
 

@@ -54,22 +54,26 @@ class Records(Protocol):
         """The number of records."""
         ...
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
         """The records from `low` to `high` - 1, in blocks."""
         ...
 
 
-class _AnyPosition(Records):
+class _SourceRecords(Records):
     """Records of a source, in blocks of at most about 16 MB."""
 
     def __init__(self, source: records.RecordSource):
-        self._source = source
+        self._open_source = source
 
     def count(self) -> int:
-        return len(self._source)
+        return len(self._open_source)
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        read = _hashed(self._source) if isinstance(self._source, ArrayRecordDataSource) else _reads(self._source)
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        read = (
+            _make_checked_read(self._open_source)
+            if isinstance(self._open_source, ArrayRecordDataSource)
+            else _make_read(self._open_source)
+        )
         size = 16
         while low < high:
             block = read(low, min(low + size, high))
@@ -81,15 +85,15 @@ class _AnyPosition(Records):
 Read = Callable[[int, int], list[bytes]]
 
 
-def _reads(source: records.RecordSource) -> Read:
+def _make_read(source: records.RecordSource) -> Read:
     return lambda low, high: source.__getitems__(np.arange(low, high))
 
 
-def _hashed(source: ArrayRecordDataSource) -> Read:
+def _make_checked_read(source: ArrayRecordDataSource) -> Read:
     """A function that reads records and checks hashes. The `array_record` package does it if it is installed: NumPy
     takes 80 ms for a megabyte.
     """
-    own, (path,) = _reads(source), source.paths
+    own, (path,) = _make_read(source), source.paths
     if stores.is_url(path):
         return own
     try:
@@ -107,23 +111,23 @@ def _hashed(source: ArrayRecordDataSource) -> Read:
     return read
 
 
-class _InOrder(Records):
+class _StreamRecords(Records):
     """Records of a compressed TFRecord file. To count them, or to reach one, all records before it are decompressed."""
 
     def __init__(self, stream: TFRecordStream):
         self._stream = stream
 
     def count(self) -> int:
-        return sum(len(block) for _, block in self._all())
+        return sum(len(block) for _, block in self._read_all())
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        for place, block in self._all():
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        for place, block in self._read_all():
             if place + len(block) > low:
                 yield block[max(low - place, 0) : high - place]
             if place + len(block) >= high:
                 return
 
-    def _all(self) -> Iterator[tuple[int, list[bytes]]]:
+    def _read_all(self) -> Iterator[tuple[int, list[bytes]]]:
         reader, place = self._stream.open(), 0
         while block := reader.read(_AT_ONCE):
             yield place, block
@@ -149,10 +153,10 @@ class _Reading:
         if self.kind == "tfrecord":
             stream = TFRecordStream(path, storage_options=self.options)
             if stream.open().compressed:
-                return _InOrder(stream)
-        return _AnyPosition(self._source(path))
+                return _StreamRecords(stream)
+        return _SourceRecords(self._open_source(path))
 
-    def _source(self, path: str) -> records.RecordSource:
+    def _open_source(self, path: str) -> records.RecordSource:
         options = self.options
         if self.kind == "array_record":
             return ArrayRecordDataSource(path, verify=True, storage_options=options)
@@ -197,7 +201,7 @@ class _Part:
 
     def run(self) -> Iterator[int]:
         """Writes the file. Yields the number of records of each step."""
-        return _written(self)
+        return _write_part(self)
 
     @property
     def shown(self) -> str:
@@ -241,11 +245,11 @@ def convert(
       report: called from time to time with the number of records done, and the number of all records.
     """
     found = records.shards(sources, storage_options)
-    reading = _Reading(_source_kind([path for path, _, _ in found], source_format), storage_options, round_floats)
+    reading = _Reading(_format_of_sources([path for path, _, _ in found], source_format), storage_options, round_floats)
     folder, text = places.file(target, storage_options if target_options is None else target_options)
-    shown, kind = folder.shown(text), _kind(text)
+    shown, kind = folder.shown(text), _format_of_name(text)
     if kind not in _WRITERS or text.endswith(".gz"):
-        raise ValueError(f"{shown} cannot be written: its name should end in {_endings(_WRITERS)}.")
+        raise ValueError(f"{shown} cannot be written: its name should end in {_list_endings(_WRITERS)}.")
     if kind in ("bag", "bagz") and bagz.all_shards(text, None) != [text]:
         raise ValueError(f"{shown} is a name for reading several files. Write the target without @, and pass shards.")
     workers = checks.positive(workers, "workers")
@@ -258,17 +262,17 @@ def convert(
             raise FileExistsError(
                 f"{folder.shown(name)} exists already. Pass overwrite=True (--overwrite) to replace it."
             )
-    ranges = _ranges(found, reading)
+    ranges = _count_sources(found, reading)
     total = sum(piece.high - piece.low for piece in ranges)
     bounds = np.linspace(0, total, count + 1).astype(int).tolist()
     mark = f".{os.getpid()}-{threading.get_ident()}.part"
     try:
         with folder.drafting():
             parts = [
-                _Part(reading, tuple(_pieces(ranges, low, high)), folder, name + mark, kind, verify)
+                _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
                 for name, low, high in zip(names, bounds, bounds[1:])
             ]
-            _run(parts, workers, total, report or (lambda done, of: None))
+            _run_parts(parts, workers, total, report or (lambda done, of: None))
         for name in names:  # only when all files are complete
             folder.rename(name + mark, name)
     except BaseException:
@@ -278,24 +282,24 @@ def convert(
     return [folder.path(name) for name in names]
 
 
-def _kind(path: str) -> str | None:
+def _format_of_name(path: str) -> str | None:
     """The format that the ending of a name stands for, or None. Only TFRecord files may be compressed as a whole."""
     ending = _ENDING.search(redact.remove_query(path))
     kind = _SAME.get(ending.group(1), ending.group(1)) if ending else None
     return None if ending and ending.group(2) and kind != "tfrecord" else kind
 
 
-def _source_kind(paths: list[str], given: str | None) -> str:
+def _format_of_sources(paths: list[str], given: str | None) -> str:
     if given is not None:
         if given not in FORMATS:
             raise ValueError(f"source_format must be one of {', '.join(FORMATS)}, got {given!r}.")
         return given
     kinds: set[str] = set()
     for path in paths:
-        kind = _kind(path)
+        kind = _format_of_name(path)
         if kind not in FORMATS:
             raise ValueError(
-                f"{redact.show(path)} cannot be read: its name should end in {_endings(FORMATS)}. If it is such a "
+                f"{redact.show(path)} cannot be read: its name should end in {_list_endings(FORMATS)}. If it is such a "
                 "file, say so with source_format (--from)."
             )
         kinds.add(kind)
@@ -304,22 +308,22 @@ def _source_kind(paths: list[str], given: str | None) -> str:
     return kinds.pop()
 
 
-def _endings(formats: Iterable[str]) -> str:
+def _list_endings(formats: Iterable[str]) -> str:
     return f"one of {', '.join(f'.{name}' for name in formats)}"
 
 
-def _ranges(found: list[records.Shard], reading: _Reading) -> list[_Piece]:
+def _count_sources(found: list[records.Shard], reading: _Reading) -> list[_Piece]:
     """The records of each source. Several files are counted at the same time."""
 
-    def counted(shard: records.Shard) -> _Piece:
+    def count_source(shard: records.Shard) -> _Piece:
         version = reading.version(shard[0])
         return _Piece(shard[0], *records.part_of(shard, reading.open(shard[0]).count()), version)
 
     with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(found))) as pool:
-        return list(pool.map(counted, found))
+        return list(pool.map(count_source, found))
 
 
-def _pieces(ranges: list[_Piece], low: int, high: int) -> Iterator[_Piece]:
+def _split_pieces(ranges: list[_Piece], low: int, high: int) -> Iterator[_Piece]:
     """The pieces of the sources that hold the records from `low` to `high` - 1."""
     begin = 0
     for piece in ranges:
@@ -337,7 +341,7 @@ def _shard_names(target: str, count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}{dot}{ending}" for number in range(count)]
 
 
-def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
+def _run_parts(parts: list[_Part], workers: int, total: int, report: Report) -> None:
     report(0, total)
     if workers > 1:
         clean_workers.run_all(parts, workers, lambda done: report(done, total))
@@ -349,7 +353,7 @@ def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
             report(done, total)
 
 
-def _written(part: _Part) -> Iterator[int]:
+def _write_part(part: _Part) -> Iterator[int]:
     """Writes a part. Yields the number of records of each step."""
     kind, compress = _WRITERS[part.kind]
     digest = 0
@@ -357,11 +361,11 @@ def _written(part: _Part) -> Iterator[int]:
         with writing(part.shown):
             writer = kind(path, compress)
         try:
-            for block in _blocks(part):
+            for block in _read_part(part):
                 with writing(part.shown):
                     for record in block:
                         writer.write(record)
-                        digest = _digest(digest, record)
+                        digest = _update_digest(digest, record)
                 yield len(block)
             with writing(part.shown):
                 writer.close()
@@ -373,13 +377,13 @@ def _written(part: _Part) -> Iterator[int]:
         _verify(part, digest)
 
 
-def _blocks(part: _Part) -> Iterator[list[bytes]]:
+def _read_part(part: _Part) -> Iterator[list[bytes]]:
     """The records of a part, in blocks."""
     for piece in part.pieces:
         left = piece.high - piece.low
         found = part.reading.open(piece.path)
         piece.check(part.reading)
-        for block in found.blocks(piece.low, piece.high):
+        for block in found.read_blocks(piece.low, piece.high):
             left -= len(block)
             yield block
         piece.check(part.reading)
@@ -390,9 +394,9 @@ def _blocks(part: _Part) -> Iterator[list[bytes]]:
 def _verify(part: _Part, digest: int) -> None:
     again = _Reading(part.kind, part.folder.options).open(part.folder.path(part.name))
     found, count = 0, again.count()
-    for block in again.blocks(0, count):
+    for block in again.read_blocks(0, count):
         for record in block:
-            found = _digest(found, record)
+            found = _update_digest(found, record)
     if count != part.count or found != digest:
         raise DamagedFile(
             f"{part.shown}: {part.count} records were written, and other records ({count}) were read back. Is the disk "
@@ -400,5 +404,5 @@ def _verify(part: _Part, digest: int) -> None:
         )
 
 
-def _digest(digest: int, record: bytes) -> int:
+def _update_digest(digest: int, record: bytes) -> int:
     return zlib.crc32(record, zlib.crc32(len(record).to_bytes(8, "little"), digest))

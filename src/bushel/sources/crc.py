@@ -21,7 +21,7 @@ _warned = False
 
 def for_reading() -> Checksum:
     """A fast checksum function. If no package has one, the error contains the `pip install` command."""
-    found = _fast()
+    found = _find_fast()
     if found is None:
         return package("crc32c", "tfrecord", "Checksums of TFRecord files (or verify=False)").crc32c
     return found
@@ -29,7 +29,7 @@ def for_reading() -> Checksum:
 
 def for_writing() -> Checksum:
     """A fast checksum if a package computes one, otherwise the slow one: TFRecord files must have checksums."""
-    return _fast() or slow
+    return _find_fast() or slow
 
 
 def can_verify(verify: bool | None) -> bool:
@@ -39,7 +39,7 @@ def can_verify(verify: bool | None) -> bool:
         if verify:
             for_reading()
         return bool(verify)
-    if _fast() is not None:
+    if _find_fast() is not None:
         return True
     if not _warned:
         _warned = True
@@ -52,7 +52,7 @@ def can_verify(verify: bool | None) -> bool:
     return False
 
 
-def _fast() -> Checksum | None:
+def _find_fast() -> Checksum | None:
     """The checksum function of an installed package, or None."""
     try:
         return importlib.import_module("crc32c").crc32c
@@ -88,24 +88,24 @@ def slow(data: bytes | bytearray | memoryview) -> int:
     while len(words) > 1:  # two neighbours are combined into one
         if len(words) % 2:
             words = np.concatenate((np.zeros(1, np.uint32), words))
-        words = _after_zeros(words[::2], level) ^ words[1::2]
+        words = _append_zeros(words[::2], level) ^ words[1::2]
         level += 1
-    return int(_after_zeros(words, 0)[0]) ^ 0xFFFFFFFF
+    return int(_append_zeros(words, 0)[0]) ^ 0xFFFFFFFF
 
 
-def _after_zeros(states: np.ndarray, level: int) -> np.ndarray:
+def _append_zeros(states: np.ndarray, level: int) -> np.ndarray:
     """The states of the checksum after 4 * 2**level more zero bytes."""
-    first, second, third, fourth = _zero_tables(level)
+    first, second, third, fourth = _make_zero_tables(level)
     return first[states & 255] ^ second[states >> 8 & 255] ^ third[states >> 16 & 255] ^ fourth[states >> 24]
 
 
 @functools.cache
-def _zero_tables(level: int) -> list[np.ndarray]:
+def _make_zero_tables(level: int) -> list[np.ndarray]:
     """Tables of what each byte of a state (the lowest first) adds to the state after 4 * 2**level zero bytes."""
     if level == 0:
         return _CHANGES[4:]  # as if the state were the next 4 bytes
     bytes_of_states = [np.arange(256, dtype=np.uint32) << np.uint32(shift) for shift in (0, 8, 16, 24)]
-    return [_after_zeros(_after_zeros(states, level - 1), level - 1) for states in bytes_of_states]
+    return [_append_zeros(_append_zeros(states, level - 1), level - 1) for states in bytes_of_states]
 
 
 def masked(crc: int) -> int:
@@ -125,7 +125,7 @@ def length_checksums(lengths: np.ndarray) -> np.ndarray:
     return (crc >> 15 | crc << 17) + np.uint32(0xA282EAD8)
 
 
-def _tables() -> tuple[int, list[np.ndarray]]:
+def _make_tables() -> tuple[int, list[np.ndarray]]:
     """The CRC32C of eight zero bytes, and for each of these bytes a table of what its 256 values change."""
     last = np.arange(256, dtype=np.uint32)
     for _ in range(8):
@@ -137,5 +137,5 @@ def _tables() -> tuple[int, list[np.ndarray]]:
     return zeros.item() ^ 0xFFFFFFFF, changes[7::-1]
 
 
-_NO_LENGTH, _CHANGES = _tables()
+_NO_LENGTH, _CHANGES = _make_tables()
 _TABLE: list[int] = _CHANGES[-1].tolist()  # of the last byte: the usual table of the algorithm

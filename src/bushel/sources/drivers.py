@@ -30,13 +30,13 @@ def connect(url: str, settings: dict[str, Any]) -> tuple[Any, str]:
     core = package("fsspec.core", "fsspec", f"URLs such as {redact.show(url)}")
     scheme = url.partition("://")[0]
 
-    def connected() -> tuple[Any, str]:
+    def open_driver() -> tuple[Any, str]:
         try:
             return redact.call_guarded(lambda: core.url_to_fs(url, **for_driver(settings)), url, settings)
         except (ValueError, ImportError) as error:
             raise ValueError(f"{redact.show(url)}: fsspec has no driver for {scheme}:// ({error}).") from None
 
-    system, path = repeat(connected, url, settings)
+    system, path = repeat(open_driver, url, settings)
     system.invalidate_cache()  # drivers cache listings, and would miss files that were written later
     return system, path
 
@@ -61,7 +61,7 @@ def repeat(call: Callable[[], T], url: str, settings: dict[str, Any], deed: str 
         if (
             not again or attempt == retries
         ):  # not inside `except`: Python would chain the driver's error, which may contain secrets
-            raise _of_driver(failure, redact.show(url), redact.secrets_of(url, settings), deed)
+            raise _explain_failure(failure, redact.show(url), redact.secrets_of(url, settings), deed)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     raise AssertionError("unreachable")
@@ -79,7 +79,7 @@ def missing(name: str, deed: str) -> FileNotFoundError:
     )
 
 
-def _of_driver(failure: Exception, name: str, secrets: list[str], deed: str) -> BaseException:
+def _explain_failure(failure: Exception, name: str, secrets: list[str], deed: str) -> BaseException:
     """The error to raise in place of an error of a driver, without the secrets that its text may contain."""
     if isinstance(failure, FileNotFoundError):
         return missing(name, deed)
@@ -106,7 +106,7 @@ def listed(prefix: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
     if deep and _has_find(system):
         names = repeat(lambda: system.find(path), folder, settings)
     else:
-        names = _walked(system, path, folder, settings, deep=deep)
+        names = _walk(system, path, folder, settings, deep=deep)
     inside = f"{path.rstrip('/')}/" if path else ""
     return [folder + name.removeprefix(inside) for name in names if name.startswith(inside)]
 
@@ -118,7 +118,7 @@ def _has_find(system: Any) -> bool:
     return any(getattr(type(system), name, None) not in general for name in ("find", "_find"))
 
 
-def _walked(system: Any, path: str, url: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
+def _walk(system: Any, path: str, url: str, settings: dict[str, Any], *, deep: bool) -> list[str]:
     folders, found = [path], []
     while folders:
         folder = folders.pop()
@@ -147,10 +147,10 @@ class DriverFile(File):
         self.name, self.address = redact.show(url), url
         self._settings = settings
         self._system, self._path = connect(url, settings)
-        self.size, self._tag = self._facts()
+        self.size, self._tag = self._read_facts()
         self._checked_s = time.monotonic()
 
-    def _facts(self) -> tuple[int, str | None]:
+    def _read_facts(self) -> tuple[int, str | None]:
         """The present size and version tag of the file."""
         info = repeat(lambda: self._system.info(self._path), self.address, self._settings)
         if info.get("type") == "directory":
@@ -184,7 +184,7 @@ class DriverFile(File):
 
     def check_unchanged(self) -> None:
         self._system.invalidate_cache()  # drivers cache what they have listed
-        size, tag = self._facts()
+        size, tag = self._read_facts()
         if (size, tag) != (self.size, self._tag):
             raise changed(self.name, self.version(), [self.version()[0], size, tag])
         self._checked_s = time.monotonic()

@@ -42,7 +42,7 @@ def columns_of(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
 _INSTEAD = 'Map it to a dict of arrays, numbers and texts, or save it with format="array_record".'
 
 
-def _type_of(arrow: Any, leaf: Layout, path: str) -> Any:
+def _arrow_type(arrow: Any, leaf: Layout, path: str) -> Any:
     if isinstance(leaf, str):
         return arrow.null() if leaf == "None" else getattr(arrow, _PYTHON[leaf])()
     ((form, text),) = leaf.items()
@@ -62,11 +62,11 @@ class RowWriter:
         self._arrow = package("pyarrow", "parquet", "Saving Parquet files")
         parquet = package("pyarrow.parquet", "parquet", "Saving Parquet files")
         self._layout, self._leaves = layout, dict(columns_of(layout))
-        row = dict(_values(first, layout))
+        row = dict(_iterate_values(first, layout))
         self._shaped = {
             name for name, leaf in self._leaves.items() if _is_array(leaf) and np.asarray(row[name]).ndim != 1
         }
-        fields = [(name, _type_of(self._arrow, leaf, name)) for name, leaf in self._leaves.items()]
+        fields = [(name, _arrow_type(self._arrow, leaf, name)) for name, leaf in self._leaves.items()]
         fields += [(name + _SHAPE, self._arrow.list_(self._arrow.int64())) for name in sorted(self._shaped)]
         self._schema = self._arrow.schema(fields)
         self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd", write_page_checksum=True)
@@ -77,7 +77,7 @@ class RowWriter:
         """Writes an element. Returns the approximate number of bytes that it takes."""
         size = len(encode(element, self._layout))  # raises an error if the layout differs
         row: dict[str, Any] = {}
-        for name, value in _values(element, self._layout):
+        for name, value in _iterate_values(element, self._layout):
             if _is_array(self._leaves[name]):
                 array = np.asarray(value)
                 if name in self._shaped:
@@ -115,10 +115,10 @@ def _is_array(leaf: Layout) -> bool:
     return isinstance(leaf, dict) and "array" in leaf
 
 
-def _values(element: Any, layout: Layout, path: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_values(element: Any, layout: Layout, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(layout, dict) and "dict" in layout:
         for key, part in layout["dict"].items():
-            yield from _values(element[key], part, f"{path}.{key}" if path else key)
+            yield from _iterate_values(element[key], part, f"{path}.{key}" if path else key)
     else:
         yield path, element
 
@@ -130,12 +130,12 @@ def from_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
     if layout == "None":
         return None
     try:
-        return _restored(row[path], row.get(path + _SHAPE), layout)
+        return _decode_value(row[path], row.get(path + _SHAPE), layout)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise DamagedFile(f"column {path!r} does not match its layout {layout!r}: {error!r}.") from None
 
 
-def _restored(value: Any, shape: Any, leaf: Layout) -> Any:
+def _decode_value(value: Any, shape: Any, leaf: Layout) -> Any:
     if isinstance(leaf, str):
         value = value.item() if isinstance(value, np.generic) else value
         return {"int": int, "float": float, "bool": bool, "str": str, "bytes": bytes}[leaf](value)

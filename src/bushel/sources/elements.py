@@ -42,16 +42,16 @@ def layout_of(element: Any, path: str = "the element") -> Layout:
     if kind in _PYTHON:
         return _PYTHON[kind]
     if isinstance(element, np.generic):
-        return {"scalar": _dtype_text(element.dtype, path)}
+        return {"scalar": _show_dtype(element.dtype, path)}
     if hasattr(element, "__array__") and hasattr(element, "dtype"):
-        return {"array": _dtype_text(np.asarray(element).dtype, path)}
+        return {"array": _show_dtype(np.asarray(element).dtype, path)}
     raise TypeError(
         f"{path} is of type {kind.__name__}, which cannot be saved: first map it to dicts, lists and tuples of arrays, "
         "numbers, texts and bytes."
     )
 
 
-def _dtype_text(dtype: np.dtype, path: str) -> str:
+def _show_dtype(dtype: np.dtype, path: str) -> str:
     if dtype.hasobject or dtype.names is not None:
         raise TypeError(f"{path} has the dtype {dtype}, which cannot be saved: first map it to another dtype.")
     if dtype.kind in "US":
@@ -76,30 +76,30 @@ def encode(element: Any, layout: Layout) -> bytes:
     (1, 'a')
     """
     parts: list[bytes] = []
-    _put(element, layout, "the element", parts)
+    _append(element, layout, "the element", parts)
     return b"".join(parts)
 
 
-def _put(value: Any, layout: Layout, path: str, parts: list[bytes]) -> None:
+def _append(value: Any, layout: Layout, path: str, parts: list[bytes]) -> None:
     if isinstance(layout, str):
-        _put_python(value, layout, path, parts)
+        _append_python(value, layout, path, parts)
         return
     ((form, inner),) = layout.items()
     if form == "dict":
         if type(value) is not dict or value.keys() != inner.keys():
-            raise _differs(value, path, f"a dict with the keys {list(inner)}")
+            raise _mismatch_error(value, path, f"a dict with the keys {list(inner)}")
         for key, below in inner.items():
-            _put(value[key], below, f"{path}[{key!r}]", parts)
+            _append(value[key], below, f"{path}[{key!r}]", parts)
     elif form in ("list", "tuple"):
         if type(value).__name__ != form or len(value) != len(inner):
-            raise _differs(value, path, f"a {form} of {len(inner)}")
+            raise _mismatch_error(value, path, f"a {form} of {len(inner)}")
         for number, below in enumerate(inner):
-            _put(value[number], below, f"{path}[{number}]", parts)
+            _append(value[number], below, f"{path}[{number}]", parts)
     else:
         array, dtype = np.asarray(value), dtype_of(inner)
         same = array.dtype.kind == dtype.kind if dtype.kind in "US" else array.dtype == dtype
         if isinstance(value, np.generic) != (form == "scalar") or not same:
-            raise _differs(value, path, f"{inner}[...]" if form == "array" else f"a number of {inner}")
+            raise _mismatch_error(value, path, f"{inner}[...]" if form == "array" else f"a number of {inner}")
         if dtype.kind in "US":
             array = array.astype(f"<U{max(1, array.dtype.itemsize // 4)}" if dtype.kind == "U" else array.dtype)
             parts.append(_LENGTH.pack(array.dtype.itemsize))
@@ -108,9 +108,9 @@ def _put(value: Any, layout: Layout, path: str, parts: list[bytes]) -> None:
         parts.append(array.tobytes())
 
 
-def _put_python(value: Any, kind: str, path: str, parts: list[bytes]) -> None:
+def _append_python(value: Any, kind: str, path: str, parts: list[bytes]) -> None:
     if _PYTHON.get(type(value)) != kind:
-        raise _differs(value, path, kind)
+        raise _mismatch_error(value, path, kind)
     if kind in _NUMBERS:
         try:
             parts.append(_NUMBERS[kind].pack(value))
@@ -121,7 +121,7 @@ def _put_python(value: Any, kind: str, path: str, parts: list[bytes]) -> None:
         parts += [_LENGTH.pack(len(data)), data]
 
 
-def _differs(value: Any, path: str, expected: str) -> ValueError:
+def _mismatch_error(value: Any, path: str, expected: str) -> ValueError:
     return ValueError(
         f"{path} is {trees.describe(value)}, but it was {expected} in the first element. All elements that are saved "
         "together need the same keys and dtypes; shapes may differ."
@@ -145,7 +145,7 @@ class _Reader:
 
     def read(self, layout: Layout) -> Any:
         if isinstance(layout, str):
-            return self._python(layout)
+            return self._read_python(layout)
         ((form, inner),) = layout.items()
         if form == "dict":
             return {key: self.read(below) for key, below in inner.items()}
@@ -155,28 +155,28 @@ class _Reader:
             return tuple([self.read(below) for below in inner])
         dtype = dtype_of(inner)
         if dtype.kind in "US":
-            dtype = self._text_dtype(dtype.kind)
+            dtype = self._read_text_dtype(dtype.kind)
         if form == "scalar":
-            return np.frombuffer(self._bytes(dtype.itemsize), dtype)[0]
-        (ndim,) = struct.unpack("<B", self._bytes(1))
-        shape = struct.unpack(f"<{ndim}Q", self._bytes(8 * ndim))
+            return np.frombuffer(self._read_bytes(dtype.itemsize), dtype)[0]
+        (ndim,) = struct.unpack("<B", self._read_bytes(1))
+        shape = struct.unpack(f"<{ndim}Q", self._read_bytes(8 * ndim))
         size = dtype.itemsize
         for length in shape:  # with Python's integers, which cannot overflow, in case the shape is damaged
             size *= length
-        return np.frombuffer(self._bytes(size), dtype).reshape(shape).copy()
+        return np.frombuffer(self._read_bytes(size), dtype).reshape(shape).copy()
 
-    def _text_dtype(self, kind: str) -> np.dtype:
-        size = _LENGTH.unpack(self._bytes(8))[0]
+    def _read_text_dtype(self, kind: str) -> np.dtype:
+        size = _LENGTH.unpack(self._read_bytes(8))[0]
         if not 0 < size < 1 << 31:
             raise DamagedFile(f"A record has an array whose texts have {size} bytes.")
         return np.dtype(f"<U{size // 4}" if kind == "U" else f"S{size}")
 
-    def _python(self, kind: str) -> Any:
+    def _read_python(self, kind: str) -> Any:
         if kind == "None":
             return None
         if kind in _NUMBERS:
-            return _NUMBERS[kind].unpack(self._bytes(_NUMBERS[kind].size))[0]
-        data = bytes(self._bytes(_LENGTH.unpack(self._bytes(8))[0]))
+            return _NUMBERS[kind].unpack(self._read_bytes(_NUMBERS[kind].size))[0]
+        data = bytes(self._read_bytes(_LENGTH.unpack(self._read_bytes(8))[0]))
         if kind == "bytes":
             return data
         try:
@@ -184,7 +184,7 @@ class _Reader:
         except UnicodeDecodeError as error:
             raise DamagedFile(f"A text in a record is not UTF-8: {error}.") from None
 
-    def _bytes(self, count: int) -> memoryview:
+    def _read_bytes(self, count: int) -> memoryview:
         begin = self.place
         if count > len(self.data) - begin:
             raise DamagedFile(f"A record ends after {len(self.data)} bytes, in the middle of its element.")

@@ -32,10 +32,10 @@ def decode_example(record: bytes) -> dict[str, Any]:
     >>> decode_example(encode_example({"x": [1, 2], "y": 0.5, "name": b"a"}))
     {'name': [b'a'], 'x': array([1, 2]), 'y': array([0.5], dtype=float32)}
     """
-    return {name: _decoded(record, feature) for name, feature in locate_example(record).items()}
+    return {name: _decode_feature(record, feature) for name, feature in locate_example(record).items()}
 
 
-def _decoded(record: bytes, feature: Located) -> Any:
+def _decode_feature(record: bytes, feature: Located) -> Any:
     if feature.numbers is not None:
         return feature.numbers
     return [] if feature.places is None else sliced(record, feature.places)
@@ -58,14 +58,14 @@ def locate_example(record: bytes) -> dict[str, Located]:
     """
     found: dict[str, Located] = {}
     try:
-        for number, low, high in _fields(record, 0, len(record)):
+        for number, low, high in _parse_fields(record, 0, len(record)):
             if number != 1:
                 what = "as in a tf.train.SequenceExample" if number == 2 else "which an Example does not have"
                 raise ValueError(f"it has a field {number}, {what}")
             place = low
-            for kind, begin, end in _fields(record, low, high):
+            for kind, begin, end in _parse_fields(record, low, high):
                 if kind == 1:
-                    name, feature = _entry(record, place, begin, end)
+                    name, feature = _parse_entry(record, place, begin, end)
                     found[name] = feature
                 place = end
     except (IndexError, ValueError, TypeError, struct.error) as error:
@@ -73,22 +73,22 @@ def locate_example(record: bytes) -> dict[str, Located]:
     return found
 
 
-def _entry(record: bytes, place: int, low: int, high: int) -> tuple[str, Located]:
+def _parse_entry(record: bytes, place: int, low: int, high: int) -> tuple[str, Located]:
     """Decodes one entry of the map of features: its name and its value."""
     name, numbers, places = "", None, None
-    for number, begin, end in _fields(record, low, high):
+    for number, begin, end in _parse_fields(record, low, high):
         if number == 1:
             name = bytes(record[begin:end]).decode()
         elif number == 2:
-            for kind, first, last in _fields(record, begin, end):  # one of three kinds
+            for kind, first, last in _parse_fields(record, begin, end):  # one of three kinds
                 if kind == _BYTES:
-                    numbers, places = None, _places(record, first, last)
+                    numbers, places = None, _find_values(record, first, last)
                 else:
-                    numbers, places = _numbers(record, kind, first, last), None
+                    numbers, places = _decode_numbers(record, kind, first, last), None
     return name, Located(place, high, numbers, places)
 
 
-def _places(record: bytes, place: int, end: int) -> np.ndarray:
+def _find_values(record: bytes, place: int, end: int) -> np.ndarray:
     """The places of the values of a list of byte strings: goes from length to length."""
     found = array.array("q")
     while place < end:
@@ -107,9 +107,9 @@ def _places(record: bytes, place: int, end: int) -> np.ndarray:
     return np.array(found, np.int64).reshape(-1, 2)
 
 
-def _numbers(record: bytes, kind: int, low: int, high: int) -> np.ndarray:
+def _decode_numbers(record: bytes, kind: int, low: int, high: int) -> np.ndarray:
     parts: list[np.ndarray] = []
-    for number, begin, end in _fields(record, low, high):
+    for number, begin, end in _parse_fields(record, low, high):
         if number != 1:
             continue
         if kind == _FLOAT:
@@ -120,7 +120,7 @@ def _numbers(record: bytes, kind: int, low: int, high: int) -> np.ndarray:
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)
 
 
-def _fields(record: bytes, place: int, end: int) -> list[tuple[int, int, int]]:
+def _parse_fields(record: bytes, place: int, end: int) -> list[tuple[int, int, int]]:
     """For each field of the message in [place, end): its number, and the start and end of its value."""
     found: list[tuple[int, int, int]] = []
     while place < end:
@@ -150,42 +150,43 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
     '0a0c0a0a0a017812051a030a0101'
     """
     entries = (
-        _field(1, _field(1, name.encode()) + _field(2, _feature(name, features[name]))) for name in sorted(features)
+        _encode_field(1, _encode_field(1, name.encode()) + _encode_field(2, _encode_feature(name, features[name])))
+        for name in sorted(features)
     )
-    return _field(1, b"".join(entries))
+    return _encode_field(1, b"".join(entries))
 
 
-def _feature(name: str, value: Any) -> bytes:
+def _encode_feature(name: str, value: Any) -> bytes:
     texts = isinstance(value, np.ndarray) and (value.dtype.hasobject or value.dtype.kind in "SU")
     items: Any = value.ravel().tolist() if texts else value if isinstance(value, (list, tuple)) else [value]
     if (items or texts) and all(isinstance(item, (bytes, str, bytearray, memoryview)) for item in items):
         encoded = [item.encode() if isinstance(item, str) else bytes(item) for item in items]
-        return _field(_BYTES, b"".join(_field(1, item) for item in encoded))
+        return _encode_field(_BYTES, b"".join(_encode_field(1, item) for item in encoded))
     array = np.asarray(value).reshape(-1)
     if array.dtype.kind in "biu":
         if array.dtype == np.uint64 and (array > _LARGEST).any():
-            raise _beyond(name, array.max(), "int64")
+            raise _range_error(name, array.max(), "int64")
         numbers = array.astype(np.int64).view(np.uint64).tolist()
-        return _field(_INT64, _field(1, b"".join(map(varints.encoded, numbers))))
+        return _encode_field(_INT64, _encode_field(1, b"".join(map(varints.encoded, numbers))))
     if array.dtype.kind == "f":
         if items and all(
             isinstance(item, (int, np.integer)) for item in items
         ):  # integers so large that NumPy turns them into floats
-            raise _beyond(name, max(items), "int64")
+            raise _range_error(name, max(items), "int64")
         with np.errstate(over="ignore"):
             floats = array.astype("<f4")
         beyond = np.isinf(floats) & np.isfinite(array)
         if beyond.any():
-            raise _beyond(name, array[beyond][0], "float32")
-        return _field(_FLOAT, _field(1, floats.tobytes()))
+            raise _range_error(name, array[beyond][0], "float32")
+        return _encode_field(_FLOAT, _encode_field(1, floats.tobytes()))
     raise TypeError(f"Feature {name!r} must be numbers, bytes or strings, got {array.dtype} of {value!r}.")
 
 
-def _beyond(name: str, number: Any, kind: str) -> ValueError:
+def _range_error(name: str, number: Any, kind: str) -> ValueError:
     return ValueError(
         f"Feature {name!r} holds {number}, which does not fit into {kind}, the type of a tf.train.Example."
     )
 
 
-def _field(number: int, content: bytes) -> bytes:
+def _encode_field(number: int, content: bytes) -> bytes:
     return varints.encoded(number << 3 | 2) + varints.encoded(len(content)) + content

@@ -42,14 +42,14 @@ class FileDataSource:
         return len(self._paths)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._read(self._paths[checks.integer(index, "index")])
+        return self._read_file(self._paths[checks.integer(index, "index")])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
         """The files at `indices`. Remote files are read at the same time, since each costs round trips."""
         paths = [self._paths[index] for index in checks.positions(indices, len(self)).tolist()]
-        return list((together if any(map(stores.is_url, paths)) else map)(self._read, paths))
+        return list((together if any(map(stores.is_url, paths)) else map)(self._read_file, paths))
 
-    def _read(self, path: str) -> dict[str, Any]:
+    def _read_file(self, path: str) -> dict[str, Any]:
         file = stores.open_file(path, self._options)
         return {"path": redact.remove_query(path), "content": file.read(0, file.size)}
 

@@ -26,24 +26,24 @@ class TableInMemory(abc.ABC):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
-    def _row(self, place: int) -> dict[Any, Any]:
+    def _read_row(self, place: int) -> dict[Any, Any]:
         """One record. The caller may change it."""
 
     @abc.abstractmethod
-    def _rows(self, places: np.ndarray) -> Block:
+    def _read_rows(self, places: np.ndarray) -> Block:
         """Many records. The caller may change them."""
 
     def __getitem__(self, index: int) -> dict[Any, Any]:
-        return self._row(checks.position(index, len(self)))
+        return self._read_row(checks.position(index, len(self)))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
         """The rows at `indices`."""
-        return self._rows(checks.positions(indices, len(self)))
+        return self._read_rows(checks.positions(indices, len(self)))
 
     def fingerprint(self) -> Any:
         """The number of rows, and a sample of them."""
         places = np.unique(np.linspace(0, len(self) - 1, _SAMPLES).astype(np.int64)) if len(self) else []
-        return [len(self), [self._row(int(place)) for place in places]]
+        return [len(self), [self._read_row(int(place)) for place in places]]
 
 
 class ArrowTableSource(TableInMemory):
@@ -62,10 +62,10 @@ class ArrowTableSource(TableInMemory):
     def __len__(self) -> int:
         return self._found.length
 
-    def _row(self, place: int) -> dict[str, Any]:
+    def _read_row(self, place: int) -> dict[str, Any]:
         return self._found.row(place)
 
-    def _rows(self, places: np.ndarray) -> Block:
+    def _read_rows(self, places: np.ndarray) -> Block:
         return self._found.take(places)
 
     def __reduce__(self) -> Any:
@@ -96,28 +96,28 @@ class PandasSource(TableInMemory):
         if not names:
             raise ValueError("This frame has no columns.")
         self._length = len(frame)
-        self._columns = {name: _values_of(frame.iloc[:, place]) for place, name in enumerate(names)}
+        self._columns = {name: _to_array(frame.iloc[:, place]) for place, name in enumerate(names)}
         self._numbers = all(column.dtype != object for column in self._columns.values())
 
     def __len__(self) -> int:
         return self._length
 
-    def _row(self, place: int) -> dict[Any, Any]:
+    def _read_row(self, place: int) -> dict[Any, Any]:
         return {
             name: copy_value(column[place]) if column.dtype == object else column[place]
             for name, column in self._columns.items()
         }
 
-    def _rows(self, places: np.ndarray) -> Block:
+    def _read_rows(self, places: np.ndarray) -> Block:
         if self._numbers:
             return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
-        return [self._row(place) for place in places.tolist()]
+        return [self._read_row(place) for place in places.tolist()]
 
     def __repr__(self) -> str:
         return f"DataFrame({len(self)} rows: {', '.join(map(str, self._columns))})"
 
 
-def _values_of(series: Any) -> np.ndarray:
+def _to_array(series: Any) -> np.ndarray:
     """A column of a pandas frame as an array: of its own NumPy dtype (numbers, dates), otherwise of objects."""
     if isinstance(series.dtype, np.dtype) and series.dtype != object:
         return series.to_numpy()

@@ -18,7 +18,7 @@ from bushel.sources.needs import package
 def check_source(source: Any, what: str) -> None:
     """Raises an error for an object without records by position. `what` begins the message, such as "A source"."""
     name = type(source).__name__
-    if _package_of(source) == "pyarrow" and hasattr(source, "to_table") and not hasattr(source, "__getitem__"):
+    if _get_package(source) == "pyarrow" and hasattr(source, "to_table") and not hasattr(source, "__getitem__"):
         raise TypeError(
             f"{what} is read by position, and pyarrow's {name} has no positions. Pass `dataset.to_table()` if it fits "
             "into memory, or its files to bushel.sources.ParquetDataSource."
@@ -44,7 +44,7 @@ def check_source(source: Any, what: str) -> None:
 
 def as_source(source: Any) -> Any:
     """The rows of a table in memory as a source. Any other source is returned unchanged."""
-    family, kind = _package_of(source), type(source).__name__
+    family, kind = _get_package(source), type(source).__name__
     if family not in ("pyarrow", "pandas", "polars"):
         return source
     from bushel.sources import frames  # loaded when it is needed: few programs need it
@@ -62,7 +62,7 @@ def as_source(source: Any) -> Any:
     return source
 
 
-def _package_of(value: Any) -> str:
+def _get_package(value: Any) -> str:
     return type(value).__module__.partition(".")[0]
 
 

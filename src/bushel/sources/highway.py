@@ -62,12 +62,12 @@ def in_numpy(messages: Sequence[bytes | memoryview]) -> np.ndarray:
         width = max(1, int(lengths[order[low]]))
         high = low + max(1, _AT_ONCE_BYTES // width)
         part = order[low:high]
-        found[part] = _hashes([messages[place] for place in part], lengths[part])
+        found[part] = _hash_sorted([messages[place] for place in part], lengths[part])
         low = high
     return found
 
 
-def _hashes(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarray:
+def _hash_sorted(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarray:
     """The hashes of messages that are sorted from long to short."""
     count, whole, rest = len(messages), lengths // _PACKET, lengths % _PACKET
     steps = int(whole[0])
@@ -82,7 +82,7 @@ def _hashes(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarr
     )  # how many messages have a packet at each step
     for step in range(steps):
         state.update(packets[step], int(alive[step]))
-    state.finish_lengths(tails, rest.astype(np.uint64))
+    state.hash_tails(tails, rest.astype(np.uint64))
     return state.digest()
 
 
@@ -91,7 +91,7 @@ class _State:
 
     def __init__(self, count: int):
         self.v0 = np.tile(_MUL0 ^ _KEY, (count, 1))
-        self.v1 = np.tile(_MUL1 ^ _turned(_KEY), (count, 1))
+        self.v1 = np.tile(_MUL1 ^ _swap_halves(_KEY), (count, 1))
         self.mul0 = np.tile(_MUL0, (count, 1))
         self.mul1 = np.tile(_MUL1, (count, 1))
 
@@ -103,10 +103,10 @@ class _State:
         mul0 ^= (v1 & _LOW) * (v0 >> _HALF)
         v0 += mul1
         mul1 ^= (v0 & _LOW) * (v1 >> _HALF)
-        v0 += _zipped(v1)
-        v1 += _zipped(v0)
+        v0 += _zip_lanes(v1)
+        v1 += _zip_lanes(v0)
 
-    def finish_lengths(self, tails: np.ndarray, rest: np.ndarray) -> None:
+    def hash_tails(self, tails: np.ndarray, rest: np.ndarray) -> None:
         """Hashes the last bytes of messages whose length is not a multiple of 32."""
         some = np.flatnonzero(rest)
         if not len(some):
@@ -114,27 +114,27 @@ class _State:
         rest = rest[some, None]
         part = _State(0)
         part.v0 = self.v0[some] + ((rest << _HALF) + rest)
-        part.v1 = _rotated_halves(self.v1[some], rest)
+        part.v1 = _rotate_halves(self.v1[some], rest)
         part.mul0, part.mul1 = self.mul0[some], self.mul1[some]
-        part.update(_last_packets(tails[some], rest[:, 0].astype(np.int64)).view("<u8"), len(some))
+        part.update(_make_last_packets(tails[some], rest[:, 0].astype(np.int64)).view("<u8"), len(some))
         self.v0[some], self.v1[some], self.mul0[some], self.mul1[some] = part.v0, part.v1, part.mul0, part.mul1
 
     def digest(self) -> np.ndarray:
         for _ in range(4):
-            self.update(_turned(self.v0[:, [2, 3, 0, 1]]), len(self.v0))
+            self.update(_swap_halves(self.v0[:, [2, 3, 0, 1]]), len(self.v0))
         return self.v0[:, 0] + self.v1[:, 0] + self.mul0[:, 0] + self.mul1[:, 0]
 
 
-def _turned(lanes: np.ndarray) -> np.ndarray:
+def _swap_halves(lanes: np.ndarray) -> np.ndarray:
     return (lanes >> _HALF) | (lanes << _HALF)
 
 
-def _zipped(lanes: np.ndarray) -> np.ndarray:
+def _zip_lanes(lanes: np.ndarray) -> np.ndarray:
     """Mixes the bytes of lanes 0 and 1, and of 2 and 3. Lanes are little-endian, as on every machine we support."""
     return lanes.view(np.uint8).reshape(-1, 16).take(_ZIPPER, axis=1).view("<u8").reshape(lanes.shape)
 
 
-def _rotated_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
+def _rotate_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
     """Rotates each 32-bit half of each lane left by `by` bits (1 to 31)."""
     back = _HALF - by
     halves = [lanes & _LOW, lanes >> _HALF]
@@ -142,7 +142,7 @@ def _rotated_halves(lanes: np.ndarray, by: np.ndarray) -> np.ndarray:
     return low | (high << _HALF)
 
 
-def _last_packets(tails: np.ndarray, rest: np.ndarray) -> np.ndarray:
+def _make_last_packets(tails: np.ndarray, rest: np.ndarray) -> np.ndarray:
     """Packets of the last `rest` bytes: first the whole words, then the remaining bytes at the algorithm's places."""
     packets = tails.copy()
     rows = np.arange(len(rest))

@@ -32,16 +32,16 @@ class IterableStream:
         if not callable(self.iterable) and not hasattr(self.iterable, "__iter__"):
             raise TypeError(f"Pass an iterable, or a function that returns one; got {self.iterable!r}.")
         if not callable(self.iterable):
-            _check_resumes(self.iterable)
+            _check_resumable(self.iterable)
 
     def open(self) -> IterableReader | StatefulReader:
-        made = self._made()
+        made = self._make_iterable()
         if hasattr(made, "state_dict") and hasattr(made, "load_state_dict"):
-            _check_resumes(made)
+            _check_resumable(made)
             return StatefulReader(made)
-        return IterableReader(made, self._made)
+        return IterableReader(made, self._make_iterable)
 
-    def _made(self) -> Iterable[Any]:
+    def _make_iterable(self) -> Iterable[Any]:
         return self.iterable() if callable(self.iterable) else self.iterable
 
     @property
@@ -59,7 +59,7 @@ class IterableStream:
         return [self.name, show_value(self.iterable)]
 
 
-def _check_resumes(stream: Any) -> None:
+def _check_resumable(stream: Any) -> None:
     """Raises an error for a Hugging Face stream that shuffles in a buffer: its state does not contain the buffer."""
     left: list[Any] = [getattr(stream, "_ex_iterable", None)]
     while left:
@@ -74,7 +74,7 @@ def _check_resumes(stream: Any) -> None:
         left += filter(None, [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())])
 
 
-def _private(iterator: Iterator[Any], count: int) -> list[Any]:
+def _read_private(iterator: Iterator[Any], count: int) -> list[Any]:
     """Reads up to `count` elements one by one, and copies those to which the iterable keeps a reference.
 
     One by one, because the iterable may write the next element into the same buffer.
@@ -93,9 +93,9 @@ class IterableReader(SequentialReader):
 
     def __init__(self, iterable: Iterable[Any], again: Callable[[], Iterable[Any]]):
         self._iterable, self._again = iterable, again
-        self._go(0)
+        self._skip_to(0)
 
-    def _go(self, count: int) -> None:
+    def _skip_to(self, count: int) -> None:
         self._iterator = iter(self._iterable)
         self._count = sum(1 for _ in itertools.islice(self._iterator, count))
         if self._count < count:
@@ -105,7 +105,7 @@ class IterableReader(SequentialReader):
             )
 
     def read(self, count: int) -> list[Any]:
-        rows = _private(self._iterator, count)
+        rows = _read_private(self._iterator, count)
         self._count += len(rows)
         return rows
 
@@ -119,7 +119,7 @@ class IterableReader(SequentialReader):
         if not 0 <= count <= most:
             raise StateMismatch(f"The state is after {count} elements, but there are only {most}.", "elements_read")
         self._iterable = iterable
-        self._go(count)
+        self._skip_to(count)
 
     def close(self) -> None:
         getattr(self._iterator, "close", lambda: None)()
@@ -130,9 +130,9 @@ class StatefulReader(SequentialReader):
 
     def __init__(self, iterable: Any):
         self._first = iterable
-        self._begin(None)
+        self._start(None)
 
-    def _begin(self, state: Any) -> None:
+    def _start(self, state: Any) -> None:
         self._iterable = copy.deepcopy(self._first)  # the iterable holds its position, so two readers must not share it
         self._set = state  # before the first read, `state_dict` may not return it yet
         if state is not None:
@@ -140,7 +140,7 @@ class StatefulReader(SequentialReader):
         self._iterator = iter(self._iterable)
 
     def read(self, count: int) -> list[Any]:
-        rows = _private(self._iterator, count)
+        rows = _read_private(self._iterator, count)
         if rows:
             self._set = None
         return rows
@@ -149,7 +149,7 @@ class StatefulReader(SequentialReader):
         return {"state_dict": copy.deepcopy(self._iterable.state_dict() if self._set is None else self._set)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._begin(copy.deepcopy(state["state_dict"]))
+        self._start(copy.deepcopy(state["state_dict"]))
 
     def close(self) -> None:
         pass

@@ -117,7 +117,7 @@ class JoinedStores(JoinedFiles):
         self._lock = threading.Lock()
         self._recent: collections.OrderedDict[int, None] = collections.OrderedDict()
 
-    def _store(self, number: int) -> Store:
+    def _get_store(self, number: int) -> Store:
         """A store that is about to be read. If too many stores are open, the one read longest ago is closed."""
         if len(self._stores) > _OPEN_AT_ONCE:
             with self._lock:
@@ -130,7 +130,7 @@ class JoinedStores(JoinedFiles):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, within = find_part(checks.position(index, self._length), self._ends)
-        return self._store(number)[within]
+        return self._get_store(number)[within]
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
         """The records at `indices`. Each store that holds some of them is read once."""
@@ -139,11 +139,13 @@ class JoinedStores(JoinedFiles):
         places = checks.positions(indices, self._length)
         if not len(places):
             return self._stores[0].__getitems__(places)
-        return gather_from_parts(places, self._ends, lambda number, within: self._store(number).__getitems__(within))
+        return gather_from_parts(
+            places, self._ends, lambda number, within: self._get_store(number).__getitems__(within)
+        )
 
     def fingerprint(self) -> Any:
         """What distinguishes these stores from others, without reading their records."""
-        prints = [self._store(number).fingerprint() for number in range(len(self._stores))]
+        prints = [self._get_store(number).fingerprint() for number in range(len(self._stores))]
         return prints[0] if len(prints) == 1 else prints
 
 
@@ -185,7 +187,7 @@ def find_stores(
         if plain or not _WILD.search(text):
             found.append(text)
             continue
-        matches = {folder for marker in markers for folder in _holding(text, marker, options)}
+        matches = {folder for marker in markers for folder in _find_folders_with(text, marker, options)}
         if not matches:
             raise FileNotFoundError(f"No {what} matches {redact.show(text)!r}.")
         found += sorted(matches)
@@ -194,7 +196,7 @@ def find_stores(
     return found
 
 
-def _holding(pattern: str, marker: str, options: Options | None) -> list[str]:
+def _find_folders_with(pattern: str, marker: str, options: Options | None) -> list[str]:
     """The folders that match a pattern and contain a file that matches `marker`."""
     try:
         files = stores.find(f"{pattern}/{marker}", options)

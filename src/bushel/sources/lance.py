@@ -41,7 +41,7 @@ class LanceDataSource(JoinedStores):
         version: int | None = None,
         storage_options: Options | None = None,
     ):
-        found = _data_sets(paths)
+        found = _find_data_sets(paths)
         if version is not None and len(found) > 1:
             raise ValueError(f"A version belongs to one Lance data set, but these paths name {len(found)} data sets.")
 
@@ -51,7 +51,7 @@ class LanceDataSource(JoinedStores):
         super().__init__(found, build)
 
 
-def _data_sets(paths: Any) -> list[str]:
+def _find_data_sets(paths: Any) -> list[str]:
     """The data sets that paths and patterns name."""
     found = find_stores(paths, None, ("_versions/*.manifest",), "Lance data set", local_patterns=True)
     for path in found:
@@ -73,7 +73,7 @@ class LanceStore(Store):
 
     def _count(self) -> int:
         data = self._get_open()
-        known, self._version, count = self._call(
+        known, self._version, count = self._call_lance(
             "its manifest is damaged", lambda: (dict(_column_types(data.schema)), data.version, data.count_rows())
         )
         for name in self._columns or ():
@@ -85,7 +85,7 @@ class LanceStore(Store):
         lance = package("lance", "lance", "Lance data sets")
         options = dict(self._options) or None
         try:
-            return self._call(
+            return self._call_lance(
                 "it is not a complete Lance data set",
                 lambda: lance.dataset(self._path, version=self._version, storage_options=options),
             )
@@ -95,7 +95,7 @@ class LanceStore(Store):
             which = "" if self._version is None else f" with a version {self._version}"
             raise FileNotFoundError(f"{self._name} is not a Lance data set{which}: {error.__cause__}") from error
 
-    def _call(self, what: str, call: Callable[[], T]) -> T:
+    def _call_lance(self, what: str, call: Callable[[], T]) -> T:
         """What a call of the `lance` package returns. Any error becomes a `DamagedFile` without secrets.
 
         A panic in the package's Rust code is not an `Exception`. Without this it would end a worker process.
@@ -108,7 +108,7 @@ class LanceStore(Store):
             raise DamagedFile(f"{self._name}: {what}: {error}") from error
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._rows([checks.position(index, self._length)]).row(0)
+        return self._read_rows([checks.position(index, self._length)]).row(0)
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> Block:
         """The rows at `indices`, read in one call."""
@@ -116,9 +116,9 @@ class LanceStore(Store):
         if not len(places):
             return []
         wanted, back = np.unique(places, return_inverse=True)
-        return self._rows(wanted.tolist()).take(back)
+        return self._read_rows(wanted.tolist()).take(back)
 
-    def _rows(self, places: list[int]) -> ArrowRows:
+    def _read_rows(self, places: list[int]) -> ArrowRows:
         data = self._get_open()
 
         def take_rows() -> Any:
@@ -126,7 +126,7 @@ class LanceStore(Store):
             table.validate(full=True)  # a wrong offset in the data would crash the process
             return table
 
-        table = self._call(f"rows {places[:8]} cannot be read", take_rows)
+        table = self._call_lance(f"rows {places[:8]} cannot be read", take_rows)
         if table.num_rows != len(places):
             raise DamagedFile(f"{self._name}: Lance returned {table.num_rows} rows instead of {len(places)}.")
         return ArrowRows(table, self._name, chosen=True)
@@ -137,13 +137,13 @@ class LanceStore(Store):
         def list_files() -> list[str]:  # the name of each file is unique: Lance chooses it at random
             return sorted(file.path for part in data.get_fragments() for file in part.data_files())
 
-        files = self._call("its files cannot be listed", list_files)
+        files = self._call_lance("its files cannot be listed", list_files)
         digest = hashlib.blake2b("\n".join(files).encode(), digest_size=16).hexdigest()
         return [redact.object_name(self._path), self._version, self._length, self._columns, digest]
 
     def layout(self) -> dict[str, str]:
         data = self._get_open()
-        types = self._call("its manifest is damaged", lambda: dict(_column_types(data.schema)))
+        types = self._call_lance("its manifest is damaged", lambda: dict(_column_types(data.schema)))
         return types if self._columns is None else {name: types.get(name, "") for name in self._columns}
 
 

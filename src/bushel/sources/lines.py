@@ -26,7 +26,7 @@ class LineDataSource(RecordSource):
     def __init__(self, paths: Any, *, storage_options: Options | None = None):
         super().__init__(paths, storage_options)
 
-    def _reader(self, file: File) -> RecordReader:
+    def _make_reader(self, file: File) -> RecordReader:
         return _LineFile(file)
 
 
@@ -44,15 +44,15 @@ class _LineFile(RecordReader):
         self.count = len(self._starts)
 
     def read(self, position: int) -> bytes:
-        return _bare(self._file.read(self._starts.item(position), self._lengths.item(position)))
+        return _strip_end(self._file.read(self._starts.item(position), self._lengths.item(position)))
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         lines = self._file.read_many(self._starts[positions].tolist(), self._lengths[positions].tolist())
-        return [_bare(line) for line in lines]
+        return [_strip_end(line) for line in lines]
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         copied_into(self.read_many(positions), rows, size, self._file.name, positions)
 
 
-def _bare(line: bytes) -> bytes:
+def _strip_end(line: bytes) -> bytes:
     return line.removesuffix(b"\n").removesuffix(b"\r")

@@ -117,7 +117,7 @@ class LocalFile(File):
                 if oldest is not None:
                     oldest._descriptor = None
 
-    def _opened(self) -> _Descriptor:
+    def _reopen(self) -> _Descriptor:
         descriptor = self._descriptor
         if descriptor is None:
             descriptor = _Descriptor(self._path)
@@ -129,12 +129,12 @@ class LocalFile(File):
         return descriptor
 
     def read(self, start: int, length: int) -> bytes:
-        descriptor = self._descriptor or self._opened()
+        descriptor = self._descriptor or self._reopen()
         data = os.pread(descriptor.number, length, start)
-        return data if len(data) == length else self._rest(descriptor, data, start, length)
+        return data if len(data) == length else self._read_rest(descriptor, data, start, length)
 
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        descriptor = self._descriptor or self._opened()
+        descriptor = self._descriptor or self._reopen()
         number, pread = descriptor.number, os.pread
         if len(starts) > 1 and (wanted := sum(lengths)) < LARGE_BYTES * len(starts):
             low = min(starts)
@@ -148,7 +148,7 @@ class LocalFile(File):
             return [self.read(start, length) for start, length in zip(starts, lengths)]
         return found
 
-    def _rest(self, descriptor: _Descriptor, data: bytes, start: int, length: int) -> bytes:
+    def _read_rest(self, descriptor: _Descriptor, data: bytes, start: int, length: int) -> bytes:
         parts, got = [data], len(data)
         while got < length:  # the system returns at most 2 GiB at a time
             part = os.pread(descriptor.number, length - got, start + got)
@@ -165,7 +165,7 @@ class LocalFile(File):
         has become shorter, the caller gets None and uses `read`, which raises an error. If the file is cut short after
         this call and before the caller reads the memory, nothing can prevent the crash.
         """
-        descriptor = self._descriptor or self._opened()
+        descriptor = self._descriptor or self._reopen()
         memory = descriptor.memory
         if memory is None:
             try:
@@ -183,13 +183,13 @@ class LocalFile(File):
             head, rest = buffers[:_BUFFERS_AT_ONCE], buffers[_BUFFERS_AT_ONCE:]
             self.read_into(start, head)
             return self.read_into(start + sum(map(len, head)), rest)
-        descriptor = self._descriptor or self._opened()
+        descriptor = self._descriptor or self._reopen()
         wanted = sum(map(len, buffers))
         got = os.preadv(descriptor.number, buffers, start)
         if got != wanted:
-            self._rest_into(descriptor, start, got, buffers)
+            self._read_rest_into(descriptor, start, got, buffers)
 
-    def _rest_into(self, descriptor: _Descriptor, start: int, got: int, buffers: Sequence[Any]) -> None:
+    def _read_rest_into(self, descriptor: _Descriptor, start: int, got: int, buffers: Sequence[Any]) -> None:
         low = 0
         for buffer in buffers:
             high = low + len(buffer)

@@ -43,18 +43,18 @@ class Mapping:
         memory = self._file.mapped()
         if memory is None:
             return None
-        before = _fetched() if self._long else None
+        before = _count_page_faults() if self._long else None
         begun = time.perf_counter()
         found = copy(memory, spans)
         self._long = time.perf_counter() - begun > _QUICK_S
         if before is not None:
-            if _fetched() > before:
+            if _count_page_faults() > before:
                 self._to_read, self._pause = self._pause, min(2 * self._pause, _MOST_PAUSE)
             else:
                 self._pause = max(self._pause - 1, _LEAST_PAUSE)
         return found
 
 
-def _fetched() -> int:
+def _count_page_faults() -> int:
     """The number of pages that were fetched from disk so far."""
     return resource.getrusage(_WHOSE).ru_majflt

@@ -44,7 +44,7 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
                 check_pixels(int(height), int(width))
                 return simplejpeg.decode_jpeg(data, colorspace=_COLOURS[mode])
             except TooLarge as error:
-                raise _not_decoded(data, "an image", error) from None
+                raise _too_large_error(data, "an image", error) from None
             except ValueError as error:
                 raise ValueError(f"These {len(data)} bytes are not a complete JPEG image: {error}") from error
     images = package("PIL.Image", "image", "Images")
@@ -57,7 +57,7 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
             fits = not halved and (mode is None or mode.startswith(_DEEP) or not has.startswith(_DEEP))
             found = np.array(image if mode is None else image.convert(mode)) if fits else None
     except TooLarge as error:
-        raise _not_decoded(data, "an image", error) from None
+        raise _too_large_error(data, "an image", error) from None
     except (OSError, SyntaxError, ValueError, images.DecompressionBombError) as error:
         raise ValueError(f"These {len(data)} bytes are not a complete image: {error}") from error
     if halved:
@@ -83,7 +83,7 @@ def check_image(image: Any) -> None:
         raise ValueError("EPS files are not decoded, because they are programs that Ghostscript would run")
 
 
-def _not_decoded(data: bytes, what: str, error: TooLarge) -> TooLarge:
+def _too_large_error(data: bytes, what: str, error: TooLarge) -> TooLarge:
     return TooLarge(f"These {len(data)} bytes are {what} that is not decoded: {error}.")
 
 
@@ -110,10 +110,10 @@ def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
             check_record(sound.frames * sound.channels * np.dtype(dtype).itemsize)
             samples, rate, stated = sound.read(dtype=dtype, always_2d=True), sound.samplerate, sound.frames
     except TooLarge as error:
-        raise _not_decoded(data, "a sound", error) from None
+        raise _too_large_error(data, "a sound", error) from None
     except (soundfile.LibsndfileError, OSError, ValueError) as error:
         raise ValueError(f"These {len(data)} bytes are not a complete sound: {error}") from error
-    why = _cut_short(data)
+    why = _find_missing_end(data)
     if why is None and len(samples) < stated:
         why = f"it has {len(samples)} of {stated} frames"
     if why is not None:
@@ -121,10 +121,10 @@ def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
     return samples, int(rate)
 
 
-def _cut_short(data: bytes) -> str | None:
+def _find_missing_end(data: bytes) -> str | None:
     """What is missing at the end of a WAV, AIFF or OGG file, or None. Their decoders do not report missing data."""
     if bytes(data[:4]) in _CHUNKS:
-        return _without_samples(data, *_CHUNKS[bytes(data[:4])])
+        return _find_missing_samples(data, *_CHUNKS[bytes(data[:4])])
     if data[:4] != b"OggS":
         return None
     page = bytes(data).rfind(b"OggS\0")
@@ -134,7 +134,7 @@ def _cut_short(data: bytes) -> str | None:
     return None if data[page + 5] & _LAST_PAGE else "its last page is missing"
 
 
-def _without_samples(data: bytes, size_format: str, name: bytes) -> str | None:
+def _find_missing_samples(data: bytes, size_format: str, name: bytes) -> str | None:
     place = 12
     while place + 8 <= len(data):
         (size,) = struct.unpack_from(size_format, data, place + 4)

@@ -30,7 +30,7 @@ class ArrayDataSource:
     in_memory = True
 
     def __init__(self, arrays: Any):
-        self._tree = _as_arrays(arrays)
+        self._tree = _to_arrays(arrays)
         self._leaves, self._rebuild = trees.flatten(self._tree)
         leaves = self._leaves
         if not leaves:
@@ -65,7 +65,7 @@ class ArrayDataSource:
         return self._tree
 
     def __reduce__(self) -> Any:
-        return (_from_leaves, (trees.map_leaves(sent, self._tree),))
+        return (_rebuild_source, (trees.map_leaves(sent, self._tree),))
 
     def __repr__(self) -> str:
         return f"ArrayDataSource({trees.describe(self._tree)})"
@@ -88,15 +88,15 @@ class InFile:
 def note(leaves: Iterable[np.ndarray]) -> None:
     """Remembers the versions of the files that arrays are parts of, so that a replaced file is recognized later."""
     for leaf in leaves:
-        mapped = _map(leaf)
+        mapped = _find_map(leaf)
         if mapped is not None and not hasattr(mapped, _NOTE):
-            setattr(mapped, _NOTE, _version(mapped))
+            setattr(mapped, _NOTE, _read_map_version(mapped))
 
 
 _NOTE = "_bushel_version"
 
 
-def _map(leaf: np.ndarray) -> np.memmap[Any, Any] | None:
+def _find_map(leaf: np.ndarray) -> np.memmap[Any, Any] | None:
     """The memory map that an array is a part of: the outermost one, which knows its offset in the file."""
     mapped: np.memmap[Any, Any] | None = None
     owner: Any = leaf
@@ -106,12 +106,12 @@ def _map(leaf: np.ndarray) -> np.memmap[Any, Any] | None:
     return mapped
 
 
-def _version(mapped: np.memmap[Any, Any]) -> list[Any] | None:
+def _read_map_version(mapped: np.memmap[Any, Any]) -> list[Any] | None:
     with contextlib.suppress(OSError):  # the file was removed; its memory can still be read
-        return _version_of(str(mapped.filename)) if mapped.filename and mapped.mode == "r" else None
+        return _read_version(str(mapped.filename)) if mapped.filename and mapped.mode == "r" else None
 
 
-def _version_of(name: str) -> list[Any]:
+def _read_version(name: str) -> list[Any]:
     facts = os.stat(name)
     return [os.path.basename(name), facts.st_size, facts.st_mtime_ns]
 
@@ -120,7 +120,7 @@ def sent(leaf: np.ndarray) -> np.ndarray | InFile:
     """What is pickled in place of an array: the name and place in a file if the array is a part of one."""
     if type(leaf) not in (np.ndarray, np.memmap):
         return leaf  # a subclass may hold more than the entries, such as a mask
-    mapped = _map(leaf)
+    mapped = _find_map(leaf)
     if mapped is None or not mapped.filename or mapped.mode == "c" or leaf.dtype.hasobject or not leaf.size:
         return leaf  # it is in memory, or it has changes that are not in the file
     first, start = (array.__array_interface__["data"][0] for array in (leaf, mapped))
@@ -133,7 +133,7 @@ def received(leaf: np.ndarray | InFile) -> np.ndarray:
     """The array that `sent` has described."""
     if not isinstance(leaf, InFile):
         return leaf
-    if leaf.version is not None and (now := _version_of(leaf.name)) != leaf.version:
+    if leaf.version is not None and (now := _read_version(leaf.name)) != leaf.version:
         raise stores.changed(leaf.name, leaf.version, now)
     reach = [stride * (size - 1) for stride, size in zip(leaf.strides, leaf.shape)]
     before, after = -sum(min(0, far) for far in reach), sum(max(0, far) for far in reach) + leaf.dtype.itemsize
@@ -141,11 +141,11 @@ def received(leaf: np.ndarray | InFile) -> np.ndarray:
     return np.ndarray(leaf.shape, leaf.dtype, buffer=part, offset=before, strides=leaf.strides)
 
 
-def _from_leaves(tree: Any) -> ArrayDataSource:
+def _rebuild_source(tree: Any) -> ArrayDataSource:
     return ArrayDataSource(trees.map_leaves(received, tree))
 
 
-def _as_arrays(tree: Any) -> Any:
+def _to_arrays(tree: Any) -> Any:
     # A list is data here, not a container: {"y": [0, 1, 0]} is one column.
     if isinstance(tree, list):
         return np.asarray(tree)
@@ -153,7 +153,7 @@ def _as_arrays(tree: Any) -> Any:
     if parts is None:
         array = np.asarray(tree)
         return array.view(np.ndarray) if isinstance(array, np.ndarray) else array
-    return parts[1](_as_arrays(part) for part in parts[0])
+    return parts[1](_to_arrays(part) for part in parts[0])
 
 
 def _gather(leaf: np.ndarray, positions: np.ndarray) -> np.ndarray:

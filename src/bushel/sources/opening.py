@@ -53,9 +53,9 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     if lowered.endswith(_ARRAYS):
         arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text, **options)
         return ArrayDataSource(arrays)
-    if _exists(join(text, MANIFEST), storage_options):
+    if _file_exists(join(text, MANIFEST), storage_options):
         return SavedDataSource(text, storage_options=storage_options)
-    if _exists(join(text, "dataset_info.json"), storage_options):
+    if _file_exists(join(text, "dataset_info.json"), storage_options):
         tfds = importlib.import_module("bushel.sources.tfds")
         return tfds.TFDSDataSource(text, tfds.only_split(text, storage_options), **options)
     known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
@@ -65,7 +65,7 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     )
 
 
-def _exists(path: str, storage_options: dict[str, Any] | None) -> bool:
+def _file_exists(path: str, storage_options: dict[str, Any] | None) -> bool:
     try:
         stores.open_file(path, storage_options)
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError):

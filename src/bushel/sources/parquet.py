@@ -101,16 +101,16 @@ class ParquetDataSource(TableSource):
     ):
         super().__init__(paths, columns, cache_bytes, storage_options)
 
-    def _no_files(self) -> Any:
-        return _OpenFiles(lambda number: opened(self._same(number), {}))
+    def _make_file_cache(self) -> Any:
+        return _OpenFiles(lambda number: opened(self._open_unchanged(number), {}))
 
-    def _lengths(self, number: int) -> list[int]:
-        file = opened(self._same(number), {})
+    def _part_lengths(self, number: int) -> list[int]:
+        file = opened(self._open_unchanged(number), {})
         check_columns(file, redact.show(self._paths[number]), self._columns)
         return lengths(file)
 
-    def _table(self, number: int, part: int) -> Any:
-        with self._files.pool(number).lend() as file:
+    def _read_part(self, number: int, part: int) -> Any:
+        with self._files.get_pool(number).lend() as file:
             return group(file, redact.show(self._paths[number]), part, self._columns)
 
 
@@ -122,7 +122,7 @@ class _OpenFiles:
         self._lock = threading.Lock()
         self._pools: collections.OrderedDict[int, HandlePool[Any]] = collections.OrderedDict()
 
-    def pool(self, number: int) -> HandlePool[Any]:
+    def get_pool(self, number: int) -> HandlePool[Any]:
         with self._lock:
             if number not in self._pools:
                 self._pools[number] = HandlePool(functools.partial(self._open_file, number), _IDLE_AT_MOST)
@@ -159,31 +159,31 @@ class ParquetReader(SequentialReader):
         self._stream = stream
         self._file = opened(stores.open_file(stream.path, stream.storage_options), stream.settings)
         check_columns(self._file, redact.show(stream.path), stream.columns)
-        self._lengths = lengths(self._file)
+        self._part_lengths = lengths(self._file)
         self._group = self._row = 0
         self._read: int | None = None  # the number of the row group in `_columns`
         self._columns: dict[str, np.ndarray] = {}
 
     def read(self, count: int) -> list[dict[str, Any]]:
-        while self._group < len(self._lengths) and self._row >= self._lengths[self._group]:
-            if self._group == len(self._lengths) - 1:
+        while self._group < len(self._part_lengths) and self._row >= self._part_lengths[self._group]:
+            if self._group == len(self._part_lengths) - 1:
                 return []
             self._group, self._row = self._group + 1, 0
-        if not self._lengths:
+        if not self._part_lengths:
             return []
         if self._read != self._group:
             table = group(self._file, redact.show(self._stream.path), self._group, self._stream.columns)
             self._columns = {name: values(column) for name, column in zip(table.schema.names, table.columns)}
             self._read = self._group
         names = tuple(self._columns)
-        low, high = self._row, min(self._row + count, self._lengths[self._group])
+        low, high = self._row, min(self._row + count, self._part_lengths[self._group])
         self._row = high
         if high == low + 1:
             return [{name: column[low] for name, column in self._columns.items()}]
         return [dict(zip(names, values)) for values in zip(*(column[low:high] for column in self._columns.values()))]
 
     def skip(self) -> int:
-        rest = self._lengths[self._group] - self._row
+        rest = self._part_lengths[self._group] - self._row
         self._row += rest
         return rest
 
@@ -192,11 +192,11 @@ class ParquetReader(SequentialReader):
 
     def set_state(self, state: dict[str, Any]) -> None:
         number, row = state["row_group"], state["index_within_row_group"]
-        known = len(self._lengths)
-        if not 0 <= number < max(known, 1) or not 0 <= row <= (self._lengths[number] if known else 0):
+        known = len(self._part_lengths)
+        if not 0 <= number < max(known, 1) or not 0 <= row <= (self._part_lengths[number] if known else 0):
             raise StateMismatch(
                 f"The state is at row {row} of row group {number}, but {redact.show(self._stream.path)} has {known} "
-                f"row groups of {', '.join(map(str, self._lengths[:8]))} rows."
+                f"row groups of {', '.join(map(str, self._part_lengths[:8]))} rows."
             )
         self._group, self._row = number, row
 

@@ -32,13 +32,13 @@ class ParquetRecords:
         self._file = opened(file, {})
         schema = self._file.schema_arrow
         self._ends = np.cumsum(lengths(self._file), dtype=int)
-        self._dtypes = {field.name: self._dtype(field) for field in schema}
+        self._dtypes = {field.name: self._choose_dtype(field) for field in schema}
         self._bare = self._dtypes == {"record": object} and not _is_list(schema.types[0])
 
     def count(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
         """The records from `low` to `high` - 1, in blocks."""
         first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
         for number in range(first, last + 1) if low < high else ():
@@ -48,12 +48,12 @@ class ParquetRecords:
                 raise DamagedFile(
                     f"{self._path}: row group {number} has {table.num_rows} rows instead of {end - begin}."
                 )
-            self._check(table, begin)
+            self._check_values(table, begin)
             for start in range(max(low, begin), min(high, end), _ROWS):
                 rows = table.slice(start - begin, min(_ROWS, high - start))
-                yield self._records({name: column.to_pylist() for name, column in zip(table.schema.names, rows)})
+                yield self._encode_rows({name: column.to_pylist() for name, column in zip(table.schema.names, rows)})
 
-    def _records(self, columns: dict[str, list[Any]]) -> list[bytes]:
+    def _encode_rows(self, columns: dict[str, list[Any]]) -> list[bytes]:
         if self._bare:
             return [value.encode() if isinstance(value, str) else value for value in columns["record"]]
         rows = zip(*columns.values())
@@ -65,7 +65,7 @@ class ParquetRecords:
                 for row in rows
             ]
 
-    def _dtype(self, field: Any) -> Any:
+    def _choose_dtype(self, field: Any) -> Any:
         """The type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
         types = package("pyarrow", "parquet", "Parquet files").types
         kind = field.type.value_type if _is_list(field.type) else field.type
@@ -77,26 +77,28 @@ class ParquetRecords:
         texts = types.is_string, types.is_large_string
         if any(fits(kind) for fits in (*texts, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)):
             return object
-        raise self._refused(
+        raise self._refusal_error(
             field.name,
             f"is of type {field.type}, but a tf.train.Example holds only numbers, bytes, text and lists of these. Cast "
             "the column with pyarrow, or leave it out, and convert that file",
         )
 
-    def _check(self, table: Any, begin: int) -> None:
+    def _check_values(self, table: Any, begin: int) -> None:
         """Raises an error for values that a record cannot hold."""
         compute = package("pyarrow.compute", "parquet", "Parquet files")
         types = package("pyarrow", "parquet", "Parquet files").types
         for name, column in zip(table.schema.names, table.columns):
             if self._bare and column.null_count:
                 row = begin + compute.index(column.is_null(), True).as_py()
-                raise self._refused(name, f"is null in row {row}, so this row has no record. Leave the row out")
+                raise self._refusal_error(name, f"is null in row {row}, so this row has no record. Leave the row out")
             values = compute.list_flatten(column) if _is_list(column.type) else column
             if values is not column and values.null_count:
-                raise self._refused(name, "has nulls inside lists, which a tf.train.Example cannot hold. Fill them")
+                raise self._refusal_error(
+                    name, "has nulls inside lists, which a tf.train.Example cannot hold. Fill them"
+                )
             kind = values.type.value_type if types.is_dictionary(values.type) else values.type
             if types.is_uint64(kind) and (largest := compute.max(values.cast(kind)).as_py() or 0) > _LARGEST:
-                raise self._refused(
+                raise self._refusal_error(
                     name,
                     f"holds {largest}, which does not fit into int64, the type of a tf.train.Example. Cast it to text",
                 )
@@ -105,13 +107,13 @@ class ParquetRecords:
                 with np.errstate(over="ignore"):
                     lost = numbers[(numbers.astype(np.float32) != numbers) & ~np.isnan(numbers)]
                 if len(lost):
-                    raise self._refused(
+                    raise self._refusal_error(
                         name,
                         f"holds float64 numbers such as {lost[0]}, but a tf.train.Example has float32 numbers. To "
                         "round them, pass round_floats=True (--round-floats)",
                     )
 
-    def _refused(self, column: str, why: str) -> ValueError:
+    def _refusal_error(self, column: str, why: str) -> ValueError:
         return ValueError(f"{self._path}: column {column!r} {why}.")
 
 

@@ -68,7 +68,7 @@ class RaggedDataSource:
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Any]:
         """The records at `indices`, each a new copy."""
         positions = checks.positions(indices, len(self))
-        columns = [self._views(leaf, positions) for leaf in self._leaves]
+        columns = [self._slice_views(leaf, positions) for leaf in self._leaves]
         return [self._rebuild([view.copy() for view in views]) for views in zip(*columns, strict=True)]
 
     def has(self, names: Sequence[str | None]) -> bool:
@@ -78,9 +78,9 @@ class RaggedDataSource:
 
     def entries(self, indices: np.ndarray, names: Sequence[str | None]) -> list[Sequences]:
         """For each name, the entries of the records at `indices`, as views of the source's own memory."""
-        return [self._views(self._tree if name is None else self._tree[name], indices) for name in names]
+        return [self._slice_views(self._tree if name is None else self._tree[name], indices) for name in names]
 
-    def _views(self, leaf: np.ndarray, positions: np.ndarray) -> Sequences:
+    def _slice_views(self, leaf: np.ndarray, positions: np.ndarray) -> Sequences:
         lows, highs = self._offsets[positions], self._offsets[positions + 1]
         cuts = zip(lows.tolist(), highs.tolist(), strict=True)
         return Sequences([leaf[low:high] for low, high in cuts], highs - lows)
@@ -94,11 +94,11 @@ class RaggedDataSource:
         return [self._tree, self._offsets]
 
     def __reduce__(self) -> Any:
-        return _received, (trees.map_leaves(memory.sent, self._tree), memory.sent(self._offsets))
+        return _rebuild_source, (trees.map_leaves(memory.sent, self._tree), memory.sent(self._offsets))
 
     def __repr__(self) -> str:
         return f"RaggedDataSource({len(self)} sequences of {trees.describe(self._tree)})"
 
 
-def _received(values: Any, offsets: Any) -> RaggedDataSource:
+def _rebuild_source(values: Any, offsets: Any) -> RaggedDataSource:
     return RaggedDataSource(trees.map_leaves(memory.received, values), memory.received(offsets))

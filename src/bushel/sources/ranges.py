@@ -25,11 +25,11 @@ def merged(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int
 def scatter(data: Any, buffers: Sequence[Any]) -> None:
     """Copies bytes into writable buffers, one after the other."""
     view = memoryview(data)
-    for buffer, part in zip(buffers, _pieces(view, buffers)):
+    for buffer, part in zip(buffers, _cut(view, buffers)):
         memoryview(buffer).cast("B")[:] = part
 
 
-def _pieces(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
+def _cut(view: memoryview, buffers: Sequence[Any]) -> Iterator[memoryview]:
     low = 0
     for buffer in buffers:
         yield view[low : low + len(buffer)]

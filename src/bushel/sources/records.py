@@ -71,7 +71,7 @@ class RecordSource(JoinedFiles):
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._remote = any(map(stores.is_url, self._paths)) and "cache_dir" not in self._options
         self._forget_open()
-        counts = self._counted()
+        counts = self._count_records()
         bounds = [part_of(shard, count) for shard, count in zip(self._shards, counts)]
         self._totals = counts  # what each file held when the source was made
         self._starts = np.array([start for start, _ in bounds], np.int64)
@@ -79,25 +79,25 @@ class RecordSource(JoinedFiles):
         self._length = int(self._ends[-1])
 
     @abc.abstractmethod
-    def _reader(self, file: File) -> RecordReader:
+    def _make_reader(self, file: File) -> RecordReader:
         """Makes the reader of one file."""
 
     def _forget_open(self) -> None:
         self._lock = threading.Lock()
         self._readers: list[RecordReader | None] = [None] * len(self._shards)
 
-    def _counted(self) -> list[int]:
+    def _count_records(self) -> list[int]:
         if len(self._shards) == 1:
-            return [self._opened(0).count]
+            return [self._get_reader(0).count]
         with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(self._shards))) as pool:
-            return [reader.count for reader in pool.map(self._opened, range(len(self._shards)))]
+            return [reader.count for reader in pool.map(self._get_reader, range(len(self._shards)))]
 
-    def _opened(self, number: int) -> RecordReader:
+    def _get_reader(self, number: int) -> RecordReader:
         reader = self._readers[number]
         if reader is not None:
             return reader
         file = stores.open_file(self._paths[number], self._options)
-        reader = self._reader(file)
+        reader = self._make_reader(file)
         known = getattr(self, "_totals", None)
         if known is not None and reader.count != known[number]:
             raise DamagedFile(
@@ -135,18 +135,18 @@ class RecordSource(JoinedFiles):
         number, place = 0, checks.position(index, self._length)
         if len(self._ends) > 1:
             number, place = self.locate(place)
-        return (self._readers[number] or self._opened(number)).read(place + int(self._starts[number]))
+        return (self._readers[number] or self._get_reader(number)).read(place + int(self._starts[number]))
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[bytes]:
         """The records at `indices`, read together."""
         if len(self._ends) == 1:
             if self._length < self._totals[0]:
-                return self._opened(0).read_many(checks.positions(indices, self._length) + self._starts.item(0))
+                return self._get_reader(0).read_many(checks.positions(indices, self._length) + self._starts.item(0))
             # The source is one whole file, so the reader itself checks the indices.
-            return (self._readers[0] or self._opened(0)).read_many(checks.integers(indices))
+            return (self._readers[0] or self._get_reader(0)).read_many(checks.integers(indices))
         places = checks.positions(indices, self._length)
         found: list[Any] = [None] * len(places)
-        numbers, positions, rows = zip(*self._by_file(places)) if len(places) else ((), (), ())
+        numbers, positions, rows = zip(*self._split_by_file(places)) if len(places) else ((), (), ())
         # A remote read costs a round trip, so remote files are read at the same time.
         several = together if self._remote and len(numbers) > 1 else map
         for where, records in zip(rows, several(self._read_many, numbers, positions)):
@@ -155,7 +155,7 @@ class RecordSource(JoinedFiles):
         return found
 
     def _read_many(self, number: int, positions: np.ndarray) -> list[bytes]:
-        return self._opened(number).read_many(positions)
+        return self._get_reader(number).read_many(positions)
 
     def read_into(self, indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
         """Reads records directly into the rows of an array. Each record must have the size of a row."""
@@ -169,15 +169,15 @@ class RecordSource(JoinedFiles):
         size = out.nbytes // len(out)
         if self._remote:
             return copied_into(self.__getitems__(places), rows, size, repr(self), places)
-        for number, positions, where in self._by_file(places):
-            reader = self._opened(number)
+        for number, positions, where in self._split_by_file(places):
+            reader = self._get_reader(number)
             if len(where) == len(places):
                 reader.read_into(positions, rows, size)
             else:
                 for position, row in zip(positions, where.tolist()):
                     reader.read_into(np.array([position]), rows[row * size : (row + 1) * size], size)
 
-    def _by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def _split_by_file(self, places: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """For each file that holds some of the records: its number, the positions in it, and their rows."""
         for number, within, rows in split_by_part(places, self._ends):
             yield number, within + self._starts[number], rows
@@ -210,11 +210,11 @@ class RecordSource(JoinedFiles):
 
 def together(read: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
     """As `map`, but with up to 16 calls at the same time. For reads that cost network round trips."""
-    return _threads(os.getpid()).map(read, *arguments)
+    return _get_threads(os.getpid()).map(read, *arguments)
 
 
 @functools.cache
-def _threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
+def _get_threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
     """The threads of this process. After a fork, the threads of the parent process do not exist in the child."""
     del process
     return concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE, "bushel-files")
@@ -225,13 +225,13 @@ Shard = tuple[str, int, int | None]
 
 def shards(paths: Any, options: Options | None) -> list[Shard]:
     """Parses paths, patterns, "file[3:7]" and TFDS's file instructions into tuples (path, start, stop)."""
-    if isinstance(paths, (str, bytes, os.PathLike)) or _instruction(paths):
+    if isinstance(paths, (str, bytes, os.PathLike)) or _is_instruction(paths):
         paths = [paths]
     elif not isinstance(paths, Iterable):
         raise stores.no_paths(paths)
     found: list[Shard] = []
     for path in paths:
-        if _instruction(path):
+        if _is_instruction(path):
             found.append((os.fspath(path.filename), int(path.skip), int(path.skip) + int(path.take)))
         elif isinstance(path, (str, os.PathLike)) and (part := _SLICE.fullmatch(os.fspath(path))):
             found.append((part.group(1), int(part.group(2)), int(part.group(3))))
@@ -242,7 +242,7 @@ def shards(paths: Any, options: Options | None) -> list[Shard]:
     return found
 
 
-def _instruction(path: Any) -> bool:
+def _is_instruction(path: Any) -> bool:
     return all(hasattr(path, name) for name in ("filename", "skip", "take"))
 
 

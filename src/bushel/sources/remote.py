@@ -46,13 +46,13 @@ ranges does not return the version of the object that they came from."""
 
 def open_url(url: str, options: Options | None) -> File:
     """Opens an object. It is read from its store, or from a copy on disk if the options name a `cache_dir`."""
-    settings = _checked(options)
-    file = _opened(url, settings)
+    settings = _check_options(options)
+    file = _open_object(url, settings)
     folder = settings.get("cache_dir")
     return file if folder is None else cache.kept(file, local(folder), settings.get("cache_bytes"))
 
 
-def _checked(options: Options | None) -> dict[str, Any]:
+def _check_options(options: Options | None) -> dict[str, Any]:
     """The options as a dict. Raises an error if one of our own options has a wrong value."""
     settings = dict(options or {})
     checks.not_negative(settings.get("retries", 0), "retries")
@@ -72,29 +72,29 @@ def _checked(options: Options | None) -> dict[str, Any]:
 
 def connect(url: str, options: Options | None) -> tuple[Any, str, dict[str, Any]] | None:
     """obstore's store of a URL, the object's name in it, and the checked options; None if fsspec serves this URL."""
-    settings = _checked(options)
+    settings = _check_options(options)
     if url.partition("://")[0] not in _OBJECT_STORES:
         return None
-    root, key = _split(url)
-    return _store(root, _frozen(settings)), key, settings
+    root, key = _split_url(url)
+    return _get_store(root, _freeze_options(settings)), key, settings
 
 
-def _opened(url: str, settings: dict[str, Any]) -> File:
+def _open_object(url: str, settings: dict[str, Any]) -> File:
     scheme = url.partition("://")[0]
     return _Object(url, settings) if scheme in _OBJECT_STORES else DriverFile(url, settings)
 
 
 def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     """The URLs of objects whose names begin with a prefix. Objects in deeper folders are listed only if `deep`."""
-    settings = _checked(options)
+    settings = _check_options(options)
     scheme = prefix.partition("://")[0]
     if scheme not in _OBJECT_STORES:
         return [url for url in drivers.listed(prefix, settings, deep=deep) if url.startswith(prefix)]
     if scheme in _WEB:
         raise ValueError(f"{redact.show(prefix)}*: a web server cannot list its files. Name each file.")
-    root, key = _split(prefix)
+    root, key = _split_url(prefix)
     folder = key.rpartition("/")[0] or None  # stores can only list whole folders
-    store = _store(root, _frozen(settings))
+    store = _get_store(root, _freeze_options(settings))
     if deep:
         entries = attempt(lambda: [entry for page in store.list(prefix=folder) for entry in page], prefix, settings)
     else:
@@ -102,7 +102,7 @@ def listed(prefix: str, options: Options | None, *, deep: bool) -> list[str]:
     return [f"{root}/{entry['path']}" for entry in entries]
 
 
-def _split(url: str) -> tuple[str, str]:
+def _split_url(url: str) -> tuple[str, str]:
     """Splits a URL into its store and the name of an object in the store.
 
     The name of an object may contain any character. The path of a web address is decoded, because obstore encodes it
@@ -119,10 +119,10 @@ def _split(url: str) -> tuple[str, str]:
     return f"{scheme}://{host}", key
 
 
-def _frozen(settings: dict[str, Any]) -> str:
+def _freeze_options(settings: dict[str, Any]) -> str:
     """The options as text, a key of the cache of stores: files with the same options share one store."""
     kept = {key: value for key, value in settings.items() if not str(key).startswith("cache_")}
-    odd = [f"{key!r} ({type(value).__name__})" for key, value in kept.items() if not _plain(value)]
+    odd = [f"{key!r} ({type(value).__name__})" for key, value in kept.items() if not _is_plain(value)]
     if odd:
         raise TypeError(
             f"Options of a store are plain values (str, int, float, bool, and lists and dicts of them); "
@@ -131,7 +131,7 @@ def _frozen(settings: dict[str, Any]) -> str:
     return json.dumps(kept)
 
 
-def _plain(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -143,12 +143,12 @@ _process: int | None = None
 """The process that has used obstore. Its threads do not survive a fork: a forked child would wait for them forever."""
 
 
-def _store(root: str, frozen: str) -> Any:
+def _get_store(root: str, frozen: str) -> Any:
     _refuse_after_fork(root)
     settings = tuple(
         sorted(entry for entry in os.environ.items() if entry[0].startswith(("AWS_", "GOOGLE_", "AZURE_")))
     )
-    return _store_of(root, frozen, settings)
+    return _make_store(root, frozen, settings)
 
 
 def _refuse_after_fork(name: str) -> None:
@@ -163,7 +163,7 @@ def _refuse_after_fork(name: str) -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) -> Any:
+def _make_store(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) -> Any:
     del environment  # the store reads it; as an argument, it makes a new store when the environment changes
     obstore = package("obstore.store", "cloud", "Files in object stores")
     settings = json.loads(frozen)
@@ -193,7 +193,7 @@ def _store_of(root: str, frozen: str, environment: tuple[tuple[str, str], ...]) 
 
 
 @functools.cache
-def _threads() -> concurrent.futures.ThreadPoolExecutor:
+def _get_threads() -> concurrent.futures.ThreadPoolExecutor:
     return concurrent.futures.ThreadPoolExecutor(_REQUESTS, "bushel-ranges")
 
 
@@ -206,15 +206,15 @@ def attempt(request: Callable[[], T], url: str, settings: dict[str, Any], deed: 
     `deed` is the verb of the error messages: "read", "written" or "removed".
     """
     for attempt in range(_TRIES):
-        answer, failure = _interruptible(request)
+        answer, failure = _call_interruptibly(request)
         if failure is None:
             return answer
         if attempt + 1 == _TRIES or "decoding response body" not in str(failure):
-            raise _explained(failure, redact.show(url), redact.secrets_of(url, settings), deed)
+            raise _explain_failure(failure, redact.show(url), redact.secrets_of(url, settings), deed)
     raise AssertionError("unreachable")
 
 
-def _explained(failure: BaseException, name: str, secrets: list[str], deed: str) -> BaseException:
+def _explain_failure(failure: BaseException, name: str, secrets: list[str], deed: str) -> BaseException:
     """The error to raise in place of an error of obstore, without the secrets that its text may contain."""
     if not isinstance(failure, Exception):
         return failure
@@ -254,14 +254,14 @@ class _Requests:
 
     def _run(self) -> None:
         while (request := self._asked.get()) is not None:
-            self._answers.put(_answer(request))
+            self._answers.put(_call_and_catch(request))
             del request
 
 
 _idle: _Requests | None = None
 
 
-def _interruptible(request: Callable[[], T]) -> tuple[T, BaseException | None]:
+def _call_interruptibly(request: Callable[[], T]) -> tuple[T, BaseException | None]:
     """The result of a request, or its error. Raises what a signal handler raises, such as KeyboardInterrupt.
 
     Python runs signal handlers in the main thread, but not while obstore waits. So in the main thread, another thread
@@ -269,7 +269,7 @@ def _interruptible(request: Callable[[], T]) -> tuple[T, BaseException | None]:
     """
     global _idle
     if threading.current_thread() is not threading.main_thread():
-        return _answer(request)
+        return _call_and_catch(request)
     # Taken out of `_idle` while it is in use: a signal handler may call this function in the middle of a request.
     requests, _idle = _idle, None
     if requests is None or requests.process != os.getpid():
@@ -286,7 +286,7 @@ def _interruptible(request: Callable[[], T]) -> tuple[T, BaseException | None]:
     return found
 
 
-def _answer(request: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+def _call_and_catch(request: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     try:
         return request(), None
     except BaseException as error:
@@ -301,17 +301,17 @@ class _Object(File):
     def __init__(self, url: str, settings: dict[str, Any]):
         self.name, self.address = redact.show(url), url
         self._settings = settings
-        root, self._key = _split(url)
+        root, self._key = _split_url(url)
         if not self._key.strip("/") and not url.startswith(_WEB):
             example = f"{redact.show(root)}/*"
             raise IsADirectoryError(
                 f"{self.name} is a bucket, not a file. Name the files in it, for example {example}."
             )
-        self._store = _store(root, _frozen(settings))
-        meta = attempt(self._head, url, settings)
-        self.size, self._tags = meta["size"], _tags(meta)
+        self._store = _get_store(root, _freeze_options(settings))
+        meta = attempt(self._read_metadata, url, settings)
+        self.size, self._tags = meta["size"], _read_tags(meta)
 
-    def _head(self) -> Any:
+    def _read_metadata(self) -> Any:
         try:
             return self._store.head(self._key)
         except Exception as error:
@@ -323,9 +323,9 @@ class _Object(File):
         return self.read_many([start], [length])[0]
 
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        return [bytes(part) for part in self._parts(starts, lengths)]
+        return [bytes(part) for part in self._read_parts(starts, lengths)]
 
-    def _parts(self, starts: Sequence[int], lengths: Sequence[int]) -> list[memoryview]:
+    def _read_parts(self, starts: Sequence[int], lengths: Sequence[int]) -> list[memoryview]:
         if not len(starts):
             return []
         for start, length in zip(starts, lengths):
@@ -333,12 +333,12 @@ class _Object(File):
                 raise self.short(start, length, max(0, self.size - start))
         _refuse_after_fork(self.name)
         lows, highs, which = merged(np.asarray(starts), np.asarray(lengths))
-        several = _threads().map if len(lows) > 1 else map
-        parts = list(several(self._get, lows, highs))
+        several = _get_threads().map if len(lows) > 1 else map
+        parts = list(several(self._read_range, lows, highs))
         places = [start - lows[number] for start, number in zip(starts, which)]
         return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
-    def _get(self, low: int, high: int) -> memoryview:
+    def _read_range(self, low: int, high: int) -> memoryview:
         """The bytes of one range of the version that was opened."""
         if low == high:
             return memoryview(b"")
@@ -352,25 +352,25 @@ class _Object(File):
         except (FileNotFoundError, PermissionError):
             raise
         except OSError as error:  # perhaps the object was replaced by a shorter one, which has no such range
-            now, failure = _interruptible(self._head)
+            now, failure = _call_interruptibly(self._read_metadata)
             if failure is None:
-                self._compare(now, error)
+                self._check_version(now, error)
             raise
-        self._compare(meta)
+        self._check_version(meta)
         if len(data) != high - low:
             raise self.short(low, high - low, len(data))
         return memoryview(data)
 
-    def _compare(self, meta: Any, cause: Exception | None = None) -> None:
+    def _check_version(self, meta: Any, cause: Exception | None = None) -> None:
         """Raises an error if the object was replaced: its size differs, or its ETag, or (without ETag) its time."""
-        size, tags = meta["size"], _tags(meta)
+        size, tags = meta["size"], _read_tags(meta)
         differ = next((tags[kind] != tag for kind, tag in self._tags.items() if kind in tags), False)
         if differ or size != self.size:
             was, now = self.version(), [self.version()[0], size, next(iter(tags.values()), None)]
             raise changed(self.name, was, now) from cause
 
     def read_into(self, start: int, buffers: Sequence[Any]) -> None:
-        scatter(self._parts([start], [sum(map(len, buffers))])[0], buffers)
+        scatter(self._read_parts([start], [sum(map(len, buffers))])[0], buffers)
 
     def check_unchanged(self) -> None:
         pass  # every read compares the version
@@ -379,7 +379,7 @@ class _Object(File):
         return [redact.object_name(self.address), self.size, next(iter(self._tags.values()), None)]
 
 
-def _tags(meta: Any) -> dict[str, str]:
+def _read_tags(meta: Any) -> dict[str, str]:
     """What the store says about the version of an object, the most reliable value first."""
     modified = meta.get("last_modified")  # obstore returns 1970 if there is no time
     tags = {"etag": meta.get("e_tag"), "time": modified.isoformat() if modified and modified.timestamp() else None}
@@ -389,9 +389,9 @@ def _tags(meta: Any) -> dict[str, str]:
 def zarr_store(url: str, options: Options | None) -> Any:
     """All objects below a URL as a store of the `zarr` package."""
     storage = package("zarr", "zarr", "Zarr stores").storage
-    settings = _checked(options)
+    settings = _check_options(options)
     if url.partition("://")[0] in _OBJECT_STORES:
-        return storage.ObjectStore(_store(url.rstrip("/"), _frozen(settings)), read_only=True)
+        return storage.ObjectStore(_get_store(url.rstrip("/"), _freeze_options(settings)), read_only=True)
     drivers.connect(url, settings)  # for our error message if there is no driver
     options = drivers.for_driver(settings)
     return redact.call_guarded(

@@ -82,13 +82,13 @@ def alone(data: memoryview, decoded: int) -> bytes:
     if size != decoded:
         raise ValueError(f"it states a size of {size} bytes instead of {decoded}")
     limits.check_record(size)
-    record = _decoder(data[0])(data[place:], size)
+    record = _get_decoder(data[0])(data[place:], size)
     if len(record) != decoded:
         raise ValueError(f"it decompressed to {len(record)} bytes instead of {decoded}")
     return record
 
 
-def _decoder(kind: int) -> Callable[[Any, int], bytes]:
+def _get_decoder(kind: int) -> Callable[[Any, int], bytes]:
     if kind not in _DECODERS:
         raise ValueError(f"its compression {kind:#x} is unknown")
     return _DECODERS[kind]
@@ -100,7 +100,7 @@ def unpacked(data: memoryview, decoded: int, count: int) -> tuple[bytes | memory
     length, place = varints.one(data, 1)
     sizes, values = data[place : place + length], data[place + length :]
     if kind:
-        decoder = _decoder(kind)
+        decoder = _get_decoder(kind)
         size, place = varints.one(sizes, 0)
         if size > _LONGEST_VARINT * count:
             raise ValueError(f"the sizes of its {count} records would take {size} bytes")
@@ -119,62 +119,64 @@ def unpacked(data: memoryview, decoded: int, count: int) -> tuple[bytes | memory
 def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Reads the index: the offset, end, decoded size and number of records of each chunk."""
 
-    def wrong(why: str) -> DamagedFile:
+    def damage_error(why: str) -> DamagedFile:
         return DamagedFile(f"{file.name} is not a complete ArrayRecord file: {why}.")
 
-    def chunk(start: int, stop: int, what: str) -> tuple[bytes | memoryview, np.ndarray]:
+    def read_chunk(start: int, stop: int, what: str) -> tuple[bytes | memoryview, np.ndarray]:
         data = joined(file.read(start, stop - start), start)
         if len(data) < HEADER:
-            raise wrong(f"{what} is damaged")
+            raise damage_error(f"{what} is damaged")
         size, kind, decoded = SIZES.unpack_from(data)
         if kind & 0xFF != SIMPLE or HEADER + size > len(data):
-            raise wrong(f"{what} is damaged")
+            raise damage_error(f"{what} is damaged")
         if verify:
             fields = FIELDS.unpack_from(data)
             found = highway.hashes([data[8:HEADER], data[HEADER : HEADER + size]])
             if found.tolist() != [fields[0], fields[2]]:
-                raise wrong(f"{what} does not match its hash")
+                raise damage_error(f"{what} does not match its hash")
         try:
             return unpacked(memoryview(data)[HEADER : HEADER + size], decoded, kind >> 8)
         except ImportError:
             raise
         except Exception as error:
-            raise wrong(f"{what} cannot be decoded ({error})") from error
+            raise damage_error(f"{what} cannot be decoded ({error})") from error
 
     if file.size < 2 * BLOCK:
-        raise wrong(f"it has {file.size} bytes, and such a file has at least {2 * BLOCK}")
+        raise damage_error(f"it has {file.size} bytes, and such a file has at least {2 * BLOCK}")
     if file.read(0, 8) != _SIGNATURE:
-        raise wrong("it does not begin with the signature of the format")
+        raise damage_error("it does not begin with the signature of the format")
     if file.size % BLOCK:
-        raise wrong(f"its size of {file.size} bytes is not a multiple of {BLOCK}: it was cut short")
-    tail, ends = chunk(file.size - BLOCK, file.size, "its end")
-    fields = dict(_fields(bytes(tail[: int(ends[0])]))) if len(ends) else {}
+        raise damage_error(f"its size of {file.size} bytes is not a multiple of {BLOCK}: it was cut short")
+    tail, ends = read_chunk(file.size - BLOCK, file.size, "its end")
+    fields = dict(_parse_fields(bytes(tail[: int(ends[0])]))) if len(ends) else {}
     footer = fields.get(1, 0)
     if fields.get(2) != _MAGIC or not isinstance(footer, int) or not 0 < footer < file.size - BLOCK:
-        raise wrong("its last 64 KiB do not say where its index is: it was cut short, or its writer was not closed")
-    values, ends = chunk(footer, file.size - BLOCK, "its index")
+        raise damage_error(
+            "its last 64 KiB do not say where its index is: it was cut short, or its writer was not closed"
+        )
+    values, ends = read_chunk(footer, file.size - BLOCK, "its index")
     if not len(ends):
-        raise wrong("its index is empty")
+        raise damage_error("its index is empty")
     first = int(ends[0])
-    stated = dict(_fields(bytes(values[:first]))).get(1)
-    totals = dict(_fields(stated)) if isinstance(stated, bytes) else {}
+    stated = dict(_parse_fields(bytes(values[:first]))).get(1)
+    totals = dict(_parse_fields(stated)) if isinstance(stated, bytes) else {}
     try:
         numbers, stops = varints.many(bytes(values[first:]))
     except ValueError as error:
-        raise wrong(f"its index holds {error}") from error
-    table = _table(numbers, stops, ends[1:] - first)
+        raise damage_error(f"its index holds {error}") from error
+    table = _parse_table(numbers, stops, ends[1:] - first)
     if table is None or len(table) != totals.get(2) or table[:, 2].sum(dtype=np.float64) != totals.get(3):
-        raise wrong("its index contradicts itself")
+        raise damage_error("its index contradicts itself")
     if (table > _LARGEST).any():
-        raise wrong(f"its index states numbers above {_LARGEST}")
+        raise damage_error(f"its index states numbers above {_LARGEST}")
     offsets, decoded, counts = table.T
     stops = np.append(offsets[1:], footer)
     if (offsets < BLOCK_HEADER + HEADER).any() or (stops <= offsets).any() or (decoded < 0).any():
-        raise wrong("its index names places outside the file")
+        raise damage_error("its index names places outside the file")
     return offsets.copy(), stops, decoded.copy(), counts.copy()
 
 
-def _table(numbers: np.ndarray, stops: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
+def _parse_table(numbers: np.ndarray, stops: np.ndarray, ends: np.ndarray) -> np.ndarray | None:
     """Protobuf messages with the integer fields 1 to 3 as rows of a table; None if the messages have another form."""
     if len(numbers) % 2 or (len(ends) and ends[-1] != (stops[-1] if len(stops) else 0)):
         return None
@@ -190,7 +192,7 @@ def _table(numbers: np.ndarray, stops: np.ndarray, ends: np.ndarray) -> np.ndarr
     return table
 
 
-def _fields(message: bytes) -> list[tuple[int, Any]]:
+def _parse_fields(message: bytes) -> list[tuple[int, Any]]:
     """The fields of a small protobuf message: integers and bytes. An invalid message has none."""
     found: list[tuple[int, Any]] = []
     place = 0

@@ -65,35 +65,35 @@ class Manifest:
         )
 
 
-def _array_record(paths: list[str], options: Any) -> Any:
+def _open_array_record(paths: list[str], options: Any) -> Any:
     from bushel.sources.array_record import ArrayRecordDataSource
 
     return ArrayRecordDataSource(paths, storage_options=options)
 
 
-def _tfrecord(paths: list[str], options: Any) -> Any:
+def _open_tfrecord(paths: list[str], options: Any) -> Any:
     from bushel.sources.tfrecord import TFRecordDataSource
 
     return TFRecordDataSource(paths, storage_options=options)
 
 
-def _bagz(paths: list[str], options: Any) -> Any:
+def _open_bagz(paths: list[str], options: Any) -> Any:
     from bushel.sources.bagz import BagzDataSource
 
     return BagzDataSource(paths, storage_options=options)
 
 
-def _parquet(paths: list[str], options: Any) -> Any:
+def _open_parquet(paths: list[str], options: Any) -> Any:
     from bushel.sources.parquet import ParquetDataSource
 
     return ParquetDataSource(paths, storage_options=options)
 
 
 SOURCES: dict[str, Callable[[list[str], Any], Any]] = {
-    "array_record": _array_record,
-    "bagz": _bagz,
-    "parquet": _parquet,
-    "tfrecord": _tfrecord,
+    "array_record": _open_array_record,
+    "bagz": _open_bagz,
+    "parquet": _open_parquet,
+    "tfrecord": _open_tfrecord,
 }
 """For each format, a function that opens its files."""
 
@@ -142,9 +142,11 @@ class SavedDataSource:
         places = checks.positions(indices, len(self))
         records = blocks.rows_of(self._records.__getitems__(places)) if len(places) else []
         restore = from_row if self._manifest.format == "parquet" else elements.decode
-        return [self._restored(restore, record, place) for record, place in zip(records, places.tolist(), strict=True)]
+        return [
+            self._decode_record(restore, record, place) for record, place in zip(records, places.tolist(), strict=True)
+        ]
 
-    def _restored(self, restore: Callable[[Any, Layout], Any], record: Any, place: int) -> Any:
+    def _decode_record(self, restore: Callable[[Any, Layout], Any], record: Any, place: int) -> Any:
         try:
             return restore(record, self.layout)
         except DamagedFile as error:

@@ -39,7 +39,7 @@ class SharedMemoryDataSource:
                     f"Element {number} ends with a zero byte, which Python's ShareableList would cut off: "
                     f"{value[-20:]!r}. Append another byte, or pass the values as a list to `MapDataset.source`."
                 )
-        with _untracked() if values is None else contextlib.nullcontext():
+        with _without_tracking() if values is None else contextlib.nullcontext():
             self._list = shared_memory.ShareableList(values, name=name)
 
     @property
@@ -66,18 +66,18 @@ class SharedMemoryDataSource:
         return [self._list[number] for number in range(len(self))]
 
     def __reduce__(self) -> Any:
-        return (_attached, (self._list.shm.name,))
+        return (_attach, (self._list.shm.name,))
 
     def __repr__(self) -> str:
         return f"InMemoryDataSource(name={self._list.shm.name}, len={len(self)})"
 
 
-def _attached(name: str) -> SharedMemoryDataSource:
+def _attach(name: str) -> SharedMemoryDataSource:
     return SharedMemoryDataSource(name=name)
 
 
 @contextlib.contextmanager
-def _untracked() -> Iterator[None]:
+def _without_tracking() -> Iterator[None]:
     """In the block, shared memory is not tracked. Otherwise Python would remove it when this process ends."""
     from multiprocessing import resource_tracker
 

@@ -31,10 +31,10 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
     found: list[str] = []
     for path in paths:
         text = address(path)
-        if _wild(text) < 0 or (not is_url(text) and os.path.exists(text)):
+        if _find_wildcard(text) < 0 or (not is_url(text) and os.path.exists(text)):
             found.append(text)
             continue
-        matches = sorted(_matches(text, options))
+        matches = sorted(_match_pattern(text, options))
         if not matches:
             raise FileNotFoundError(f"No file matches {redact.show(text)!r}.")
         found += matches
@@ -43,19 +43,19 @@ def find(paths: Path | Iterable[Path], options: Options | None = None) -> list[s
     return found
 
 
-def _matches(pattern: str, options: Options | None) -> list[str]:
+def _match_pattern(pattern: str, options: Options | None) -> list[str]:
     if not is_url(pattern):
         return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
     from bushel.sources import remote  # loaded when it is needed: most programs read local files
 
-    begin = _wild(pattern)
+    begin = _find_wildcard(pattern)
     fits = re.compile(translated(pattern))
     deep = "/" in pattern[begin:] or pattern.endswith("**")
     found = remote.listed(pattern[:begin], options, deep=deep)
     return [pattern] if pattern in found else [url for url in found if fits.fullmatch(url)]
 
 
-def _wild(path: str) -> int:
+def _find_wildcard(path: str) -> int:
     """The index of the first wildcard in a path, or -1. In web addresses only `*` is one: `?` begins the query."""
     if path.startswith(("http://", "https://")):
         return path.partition("?")[0].find("*")
@@ -66,21 +66,21 @@ def _wild(path: str) -> int:
 def translated(pattern: str) -> str:
     """A pattern of file names as a regular expression. As in `glob`, `**` means folders only if it stands alone."""
     *folders, name = pattern.split("/")
-    deep = "".join("(?:.*/)?" if folder == "**" else f"{_translated(folder)}/" for folder in folders)
-    return deep + (".*" if name == "**" else _translated(name))
+    deep = "".join("(?:.*/)?" if folder == "**" else f"{_translate_part(folder)}/" for folder in folders)
+    return deep + (".*" if name == "**" else _translate_part(name))
 
 
-def _translated(part: str) -> str:
+def _translate_part(part: str) -> str:
     """The part between two slashes of a pattern, as a regular expression."""
     parts = {"*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*|\?|\[(?!!\])[^\]]+\])", re.sub(r"\*+", "*", part))
     return "".join(
-        parts.get(piece) or (_choice(piece[1:-1]) if number % 2 else re.escape(piece))
+        parts.get(piece) or (_translate_choice(piece[1:-1]) if number % 2 else re.escape(piece))
         for number, piece in enumerate(pieces)
     )
 
 
-def _choice(signs: str) -> str:
+def _translate_choice(signs: str) -> str:
     """The characters between brackets as a regular expression. Only `-`, and a leading `!`, are special."""
     no = signs.startswith("!")
     escaped = re.sub(r"([^-\w])", r"\\\1", signs[no:])

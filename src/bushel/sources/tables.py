@@ -54,28 +54,28 @@ class TableSource(JoinedFiles):
         self._paths = stores.find(paths, self._options)
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
         self._forget_open()
-        lengths = [self._lengths(number) for number in range(len(self._paths))]
+        lengths = [self._part_lengths(number) for number in range(len(self._paths))]
         self._parts = [(number, part) for number, parts in enumerate(lengths) for part in range(len(parts))]
         self._ends = np.cumsum([length for parts in lengths for length in parts], dtype=np.int64)
         self._length = int(self._ends[-1]) if len(self._ends) else 0
 
     @abc.abstractmethod
-    def _no_files(self) -> Any:
+    def _make_file_cache(self) -> Any:
         """A new, empty container of open files."""
 
     @abc.abstractmethod
-    def _lengths(self, number: int) -> list[int]:
+    def _part_lengths(self, number: int) -> list[int]:
         """The number of rows of each part of a file."""
 
     @abc.abstractmethod
-    def _table(self, number: int, part: int) -> Any:
+    def _read_part(self, number: int, part: int) -> Any:
         """Decodes one part of a file. Any thread may call it."""
 
     def _forget_open(self) -> None:
-        self._rows = _Kept(self._cache_bytes, self._decoded)
-        self._files = self._no_files()
+        self._rows = _PartCache(self._cache_bytes, self._decode_part)
+        self._files = self._make_file_cache()
 
-    def _same(self, number: int) -> File:
+    def _open_unchanged(self, number: int) -> File:
         """Opens a file. Raises an error if it has changed since the source was made."""
         file = stores.open_file(self._paths[number], self._options)
         version = file.version()
@@ -83,9 +83,9 @@ class TableSource(JoinedFiles):
             raise stores.changed(self._paths[number], was, version)
         return file
 
-    def _decoded(self, place: int) -> ArrowRows:
+    def _decode_part(self, place: int) -> ArrowRows:
         number, part = self._parts[place]
-        rows = ArrowRows(self._table(number, part), redact.show(self._paths[number]))
+        rows = ArrowRows(self._read_part(number, part), redact.show(self._paths[number]))
         expected = int(self._ends[place]) - (int(self._ends[place - 1]) if place else 0)
         if rows.length != expected:
             raise DamagedFile(
@@ -109,7 +109,7 @@ class TableSource(JoinedFiles):
         return [stores.fingerprint(self._paths, self._options), self._columns]
 
 
-class _Kept:
+class _PartCache:
     """A cache of decoded parts by number. Beyond a limit of bytes, the part used longest ago is dropped."""
 
     def __init__(self, limit_bytes: int, decode: Callable[[int], ArrowRows]):

@@ -94,13 +94,13 @@ class TFDSDataSource:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._decoded(index, self._records[index])
+        return self._decode(index, self._records[index])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
         """The examples at `indices`, read together."""
-        return [self._decoded(index, record) for index, record in zip(indices, self._records.__getitems__(indices))]
+        return [self._decode(index, record) for index, record in zip(indices, self._records.__getitems__(indices))]
 
-    def _decoded(self, index: int, record: bytes) -> dict[str, Any]:
+    def _decode(self, index: int, record: bytes) -> dict[str, Any]:
         stored = decode_example(record)
         if self._feature is None:
             return stored
@@ -154,24 +154,24 @@ class _Leaf(Feature):
         if rank < 2:
             values = stored.get(name)
             if values is None and f"{name}/value" in stored:  # an array with several axes of unknown length
-                return self.shaped(stored[f"{name}/value"], stored[f"{name}/shape"])
+                return self.decode_shaped(stored[f"{name}/value"], stored[f"{name}/shape"])
             if values is None:
                 return None
-            return self.many(values) if rank else self.one(values)
-        rows = self.many(stored[f"{name}/ragged_flat_values"])
+            return self.decode_many(values) if rank else self.decode_one(values)
+        rows = self.decode_many(stored[f"{name}/ragged_flat_values"])
         for level in reversed(range(rank - 1)):
             ends = np.cumsum(stored[f"{name}/ragged_row_lengths_{level}"]).tolist()
             rows = [rows[low:high] for low, high in zip([0, *ends], ends)]
         return rows
 
     @abc.abstractmethod
-    def one(self, values: Any) -> Any: ...
+    def decode_one(self, values: Any) -> Any: ...
 
     @abc.abstractmethod
-    def many(self, values: Any) -> Any: ...
+    def decode_many(self, values: Any) -> Any: ...
 
     @optional
-    def shaped(self, values: Any, shape: Any) -> Any:
+    def decode_shaped(self, values: Any, shape: Any) -> Any:
         raise ValueError(f"the value has its own shape {shape}, which only numbers may have")
 
 
@@ -181,18 +181,18 @@ class _Numbers(_Leaf):
     shape: tuple[int, ...]
     packed: Callable[[bytes], bytes] | None = None
 
-    def one(self, values: Any) -> Any:
-        found = self._array(values).reshape(self.shape)
+    def decode_one(self, values: Any) -> Any:
+        found = self._to_array(values).reshape(self.shape)
         return found if found.ndim else found[()]
 
-    def many(self, values: Any) -> Any:
-        count = _rows(values, self.shape)
-        return self._array(values).reshape(len(values) if self.packed else count, *self.shape)
+    def decode_many(self, values: Any) -> Any:
+        count = _count_values(values, self.shape)
+        return self._to_array(values).reshape(len(values) if self.packed else count, *self.shape)
 
-    def shaped(self, values: Any, shape: Any) -> Any:
-        return self._array(values).reshape(tuple(np.asarray(shape).tolist()))
+    def decode_shaped(self, values: Any, shape: Any) -> Any:
+        return self._to_array(values).reshape(tuple(np.asarray(shape).tolist()))
 
-    def _array(self, values: Any) -> np.ndarray:
+    def _to_array(self, values: Any) -> np.ndarray:
         if self.packed is not None:
             return np.frombuffer(b"".join(map(self.packed, values)), self.dtype).copy()
         if self.dtype == np.uint64:
@@ -200,7 +200,7 @@ class _Numbers(_Leaf):
         return np.asarray(values).astype(self.dtype)
 
 
-def _rows(values: Any, shape: tuple[int, ...]) -> int:
+def _count_values(values: Any, shape: tuple[int, ...]) -> int:
     """How many values of a shape are stored one after the other."""
     if -1 in shape:
         raise ValueError(f"it is a sequence of values of the unknown shape {shape}")
@@ -211,17 +211,17 @@ def _rows(values: Any, shape: tuple[int, ...]) -> int:
 class _Bytes(_Leaf):
     shape: tuple[int, ...]
 
-    def one(self, values: Any) -> Any:
+    def decode_one(self, values: Any) -> Any:
         if not self.shape:
             return values[0]
-        return self._array(values).reshape(self.shape)
+        return self._to_array(values).reshape(self.shape)
 
-    def many(self, values: Any) -> Any:
+    def decode_many(self, values: Any) -> Any:
         if not self.shape:
             return list(values)
-        return self._array(values).reshape(_rows(values, self.shape), *self.shape)
+        return self._to_array(values).reshape(_count_values(values, self.shape), *self.shape)
 
-    def _array(self, values: Any) -> np.ndarray:
+    def _to_array(self, values: Any) -> np.ndarray:
         found = np.empty(len(values), object)
         found[:] = values
         return found
@@ -231,10 +231,10 @@ class _Bytes(_Leaf):
 class _Image(_Leaf):
     mode: str | None
 
-    def one(self, values: Any) -> np.ndarray:
+    def decode_one(self, values: Any) -> np.ndarray:
         return decode_image(values[0], self.mode)
 
-    def many(self, values: Any) -> Any:
+    def decode_many(self, values: Any) -> Any:
         images = [decode_image(value, self.mode) for value in values]
         return np.stack(images) if len({image.shape for image in images}) == 1 else images
 
@@ -249,12 +249,12 @@ def feature(spec: Entry, name: str) -> Feature:
     if "text" in spec:
         return _Bytes(())
     if "translation" in spec:
-        return _translation(spec["translation"])
+        return _parse_translation(spec["translation"])
     if "classLabel" in spec:
         return _Numbers(np.dtype(np.int64), ())
     for kind in ("tensor", "boundingBox"):
         if kind in spec:
-            return _tensor(spec[kind])
+            return _parse_tensor(spec[kind])
     if "image" in spec and ("dtype" not in spec["image"] or tensor_dtype(spec["image"]) == "uint8"):
         shape = tensor_shape(spec["image"])
         return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
@@ -264,7 +264,7 @@ def feature(spec: Entry, name: str) -> Feature:
     )
 
 
-def _translation(spec: Entry) -> Feature:
+def _parse_translation(spec: Entry) -> Feature:
     """A text for each language; or, if the languages differ between examples, the languages and the texts."""
     differ = spec.get("variableLanguagesPerExample")
     if differ is not None and differ.value:
@@ -272,7 +272,7 @@ def _translation(spec: Entry) -> Feature:
     return _Dict({language.text(): _Bytes(()) for language in spec["languages"].list()})
 
 
-def _tensor(spec: Entry) -> Feature:
+def _parse_tensor(spec: Entry) -> Feature:
     shape, kind = tensor_shape(spec), tensor_dtype(spec)
     if kind in ("string", "object"):
         return _Bytes(shape)

@@ -46,12 +46,12 @@ class Entry:
             f"{self.file}: {self.place or 'its content'} {what}. Was the file copied in full, and did TFDS write it?"
         )
 
-    def _kind(self, kind: type, name: str) -> Any:
+    def _check_type(self, kind: type, name: str) -> Any:
         if not isinstance(self.value, kind) or isinstance(self.value, bool):
-            raise self.wrong(f"must be {name}, but is {_shown(self.value)}")
+            raise self.wrong(f"must be {name}, but is {_shorten(self.value)}")
         return self.value
 
-    def _below(self, key: str | int) -> Entry:
+    def _get_entry(self, key: str | int) -> Entry:
         if self.depth >= _DEEPEST * 3:  # each feature is a few objects deep
             raise self.wrong("is nested too deeply")
         place = f"{self.place}[{key}]" if isinstance(key, int) else f"{self.place}.{key}" if self.place else key
@@ -59,31 +59,31 @@ class Entry:
 
     def __contains__(self, key: str) -> bool:
         """Whether a JSON object has an entry of this name that is not null."""
-        return self._kind(dict, "an object").get(key) is not None
+        return self._check_type(dict, "an object").get(key) is not None
 
     def __getitem__(self, key: str) -> Entry:
         """An entry that a JSON object must have."""
         if key not in self:
             known = ", ".join(map(repr, list(self.value)[:10])) or "none"
             raise self.wrong(f"must have an entry {key!r}, but has {known[:300]}")
-        return self._below(key)
+        return self._get_entry(key)
 
     def get(self, key: str) -> Entry | None:
         """An entry that a JSON object may have; None without it."""
-        return self._below(key) if key in self else None
+        return self._get_entry(key) if key in self else None
 
     def items(self) -> Iterator[tuple[str, Entry]]:
         """The entries of a JSON object."""
-        for key in self._kind(dict, "an object"):
-            yield key, self._below(key)
+        for key in self._check_type(dict, "an object"):
+            yield key, self._get_entry(key)
 
     def list(self) -> list[Entry]:
         """The entries of a list."""
-        return [self._below(number) for number in range(len(self._kind(list, "a list")))]
+        return [self._get_entry(number) for number in range(len(self._check_type(list, "a list")))]
 
     def text(self) -> str:
         """The value as a text."""
-        return self._kind(str, "a text")
+        return self._check_type(str, "a text")
 
     def integer(self, low: int = 0) -> int:
         """The value as an integer, `low` or above. TFDS writes some integers as texts."""
@@ -91,11 +91,11 @@ class Entry:
         if isinstance(value, str) and _INTEGER.fullmatch(value):
             value = int(value)
         if type(value) is not int or not low <= value <= _LARGEST_NUMBER:
-            raise self.wrong(f"must be an integer from {low} to {_LARGEST_NUMBER}, but is {_shown(self.value)}")
+            raise self.wrong(f"must be an integer from {low} to {_LARGEST_NUMBER}, but is {_shorten(self.value)}")
         return value
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:60]}..."
 
@@ -138,7 +138,7 @@ def shard_names(dataset: str, split: Entry, kind: str) -> list[str]:
     count = len(shard_lengths(split))
     given = split.get("filepathTemplate")
     template = given.text() if given else ""
-    parts = _parsed(template or _TEMPLATE, given or split)
+    parts = _parse_template(template or _TEMPLATE, given or split)
     names = []
     for number in range(count):
         values = {
@@ -151,12 +151,12 @@ def shard_names(dataset: str, split: Entry, kind: str) -> list[str]:
         }
         name = "".join(literal + values.get(field, "") for literal, field in parts)
         if not _is_inside(name):
-            raise (given or split).wrong(f"names the file {_shown(name)}, which is not in the folder of the data set")
+            raise (given or split).wrong(f"names the file {_shorten(name)}, which is not in the folder of the data set")
         names.append(name)
     return names
 
 
-def _parsed(template: str, entry: Entry) -> list[tuple[str, str]]:
+def _parse_template(template: str, entry: Entry) -> list[tuple[str, str]]:
     """Parses a template into pairs: a text, and the name of the field after it. Fields may have no format."""
     known = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
     try:
@@ -197,7 +197,7 @@ def tensor_dtype(spec: Entry) -> str:
     given = spec.get("dtype")
     name = given.text() if given else "float32"
     if name not in ("string", "object") and not _is_number_type(name):
-        raise (given or spec).wrong(f"must be the name of a numeric NumPy dtype, but is {_shown(name)}")
+        raise (given or spec).wrong(f"must be the name of a numeric NumPy dtype, but is {_shorten(name)}")
     return name
 
 
@@ -216,7 +216,7 @@ def tensor_encoding(spec: Entry) -> str:
     given = spec.get("encoding")
     name = given.text().lower() if given else "none"
     if name not in _ENCODINGS:
-        raise (given or spec).wrong(f"must be one of {', '.join(_ENCODINGS)}, but is {_shown(name)}")
+        raise (given or spec).wrong(f"must be one of {', '.join(_ENCODINGS)}, but is {_shorten(name)}")
     return name
 
 

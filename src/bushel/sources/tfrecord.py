@@ -58,7 +58,7 @@ class TFRecordDataSource(RecordSource):
         self._verify = crc.can_verify(verify)  # decided here, so that workers do the same as this process
         super().__init__(paths, storage_options)
 
-    def _reader(self, file: File) -> RecordReader:
+    def _make_reader(self, file: File) -> RecordReader:
         return _TFRecordFile(file, crc.for_reading() if self._verify else None)
 
     def read_parts(
@@ -71,8 +71,8 @@ class TFRecordDataSource(RecordSource):
         places, begins = checks.positions(indices, len(self)), np.asarray(starts, np.int64)
         lengths = np.asarray(sizes, np.int64)
         found: list[Any] = [None] * len(places)
-        for number, positions, rows in self._by_file(places):
-            reader = self._opened(number)
+        for number, positions, rows in self._split_by_file(places):
+            reader = self._get_reader(number)
             assert isinstance(reader, _TFRecordFile)
             for row, part in zip(rows.tolist(), reader.read_parts(positions, begins[rows], lengths[rows])):
                 found[row] = part
@@ -82,16 +82,16 @@ class TFRecordDataSource(RecordSource):
 class _TFRecordFile(RecordReader):
     def __init__(self, file: File, crc32c: Checksum | None):
         self._file, self._crc32c = file, crc32c
-        bounds = _offsets(file, crc32c)
+        bounds = _load_offsets(file, crc32c)
         self.count = len(bounds) - 1
         self._starts, self._sizes = bounds[:-1], np.diff(bounds)
 
     def read(self, position: int) -> bytes:
-        return self._record(position, self._file.read(self._starts.item(position), self._sizes.item(position)))
+        return self._unframe(position, self._file.read(self._starts.item(position), self._sizes.item(position)))
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         data = self._file.read_many(self._starts[positions].tolist(), self._sizes[positions].tolist())
-        return [self._record(position, part) for position, part in zip(positions.tolist(), data)]
+        return [self._unframe(position, part) for position, part in zip(positions.tolist(), data)]
 
     def read_parts(self, positions: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> list[bytes]:
         """Parts of records, in the given order."""
@@ -99,7 +99,7 @@ class _TFRecordFile(RecordReader):
         outside = np.flatnonzero((starts < 0) | (sizes < 0) | (starts + sizes > room))
         if len(outside):
             row = outside[0]
-            raise self._damaged(
+            raise self._damage_error(
                 positions.item(row),
                 f"it has {room[row]} bytes, but {sizes[row]} bytes from byte {starts[row]} on should be read",
             )
@@ -112,34 +112,34 @@ class _TFRecordFile(RecordReader):
         for place, position in enumerate(positions.tolist()):
             row = rows[place * size : (place + 1) * size]
             self._file.read_into(self._starts.item(position), [head, row, foot])
-            self._check(position, head, row, foot)
+            self._check_record(position, head, row, foot)
 
-    def _record(self, position: int, data: bytes) -> bytes:
+    def _unframe(self, position: int, data: bytes) -> bytes:
         record = data[HEADER:-FOOTER]
-        self._check(position, data, record, data[-FOOTER:])
+        self._check_record(position, data, record, data[-FOOTER:])
         return record
 
-    def _check(self, position: int, head: Any, record: Any, foot: Any) -> None:
+    def _check_record(self, position: int, head: Any, record: Any, foot: Any) -> None:
         length, _ = _LENGTH.unpack_from(head)
         if length != len(record):
-            raise self._damaged(position, f"its length is {len(record)} in the index and {length} in the file")
+            raise self._damage_error(position, f"its length is {len(record)} in the index and {length} in the file")
         if self._crc32c is not None and masked(self._crc32c(record)) != int.from_bytes(foot, "little"):
-            raise self._damaged(position, "its content does not match its checksum")
+            raise self._damage_error(position, "its content does not match its checksum")
 
-    def _damaged(self, position: int, why: str) -> DamagedFile:
+    def _damage_error(self, position: int, why: str) -> DamagedFile:
         return DamagedFile(f"{self._file.name}: record {position} is damaged: {why}.")
 
 
-def _offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
+def _load_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
     """The offset of each record, and the end of the last one. Read from the cache folder if they are there."""
     if file.size < _WORTH_KEEPING:
-        return _scan(file, crc32c)
+        return _scan_offsets(file, crc32c)
     name = os.path.abspath(file.name) if isinstance(file, LocalFile) else file.name
     digest = hashlib.blake2b(json.dumps([_FORMAT, name, *file.version()]).encode(), digest_size=16).hexdigest()
     path = os.path.join(cache_folder(), "tfrecord", f"{digest}.offsets")
-    known = _kept(path, file.size)
+    known = _read_offsets(path, file.size)
     if known is None:
-        known = _scan(file, crc32c)
+        known = _scan_offsets(file, crc32c)
         try:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             sealed.write_bytes(path, known.astype("<i8").tobytes())
@@ -159,7 +159,7 @@ def cache_folder() -> str:
     return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")
 
 
-def _kept(path: str, size: int) -> np.ndarray | None:
+def _read_offsets(path: str, size: int) -> np.ndarray | None:
     """The offsets that an earlier run has kept; None if there are none, or if their file is damaged."""
     try:
         data = sealed.read_bytes(path)
@@ -172,7 +172,7 @@ def _kept(path: str, size: int) -> np.ndarray | None:
     return bounds if len(bounds) and bounds[-1] == size else None
 
 
-def _scan(file: File, crc32c: Checksum | None) -> np.ndarray:
+def _scan_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
     """Finds the offsets of all records: goes from length to length through the whole file."""
     bounds = array.array("q", [0])
     place, size = 0, file.size
@@ -181,7 +181,7 @@ def _scan(file: File, crc32c: Checksum | None) -> np.ndarray:
         small = isinstance(file, LocalFile) or place > (len(bounds) - 1) * _FAR
         window = 1 << 16 if small else 8 << 20
         if size - place < HEADER + FOOTER:
-            raise _cut_short(file, len(bounds) - 1, size - place)
+            raise _cut_short_error(file, len(bounds) - 1, size - place)
         data = file.read(place, min(window, size - place))
         base, last = place, place + len(data) - HEADER
         while place <= last:
@@ -190,12 +190,12 @@ def _scan(file: File, crc32c: Checksum | None) -> np.ndarray:
                 raise bad_length(file.name, len(bounds) - 1, data[:2] if not base else b"")
             place += length + HEADER + FOOTER
             if place > size:
-                raise _cut_short(file, len(bounds) - 1, length)
+                raise _cut_short_error(file, len(bounds) - 1, length)
             bounds.append(place)
     return np.array(bounds, np.int64)
 
 
-def _cut_short(file: File, record: int, length: int) -> DamagedFile:
+def _cut_short_error(file: File, record: int, length: int) -> DamagedFile:
     return DamagedFile(
         f"{file.name} ends in the middle of record {record} ({length} bytes of a file of {file.size} bytes): it was "
         "cut short, or it is not a TFRecord file."

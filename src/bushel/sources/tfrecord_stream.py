@@ -85,7 +85,7 @@ class _Inflated(_Bytes):
         pieces, have = [self._ahead], len(self._ahead)
         while self._at < start or have < wanted:
             try:
-                piece = self._more()
+                piece = self._decompress_more()
             except BaseException:
                 self._restart()  # otherwise the pieces so far would be missing in the next call
                 raise
@@ -99,7 +99,7 @@ class _Inflated(_Bytes):
         self._ahead = b"".join(pieces)
         return self._ahead
 
-    def _more(self) -> bytes | None:
+    def _decompress_more(self) -> bytes | None:
         """The next piece of the decompressed data, of bounded size; None at the end."""
         file = self._file
         if not self._waiting and not self._held_back:
@@ -130,36 +130,36 @@ class TFRecordReader(SequentialReader):
     def __init__(self, file: File, crc32c: Checksum | None):
         self._name, self._crc32c = file.name, crc32c
         beginning = file.read(0, min(HEADER, file.size))
-        compressed = _is_packed(beginning) and not _is_length(
+        compressed = _is_compressed(beginning) and not _begins_with_length(
             beginning
         )  # the length of an uncompressed record may begin with the same bytes
         self._bytes: _Bytes = _Inflated(file) if compressed else _Plain(file)
         self._size = None if compressed else file.size
         self._bounds, self._first, self._after = [0], 0, _GIVEN_UP
-        self._hold([], [0])
+        self._set_records([], [0])
 
-    def _hold(self, records: list[bytes], bounds: list[int], failure: DamagedFile | None = None) -> None:
-        self._first = self._number(bounds[0])  # the number of the first record in the file
+    def _set_records(self, records: list[bytes], bounds: list[int], failure: DamagedFile | None = None) -> None:
+        self._first = self._find_number(bounds[0])  # the number of the first record in the file
         self.at_hand = iter(records)
         self._bounds = bounds  # where each record begins, and where the last one ends
         self._failure = failure  # the error of the record after these
 
-    def _offset(self) -> int:
+    def _find_offset(self) -> int:
         """Where the next record begins. The iterator knows how many records it has left."""
         return self._bounds[-1 - operator.length_hint(self.at_hand)]
 
     def read(self, count: int) -> list[bytes]:
         rows = list(itertools.islice(self.at_hand, count))
-        if not rows and self._cut():
+        if not rows and self._read_window():
             rows = list(itertools.islice(self.at_hand, count))
         return rows
 
-    def _cut(self) -> bool:
+    def _read_window(self) -> bool:
         """Reads the next window and cuts it into records. Returns False at the end."""
         if self._failure is not None:
             raise self._failure
         start, self._after = self._bounds[-1], _GIVEN_UP
-        self._hold([], [start])
+        self._set_records([], [start])
         if start == _GIVEN_UP:
             return False
         data = self._bytes.fill(start, HEADER + FOOTER)
@@ -173,30 +173,30 @@ class TFRecordReader(SequentialReader):
         if bounds[-1] > len(data):
             bounds.pop()
         places = np.array(bounds)
-        del bounds[self._sound(data, places) + 1 :]
+        del bounds[self._count_good_lengths(data, places) + 1 :]
         if len(bounds) == 1:
-            data = self._whole(start, data)
+            data = self._read_large_record(start, data)
             bounds = [0, len(data)]
             places = np.array(bounds)
         records = [data[low + HEADER : high - FOOTER] for low, high in itertools.pairwise(bounds)]
-        good, failure = self._good(records, data, places[1 : len(bounds)] - FOOTER), None
+        good, failure = self._count_good_records(records, data, places[1 : len(bounds)] - FOOTER), None
         if good < len(records):
-            failure = self._damaged("is damaged: a record does not match its checksum", start + bounds[good], good)
+            failure = self._damage_error("is damaged: a record does not match its checksum", start + bounds[good], good)
             self._after = start + bounds[good + 1]
             if not good:
                 raise failure
-        self._hold(records[:good], [start + bound for bound in bounds[: good + 1]], failure)
+        self._set_records(records[:good], [start + bound for bound in bounds[: good + 1]], failure)
         return True
 
-    def _whole(self, start: int, data: bytes) -> bytes:
+    def _read_large_record(self, start: int, data: bytes) -> bytes:
         """Reads the one record at `start`, which did not fit into the window."""
         if len(data) < HEADER + FOOTER:
-            raise self._damaged(f"ends with {len(data)} bytes, too few for a record: it was cut short", start)
+            raise self._damage_error(f"ends with {len(data)} bytes, too few for a record: it was cut short", start)
         (length,) = _LENGTH.unpack_from(data)
-        if self._crc32c is not None and not _is_length(data):
+        if self._crc32c is not None and not _begins_with_length(data):
             if start == 0:
                 raise bad_length(self._name, 0, b"")
-            raise self._damaged(
+            raise self._damage_error(
                 "is damaged: a length does not match its checksum, so the next record cannot be found", start
             )
         wanted = HEADER + length + FOOTER
@@ -205,35 +205,35 @@ class TFRecordReader(SequentialReader):
                 limits.check_record(length)
             except TooLarge as error:
                 self._after = start + wanted
-                raise TooLarge(f"{self._name} ({self._place(start)}) is not read: {error}.") from None
+                raise TooLarge(f"{self._name} ({self._describe_place(start)}) is not read: {error}.") from None
         if self._size is None or start + wanted <= self._size:
             data = self._bytes.fill(start, wanted)[:wanted]
         if len(data) < wanted:
-            raise self._damaged(f"ends in the middle of a record of {length} bytes: it was cut short", start)
+            raise self._damage_error(f"ends in the middle of a record of {length} bytes: it was cut short", start)
         return data
 
-    def _sound(self, data: bytes, bounds: np.ndarray) -> int:
+    def _count_good_lengths(self, data: bytes, bounds: np.ndarray) -> int:
         """How many lengths, from the first on, match their checksums."""
         if self._crc32c is None:
             return len(bounds) - 1
-        return _alike(length_checksums(np.diff(bounds) - HEADER - FOOTER), data, bounds[:-1] + 8)
+        return _count_equal(length_checksums(np.diff(bounds) - HEADER - FOOTER), data, bounds[:-1] + 8)
 
-    def _good(self, records: list[bytes], data: bytes, places: np.ndarray) -> int:
+    def _count_good_records(self, records: list[bytes], data: bytes, places: np.ndarray) -> int:
         """How many records, from the first on, match their checksums, which are at `places`."""
         if self._crc32c is None:
             return len(records)
         found = np.fromiter(map(self._crc32c, records), np.uint32, len(records))
         found = (found >> 15 | found << 17) + np.uint32(0xA282EAD8)
-        return _alike(found, data, places)
+        return _count_equal(found, data, places)
 
-    def _place(self, offset: int, after: int = 0) -> str:
+    def _describe_place(self, offset: int, after: int = 0) -> str:
         record = "" if self._first is None else f"record {self._first + after}, "
         return f"{record}at byte {offset}"
 
-    def _damaged(self, what: str, offset: int, after: int = 0) -> DamagedFile:
-        return DamagedFile(f"{self._name} {what} ({self._place(offset, after)}).")
+    def _damage_error(self, what: str, offset: int, after: int = 0) -> DamagedFile:
+        return DamagedFile(f"{self._name} {what} ({self._describe_place(offset, after)}).")
 
-    def _number(self, offset: int) -> int | None:
+    def _find_number(self, offset: int) -> int | None:
         """The number of the record that begins at a byte. Unknown (None) after a restore: a state has only the byte."""
         place = bisect.bisect_left(self._bounds, offset)
         if offset == 0 or self._first is None or self._bounds[place : place + 1] != [offset]:
@@ -241,8 +241,8 @@ class TFRecordReader(SequentialReader):
         return self._first + place
 
     def skip(self) -> int:
-        number = self._number(self._bounds[-1])
-        self._hold([], [self._after])
+        number = self._find_number(self._bounds[-1])
+        self._set_records([], [self._after])
         self._first = None if number is None else number + 1
         return 1
 
@@ -252,7 +252,7 @@ class TFRecordReader(SequentialReader):
         return self._size is None
 
     def get_state(self) -> dict[str, Any]:
-        return {"reader_offset": self._offset()}
+        return {"reader_offset": self._find_offset()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         offset = state["reader_offset"]
@@ -260,13 +260,13 @@ class TFRecordReader(SequentialReader):
             raise StateMismatch(
                 f"The state is at byte {offset} of {self._name}, which has {self._size} bytes.", "reader_offset"
             )
-        self._hold([], [offset])
+        self._set_records([], [offset])
 
     def close(self) -> None:
-        self._hold([], [self._offset()])
+        self._set_records([], [self._find_offset()])
 
 
-def _alike(checksums: np.ndarray, data: bytes, places: np.ndarray) -> int:
+def _count_equal(checksums: np.ndarray, data: bytes, places: np.ndarray) -> int:
     """How many checksums, from the first on, are equal to those at `places` of the data."""
     if not len(places):
         return 0
@@ -275,13 +275,13 @@ def _alike(checksums: np.ndarray, data: bytes, places: np.ndarray) -> int:
     return int(wrong[0]) if len(wrong) else len(places)
 
 
-def _is_packed(beginning: bytes) -> bool:
+def _is_compressed(beginning: bytes) -> bool:
     """Whether bytes begin like a gzip or zlib file."""
     zlib_header = beginning[:1] == b"\x78" and int.from_bytes(beginning[:2], "big") % 31 == 0
     return beginning[:2] == b"\x1f\x8b" or zlib_header
 
 
-def _is_length(beginning: bytes) -> bool:
+def _begins_with_length(beginning: bytes) -> bool:
     """Whether bytes begin with a length and its checksum."""
     if len(beginning) < HEADER:
         return False

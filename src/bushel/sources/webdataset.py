@@ -26,13 +26,13 @@ _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 def shards(paths: Any) -> Any:
     """Expands braces in paths, as webdataset does: "train-{000..009}.tar" becomes ten paths."""
     if isinstance(paths, (str, os.PathLike)):
-        return _written_out(os.fspath(paths))
+        return _expand(os.fspath(paths))
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         return paths  # the error is raised where all paths are checked
     return [one for path in paths for one in (shards(path) if isinstance(path, (str, os.PathLike)) else [path])]
 
 
-def _written_out(text: str) -> list[str]:
+def _expand(text: str) -> list[str]:
     found = _BRACES.search(text)
     if found is None or os.path.exists(text):
         return [text]
@@ -44,7 +44,7 @@ def _written_out(text: str) -> list[str]:
         step = 1 if int(low) <= int(high) else -1
         choices = [f"{number:0{width}d}" for number in range(int(low), int(high) + step, step)]
     before, after = text[: found.start()], text[found.end() :]
-    return [f"{before}{choice}{rest}" for choice in choices for rest in _written_out(after)]
+    return [f"{before}{choice}{rest}" for choice in choices for rest in _expand(after)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class WebDatasetReader(SequentialReader):
         samples: list[dict[str, Any]] = []
         while len(samples) < count:
             try:
-                sample = self._sample()
+                sample = self._read_sample()
             except Exception:
                 if samples:  # first return the samples before the damaged one
                     return samples
@@ -94,11 +94,11 @@ class WebDatasetReader(SequentialReader):
             samples.append(sample)
         return samples
 
-    def _sample(self) -> dict[str, Any] | None:
+    def _read_sample(self) -> dict[str, Any] | None:
         sample: dict[str, Any] = {}
         place, self._after = self._place, _GIVEN_UP
         while place != _GIVEN_UP:
-            member = self._member(place)
+            member = self._read_member(place)
             if member is None:
                 if not sample:
                     self._check_rest(place)
@@ -112,7 +112,7 @@ class WebDatasetReader(SequentialReader):
             if sample and (key != sample["__key__"] or ending.lower() in sample):
                 if key == sample["__key__"]:
                     self._after = place
-                    raise self._damaged(place, f"the sample {key!r} has two members .{ending}")
+                    raise self._damage_error(place, f"the sample {key!r} has two members .{ending}")
                 break
             sample["__key__"] = key
             sample[ending.lower()] = member.content
@@ -120,49 +120,49 @@ class WebDatasetReader(SequentialReader):
         self._place = place
         return sample or None
 
-    def _member(self, place: int) -> _Member | None:
+    def _read_member(self, place: int) -> _Member | None:
         """Reads the next member that is a file; None at the end mark."""
         long_name: str | None = None
         long_size: int | None = None
         while True:
-            header = self._bytes(place, _BLOCK)
+            header = self._read_bytes(place, _BLOCK)
             if not any(header):
                 return None
-            size, name, kind = self._parsed(header, place)
+            size, name, kind = self._parse_header(header, place)
             start = place + _BLOCK
             size = size if long_size is None or kind in b"xLg" else long_size
             place = start + -(-size // _BLOCK) * _BLOCK
             if kind in b"xgL":
-                text = self._bytes(start, size)
+                text = self._read_bytes(start, size)
                 if kind == b"L":  # how GNU tar stores a long name
                     long_name = text.rstrip(b"\0").decode("utf-8", "surrogateescape")
                 elif kind == b"x":  # how POSIX tar does
                     try:
-                        facts = _pax(text)
-                        long_size = _number(facts["size"].encode(), 10) if "size" in facts else None
+                        facts = _parse_pax(text)
+                        long_size = _parse_number(facts["size"].encode(), 10) if "size" in facts else None
                     except ValueError:
-                        raise self._damaged(start, "an extended header is damaged") from None
+                        raise self._damage_error(start, "an extended header is damaged") from None
                     if any(key.startswith("GNU.sparse.") for key in facts):
-                        raise self._sparse(place)
+                        raise self._sparse_error(place)
                     long_name = facts.get("path", long_name)
                 continue
             if kind == b"S":
-                raise self._sparse(place)
+                raise self._sparse_error(place)
             if kind in b"0\x007":  # 7 is an old code for a file
-                return _Member(long_name or name, bytes(self._bytes(start, size)), place)
+                return _Member(long_name or name, bytes(self._read_bytes(start, size)), place)
             long_name = long_size = None
 
-    def _parsed(self, header: bytes, place: int) -> tuple[int, str, bytes]:
+    def _parse_header(self, header: bytes, place: int) -> tuple[int, str, bytes]:
         """The size, name and kind of a member."""
         try:
-            stated = _number(header[148:156].strip(b" \0") or b"0", 8)
+            stated = _parse_number(header[148:156].strip(b" \0") or b"0", 8)
             raw = header[124:136]
             # A number that begins with 0x80 is binary. One that begins with 0xff would be negative: not a size.
-            size = int.from_bytes(raw[1:], "big") if raw[0] == 0x80 else _number(raw.strip(b" \0") or b"0", 8)
+            size = int.from_bytes(raw[1:], "big") if raw[0] == 0x80 else _parse_number(raw.strip(b" \0") or b"0", 8)
         except ValueError:
             stated, size = -1, 0
         if stated != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-            raise self._damaged(place, "it is not a tar file" if place == 0 else _LOST)
+            raise self._damage_error(place, "it is not a tar file" if place == 0 else _LOST)
         name = header[:100].rstrip(b"\0").decode("utf-8", "surrogateescape")
         prefix = header[345:500].partition(b"\0")[0].decode("utf-8", "surrogateescape")
         if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":
@@ -175,30 +175,30 @@ class WebDatasetReader(SequentialReader):
             data = self._file.read(place, min(_WINDOW, self._file.size - place))
             zeros = len(data) - len(data.lstrip(b"\0"))
             if zeros < len(data):
-                raise self._damaged(
+                raise self._damage_error(
                     place + zeros,
                     "there is data after the end mark. Either several tar files were joined into one, or a header was "
                     "overwritten with zeros",
                 )
             place += len(data)
 
-    def _bytes(self, place: int, length: int) -> bytes:
+    def _read_bytes(self, place: int, length: int) -> bytes:
         low = place - self._base
         if low < 0 or low + length > len(self._data):
             if place + length > self._file.size:
-                raise self._damaged(place, "the file has no end mark: it was cut short")
+                raise self._damage_error(place, "the file has no end mark: it was cut short")
             self._base = place
             self._data = self._file.read(place, min(max(length, _WINDOW), self._file.size - place))
             low = 0
         return self._data[low : low + length]
 
-    def _sparse(self, place: int) -> DamagedFile:
+    def _sparse_error(self, place: int) -> DamagedFile:
         return DamagedFile(
             f"{self._file.name} has a sparse file before byte {place}, which Bushel does not read. Write the tar file "
             "without -S (--sparse)."
         )
 
-    def _damaged(self, place: int, why: str) -> DamagedFile:
+    def _damage_error(self, place: int, why: str) -> DamagedFile:
         if place == 0 and self._file.size > 1 and self._file.read(0, 2) == b"\x1f\x8b":
             return DamagedFile(
                 f"{self._file.name} is compressed with gzip, so it cannot be read from a saved position. Decompress it "
@@ -226,20 +226,20 @@ class WebDatasetReader(SequentialReader):
         self._data = b""
 
 
-def _number(text: bytes, base: int) -> int:
+def _parse_number(text: bytes, base: int) -> int:
     """A number in a header: only digits. A negative size would lead back to members that were read before."""
     if not text.isdigit():
         raise ValueError(f"{text!r} is not a number")
     return int(text, base)
 
 
-def _pax(text: bytes) -> dict[str, str]:
+def _parse_pax(text: bytes) -> dict[str, str]:
     """Parses the lines "LENGTH key=value" of an extended header."""
     found: dict[str, str] = {}
     place = 0
     while place < len(text):
         start = text.find(b" ", place, place + 20) + 1  # after the length and a space
-        end = place + _number(text[place : start - 1], 10) if start else 0
+        end = place + _parse_number(text[place : start - 1], 10) if start else 0
         if not start < end <= len(text):
             raise ValueError(f"a line of an extended header ends at byte {end} of {len(text)}")
         key, _, value = text[start:end].rstrip(b"\n").partition(b"=")

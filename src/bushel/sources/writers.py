@@ -59,7 +59,7 @@ class BagWriter(Writer):
     """Writes a Bagz file: records end to end, then the end offset of each."""
 
     def __init__(self, path: str, compress: bool):
-        self._pack = _zstd() if compress else None
+        self._pack = _get_zstd_compress() if compress else None
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115
         self._ends: list[int] = []
         self._place = 0
@@ -75,7 +75,7 @@ class BagWriter(Writer):
         self._file.close()
 
 
-def _zstd() -> Callable[[bytes], bytes]:
+def _get_zstd_compress() -> Callable[[bytes], bytes]:
     if sys.version_info >= (3, 14):
         from compression import zstd
 

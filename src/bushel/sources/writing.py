@@ -159,7 +159,7 @@ class _LocalFolder(Folder):
 
     @contextlib.contextmanager
     def new_file(self, name: str, *, draft: bool = False) -> Iterator[str]:
-        self._make(name)
+        self._make_parent(name)
         if draft:
             yield self.path(name)
         else:
@@ -172,11 +172,11 @@ class _LocalFolder(Folder):
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[IO[bytes]]:
-        self._make(name)
+        self._make_parent(name)
         with sealed.replacing(self.path(name)) as file:
             yield file
 
-    def _make(self, name: str) -> None:
+    def _make_parent(self, name: str) -> None:
         os.makedirs(os.path.dirname(os.path.abspath(self.path(name))), exist_ok=True)
 
     @contextlib.contextmanager
@@ -225,7 +225,7 @@ class _LocalFolder(Folder):
 
     @contextlib.contextmanager
     def locked(self, name: str, waiting: Callable[[], None]) -> Iterator[None]:
-        self._make(name)
+        self._make_parent(name)
         path = self.path(name)
         with open(path, "w") as file:
             try:

@@ -56,7 +56,9 @@ class ZarrFormat(ArrayFormat):
         watched = _watch_store(self._open_store(), watch)
         try:
             store = self._call_guarded(lambda: zarr.open(watched, mode="r"))
-            arrays = self._call_guarded(lambda: _members(store)) if isinstance(store, zarr.Group) else {"array": store}
+            arrays = (
+                self._call_guarded(lambda: _list_arrays(store)) if isinstance(store, zarr.Group) else {"array": store}
+            )
             watch.check(list(arrays.values()))
         except FileNotFoundError:
             how = " Zipped stores are not supported: unzip it." if self.path.endswith(".zip") else ""
@@ -107,11 +109,11 @@ class ZarrFormat(ArrayFormat):
         return [self.fingerprint_arrays(names, arrays), names, pattern]
 
 
-def _members(group: Any, prefix: str = "") -> dict[str, Any]:
+def _list_arrays(group: Any, prefix: str = "") -> dict[str, Any]:
     """All arrays of a Zarr group and of the groups inside it, by their paths."""
     arrays = {f"{prefix}{name}": array for name, array in group.arrays()}
     for name, inner in group.groups():
-        arrays |= _members(inner, f"{prefix}{name}/")
+        arrays |= _list_arrays(inner, f"{prefix}{name}/")
     return dict(sorted(arrays.items()))
 
 
