@@ -142,7 +142,7 @@ def test_rows_of_a_table_become_examples_and_lose_nothing(columns, group, tmp_pa
 def test_floats_are_rounded_when_told(tmp_path):
     pq.write_table(pa.table({"x": [[0.5, 0.1], [float("nan")], None, [1e300]]}), tmp_path / "in.parquet")
     with pytest.raises(
-        ValueError, match=r"'x' holds float64 numbers such as 0\.1, and a .*To round them pass round_fl"
+        ValueError, match=r"'x' holds float64 numbers such as 0\.1, but a .*To round them, pass round_fl"
     ):
         convert(tmp_path / "in.parquet", tmp_path / "out.bag")
     assert bushel("convert", tmp_path / "in.parquet", tmp_path / "out.bag", "--round-floats").returncode == 0
@@ -242,7 +242,7 @@ def test_a_worker_that_was_killed_is_an_error(when, tmp_path):
         convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, report=kill)
     assert re.fullmatch(
         rf"Worker process {killed[0]} was killed by SIGKILL while it wrote {tmp_path}/out-0000[01]-of-00002.parquet"
-        r"[.\d-]+part\. The system kills processes that need more memory .* use fewer workers\.",
+        r"[.\d-]+part\. The system kills processes if memory runs out: .* use fewer workers\.",
         str(error.value),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]

@@ -220,7 +220,7 @@ def test_an_unknown_format_is_named(tmp_path):
         ValueError, match="format must be one of array_record, bagz, tfrecord, parquet, rlds; got 'zip'"
     ):
         MapDataset.range(3).save(tmp_path, format="zip")
-    with pytest.raises(ValueError, match="shards needs a dataset whose length is known"):
+    with pytest.raises(ValueError, match="shards can only be given if the length"):
         MapDataset.range(3).to_iter_dataset().filter(bool).save(tmp_path, shards=2)
 
 

@@ -135,10 +135,10 @@ def test_a_source_of_rows_survives_a_pickle_and_says_what_it_is(make):
     ("given", "sentence"),
     [
         (lambda: pa.table([[1], [2]], names=["a", "a"]), "This table has 2 columns 'a'"),
-        (lambda: pd.concat([frame(), frame()], axis=1), "This frame has 2 columns 'x'.*other names"),
+        (lambda: pd.concat([frame(), frame()], axis=1), "This frame has 2 columns 'x'.*Rename them"),
         (lambda: pd.DataFrame(index=range(3)), "This frame has no columns"),
         (lambda: pd.Series([1, 2], index=[1, 0]), r"by labels \(1, 0, ...\).*series.to_numpy\(\)"),
-        (lambda: pa.dataset.dataset(table()), r"by positions.*dataset.to_table\(\).*ParquetDataSource"),
+        (lambda: pa.dataset.dataset(table()), r"has no positions.*dataset.to_table\(\).*ParquetDataSource"),
         (lambda: {"x": np.zeros(3)}, "has the keys 'x'.*ArrayDataSource"),
     ],
 )

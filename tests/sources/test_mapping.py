@@ -100,7 +100,7 @@ assert zstandard.backend == "cffi" and "buffer_types" not in zstandard.backend_f
 source = BagzDataSource(sys.argv[1])
 block = np.random.default_rng(0).permutation(len(source))
 assert source.__getitems__(block) == [source[index] for index in block]
-assert source._opened(0)._file._descriptor.memory is not None
+assert source._get_reader(0)._file._descriptor.memory is not None
 """
 
 

@@ -43,7 +43,7 @@ def test_mapped_values_go_to_other_processes_by_name(tmp_path):
         (np.arange(4), [0, 3, 2, 4], "never decrease"),
         (np.arange(4), [], "offsets must be a list of integers"),
         (np.arange(4), [0.0, 4.0], "offsets must be a list of integers, got float64"),
-        ({"a": np.arange(4), "b": np.arange(5)}, [0, 4], "need the same first axis"),
+        ({"a": np.arange(4), "b": np.arange(5)}, [0, 4], "need a first axis of the same length"),
     ],
 )
 def test_what_does_not_fit_is_refused(values, offsets, sentence):

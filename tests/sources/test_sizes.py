@@ -177,7 +177,7 @@ def test_an_arrow_file_whose_index_lost_a_batch(tmp_path):
             with pytest.raises(DamagedFile, match=r"x\.arrow is not a complete Arrow file") as raised:
                 ArrowDataSource(path)
             told.append(str(raised.value))
-    assert any("its index has 2 record batches, and there are 3" in one for one in told)
+    assert any("its index has 2 record batches, but the file has 3" in one for one in told)
 
 
 def test_a_second_arrow_stream_behind_the_first_is_told(tmp_path):

@@ -87,7 +87,7 @@ def test_damage_is_reported_at_its_record_and_resumed_there(plain, tmp_path):
         assert next(it) == next(theirs) == record
     offset = theirs.get_state()["reader_offset"]
     for _ in range(2):
-        with pytest.raises(DamagedFile, match=rf"does not fit its checksum \(record 37, at byte {offset}\)"):
+        with pytest.raises(DamagedFile, match=rf"does not match its checksum \(record 37, at byte {offset}\)"):
             next(it)
         assert it.get_state()["reader_offset"] == offset
     theirs.set_state({"reader_offset": offset})
@@ -204,8 +204,8 @@ def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
     assert list(TFRecordDataSource(path)) == RECORDS
     (kept,) = (tmp_path / "cache" / "tfrecord").iterdir()
     read = []
-    real = bushel.sources.tfrecord._scan
-    monkeypatch.setattr(bushel.sources.tfrecord, "_scan", lambda *words: read.append(words) or real(*words))
+    real = bushel.sources.tfrecord._scan_offsets
+    monkeypatch.setattr(bushel.sources.tfrecord, "_scan_offsets", lambda *words: read.append(words) or real(*words))
     assert list(TFRecordDataSource(path)) == RECORDS
     assert not read
     damaged = bytearray(kept.read_bytes())
@@ -430,5 +430,5 @@ def test_what_can_be_read_once_only_is_refused():
 
 def test_a_state_past_the_end_is_refused():
     it = iter(IterableIterDataset([1, 2, 3]))
-    with pytest.raises(bushel.StateMismatch, match="stands after 9 elements; there are 3 at most"):
+    with pytest.raises(bushel.StateMismatch, match="is after 9 elements, but there are only 3"):
         it.set_state(it.get_state() | {"elements_read": 9})

@@ -402,7 +402,7 @@ def test_a_changed_offset_of_an_arrow_file_is_refused_and_does_not_end_the_proce
 def test_a_state_of_other_files_is_refused(files):
     it = iter(ParquetIterDataset(files / "part-0.parquet"))
     for row_group, row in ((9, 0), (0, 11), (-1, 0)):
-        with pytest.raises(bushel.StateMismatch, match=f"Row {row} of row group {row_group} is not in"):
+        with pytest.raises(bushel.StateMismatch, match=f"at row {row} of row group {row_group}, but"):
             it.set_state({**it.get_state(), "row_group": row_group, "index_within_row_group": row})
     several = iter(ParquetIterDataset(str(files / "part-*.parquet")))
     state = several.get_state()

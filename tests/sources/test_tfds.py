@@ -109,7 +109,7 @@ def test_what_is_not_there(folder):
         TFDSDataSource(folder, "train")
     info["splits"][0]["shardLengths"] = ["24"]
     (folder / "dataset_info.json").write_text(json.dumps(info))
-    with pytest.raises(ValueError, match=r"the split 'train' should have 24 examples; there are 23"):
+    with pytest.raises(ValueError, match=r"the split 'train' should have 24 examples, but it has 23"):
         TFDSDataSource(folder, "train")
 
 

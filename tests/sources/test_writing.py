@@ -602,7 +602,7 @@ def test_statistics_that_cannot_be_kept_there_are_kept_here(caplog, monkeypatch,
 @pytest.mark.parametrize("what", WRITERS)
 def test_a_bucket_that_is_not_there_is_named(servers, scheme, what, tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=rf"{scheme}://nobucket.* could not be written: there is no such bucket"
+        FileNotFoundError, match=rf"{scheme}://nobucket.* could not be written: the bucket or folder does not exist"
     ):
         write_with(what, f"{scheme}://nobucket/data", {}, tmp_path)
 

@@ -297,7 +297,7 @@ def ones(length, **more):
         ({"splits": {}}, ValueError, "splits is empty: pass episodes as"),
         ({"splits": {"all": []}}, ValueError, "and must not be 'all', got 'all'"),
         ({"splits": {"train": []}}, ValueError, "The split 'train' has no episodes. Leave it out."),
-        ({"splits": {"train": iter([])}, "shards": 2}, ValueError, "need to know how many episodes there are"),
+        ({"splits": {"train": iter([])}, "shards": 2}, ValueError, "the number of episodes must be known"),
         ({"splits": {"train": [3]}}, ValueError, "episode 0 of 'train': an episode must be a dict with 'steps'"),
         ({"splits": {"train": [ones(1), ones(2, y=[1, 2])]}}, ValueError, "only one of them has steps/y"),
         ({"splits": {"train": [ones(2, y=[1])]}}, ValueError, "steps/y has 1 steps, and steps/x has 2"),
@@ -505,7 +505,7 @@ def test_damage_is_found_by_the_index(folder):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedFile, match="its content does not fit its checksum"):
+    with pytest.raises(DamagedFile, match="its content does not match its checksum"):
         RLDSBuilder("mine", folder).episodes().index()
     path.write_bytes(data[:-40])
     with pytest.raises(DamagedFile, match="ends in the middle of record 1"):

@@ -129,7 +129,7 @@ def test_saving_again_does_nothing_and_what_is_there_is_not_mixed(tmp_path):
 def test_a_data_set_of_others_is_left_alone(tmp_path):
     folder = write_rlds(tmp_path, "arm", {"train": [episode(1)], "val": [episode(2)]})
     for overwrite in (False, True):
-        with pytest.raises(FileExistsError, match="has a data set that `save` has not written"):
+        with pytest.raises(FileExistsError, match="has a data set that `save` did not write"):
             MapDataset.range(4).map(episode).save(folder, format="rlds", overwrite=overwrite)
     with pytest.raises(ValueError, match=r"has the splits 'train', 'val'. Open one of them with"):
         bushel.sources.open(folder)

@@ -1,4 +1,4 @@
-"""The interface of an open file, and files of this machine. For files behind URLs see `remote.py` and `drivers.py`."""
+"""The interface of an open file, and files of this machine. For files behind URLs see `remote.py`."""
 
 from __future__ import annotations
 

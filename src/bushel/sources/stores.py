@@ -1,6 +1,7 @@
 """Finds and opens files, local or remote. All formats open their files through this module.
 
-Local files are in `local_files.py`, files behind URLs in `remote.py`, copies of these on disk in `cache.py`.
+Local files are in `local_files.py`, files behind URLs in `remote.py` and `drivers.py`, copies of these on the local
+disk in `cache.py`.
 """
 
 from __future__ import annotations

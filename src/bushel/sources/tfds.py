@@ -259,8 +259,8 @@ def feature(spec: Entry, name: str) -> Feature:
         shape = tensor_shape(spec["image"])
         return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
     raise ValueError(
-        f"{name}: Bushel does not decode features of the kind {kind_of(spec)}. Pass decode=False and decode them "
-        "yourself."
+        f"{name}: Bushel does not decode features of the kind {kind_of(spec)}. Pass decode=False and decode "
+        "them yourself."
     )
 
 
