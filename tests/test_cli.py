@@ -348,10 +348,12 @@ def test_targets_are_paths_of_any_form(tmp_path, monkeypatch):
 
 def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):
     bag(tmp_path / "in.bag", RECORDS)
-    from bushel.sources import writers
+    from bushel.sources import record_writers
 
-    real = writers.BagWriter.write
-    monkeypatch.setattr(writers.BagWriter, "write", lambda self, record: real(self, record.replace(b"\x07", b"\x08")))
+    real = record_writers.BagWriter.write
+    monkeypatch.setattr(
+        record_writers.BagWriter, "write", lambda self, record: real(self, record.replace(b"\x07", b"\x08"))
+    )
     with pytest.raises(DamagedFile, match=r"records were written, and other records .* were read back"):
         convert(tmp_path / "in.bag", tmp_path / "out.bag")
     assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 
 import bushel
 from bushel import MapDataset
-from bushel.sources import DamagedFile, SavedDataSource, elements
+from bushel.sources import DamagedFile, SavedDataSource, element_records
 from bushel.testing import same
 
 FORMATS = ["array_record", "bagz", "parquet", "tfrecord"]
@@ -47,17 +47,17 @@ trees = st.recursive(
 
 @given(trees)
 def test_an_element_comes_back_as_it_was(element):
-    layout = json.loads(json.dumps(elements.layout_of(element)))
-    assert elements.check_layout(layout, "here") == layout
-    back = elements.decode(elements.encode(element, layout), layout)
+    layout = json.loads(json.dumps(element_records.infer_layout(element)))
+    assert element_records.check_layout(layout, "here") == layout
+    back = element_records.decode(element_records.encode(element, layout), layout)
     assert same(back, element)
     assert all(leaf.flags.writeable for leaf in bushel.base.trees.leaves(back) if isinstance(leaf, np.ndarray))
 
 
 @given(trees, st.data())
 def test_a_record_that_is_cut_or_changed_is_damaged_or_another_element(element, data):
-    layout = elements.layout_of(element)
-    record = bytearray(elements.encode(element, layout))
+    layout = element_records.infer_layout(element)
+    record = bytearray(element_records.encode(element, layout))
     if not record:
         return
     if data.draw(st.booleans()):
@@ -65,7 +65,7 @@ def test_a_record_that_is_cut_or_changed_is_damaged_or_another_element(element, 
     else:
         record[data.draw(st.integers(0, len(record) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with contextlib.suppress(DamagedFile):  # and no other error
-        elements.decode(bytes(record), layout)
+        element_records.decode(bytes(record), layout)
 
 
 def rich(number):

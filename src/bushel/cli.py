@@ -82,7 +82,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from bushel.sources import stores
+    from bushel.sources import file_access
     from bushel.sources.conversion import convert
 
     source_options = dict(map(_setting, options.option))
@@ -103,7 +103,7 @@ def _convert(options: argparse.Namespace) -> int:
         report=progress,
     )
     progress.end()
-    size = sum(stores.open_file(path, target_options).size for path in made)
+    size = sum(file_access.open_file(path, target_options).size for path in made)
     print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
 

@@ -35,8 +35,8 @@ from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iter_dataset import IterDataset, IterPipeline
 from bushel.iterator import DatasetIterator
-from bushel.sources.given import as_source, check_source
 from bushel.sources.protocol import RandomAccessDataSource
+from bushel.sources.user_sources import as_source, check_source
 from bushel.state import identity
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""`ds.save`: writes the elements of a pipeline to files, sharded and resumable. `sources/saved.py` reads them.
+"""`ds.save`: writes the elements of a pipeline to files, sharded and resumable. `sources/saved_elements.py` reads them.
 
-`sources/writing.py` writes the files, to a local folder or to a store.
+`sources/output_folders.py` writes the files, to a local folder or to a store.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.streams import Ahead, StreamNode
 from bushel.iterator import PipelineIterator
-from bushel.sources import elements, writers
-from bushel.sources import writing as places
+from bushel.sources import element_records, output_folders, record_writers
+from bushel.sources.element_records import Layout
 from bushel.sources.element_rows import RowWriter
-from bushel.sources.elements import Layout
-from bushel.sources.saved import MANIFEST, Manifest
-from bushel.sources.stores import Options
-from bushel.sources.writing import Folder
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options
+from bushel.sources.saved_elements import MANIFEST, Manifest
 from bushel.state.digest import digest
 
 Format = Literal["array_record", "bagz", "parquet", "rlds", "tfrecord"]
@@ -40,9 +39,9 @@ _PROGRESS = ".saving.json"
 _ELSEWHERE = {"rlds": "bushel.trajectory.rlds.saved_episodes"}
 """Formats of higher layers: modules with a function `form(folder)`, imported when the format is used."""
 _RECORDS = {
-    "array_record": writers.ArrayRecordWriter,
-    "bagz": writers.BagWriter,
-    "tfrecord": writers.TFRecordWriter,
+    "array_record": record_writers.ArrayRecordWriter,
+    "bagz": record_writers.BagWriter,
+    "tfrecord": record_writers.TFRecordWriter,
 }
 FORMATS = (*_RECORDS, "parquet", *_ELSEWHERE)
 
@@ -60,7 +59,7 @@ def save(
     """Saves all elements of a stream; see `MapDataset.save`. Returns the paths of the files."""
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
-    folder = places.folder(path, storage_options)
+    folder = output_folders.open_folder(path, storage_options)
     length = node.length
     if length is not None and length >= INFINITE:
         raise ValueError("An endless dataset cannot be saved: leave out `repeat()`, or limit it with `limit(count)`.")
@@ -164,7 +163,7 @@ class _ElementForm(Form):
 
     def open(self, path: str, first: Any) -> Writer:
         if self.layout is None:
-            self.layout = elements.layout_of(first)
+            self.layout = element_records.infer_layout(first)
         if self._format == "parquet":
             return RowWriter(path, self.layout, first)
         return _RecordFile(_RECORDS[self._format](path, True), self.layout)  # compressed, if the format can be
@@ -178,11 +177,11 @@ class _ElementForm(Form):
 class _RecordFile:
     """Encodes elements as records and writes them to a file of records."""
 
-    def __init__(self, writer: writers.Writer, layout: Layout):
+    def __init__(self, writer: record_writers.Writer, layout: Layout):
         self._writer, self._layout = writer, layout
 
     def write(self, element: Any) -> int:
-        record = elements.encode(element, self._layout)
+        record = element_records.encode(element, self._layout)
         self._writer.write(record)
         return len(record)
 

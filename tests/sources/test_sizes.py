@@ -205,14 +205,14 @@ def test_offsets_of_a_bag_beyond_63_bits_do_not_wrap(tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(0, (1 << 64) - 1), max_size=5), length=st.integers(0, 30))
 def test_sizes_of_a_chunk_add_up_to_what_it_holds(sizes, length):
-    encoded = b"".join(map(varints.encoded, sizes))
-    chunk = b"\0" + varints.encoded(len(encoded)) + encoded + bytes(length)
+    encoded = b"".join(map(varints.encode, sizes))
+    chunk = b"\0" + varints.encode(len(encoded)) + encoded + bytes(length)
     if sum(sizes) == length:
-        ends = riegeli.unpacked(memoryview(chunk), length, len(sizes))[1]
+        ends = riegeli.decode_chunk(memoryview(chunk), length, len(sizes))[1]
         assert ends.tolist() == np.cumsum(sizes, dtype=int).tolist()
     else:
         with pytest.raises(ValueError, match="do not add up"):
-            riegeli.unpacked(memoryview(chunk), length, len(sizes))
+            riegeli.decode_chunk(memoryview(chunk), length, len(sizes))
 
 
 # Stores of arrays, and libraries.

@@ -19,7 +19,7 @@ import bushel
 from bushel import MapDataset
 from bushel.experimental import IterableIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import DamagedFile, TFRecordDataSource
-from bushel.sources.webdataset import shards
+from bushel.sources.webdataset import expand_braces
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
 
 RECORDS = [random.Random(number).randbytes(number * 3_001 % 90_000) for number in range(60)]
@@ -300,8 +300,8 @@ def test_samples_of_many_tar_files(tmp_path):
 )
 def test_braces_are_written_out_as_webdataset_does(parts):
     text = "".join(parts) + ".tar"
-    assert shards(text) == list(braceexpand.braceexpand(text))
-    assert shards([text, "b.tar"]) == [*braceexpand.braceexpand(text), "b.tar"]
+    assert expand_braces(text) == list(braceexpand.braceexpand(text))
+    assert expand_braces([text, "b.tar"]) == [*braceexpand.braceexpand(text), "b.tar"]
 
 
 def test_shards_named_with_braces(tmp_path):

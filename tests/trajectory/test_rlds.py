@@ -25,7 +25,7 @@ from servers import BUCKET, s3
 from bushel import MapDataset, MultiprocessingOptions
 from bushel.base.errors import DamagedFile
 from bushel.sources import TFRecordDataSource, decode_image, encode_example
-from bushel.sources.example import locate_example
+from bushel.sources.tf_example import locate_example
 from bushel.sources.tfds_json import Entry
 from bushel.testing import same
 from bushel.trajectory import encoded_images

@@ -38,7 +38,7 @@ class _Measurement:
 
 
 _current: contextvars.ContextVar[_Measurement | None] = contextvars.ContextVar("measurement", default=None)
-"""What this thread measures. Plain numbers: see `sources/handles.py` for why nothing else may belong to a thread."""
+"""What this thread measures. Plain numbers only: `sources/handle_pool.py` says why no object may belong to a thread."""
 
 
 @contextlib.contextmanager

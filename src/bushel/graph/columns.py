@@ -25,7 +25,7 @@ from bushel.graph.custom import CustomMap
 from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, describe_failure
 from bushel.graph.reindex import Reindex, Repeat, Seed
 from bushel.index import words
-from bushel.sources import memory
+from bushel.sources import memory_sources
 
 _STRIDE = 1 << 20  # this many positions of an epoch are followed at once
 
@@ -38,11 +38,11 @@ class Part:
     values: np.ndarray
 
     def __reduce__(self) -> Any:
-        return _part, (self.node, memory.sent(self.values))
+        return _part, (self.node, memory_sources.pack_array(self.values))
 
 
 def _part(node: MapNode, values: Any) -> Part:
-    return Part(node, np.asarray(memory.received(values)))
+    return Part(node, np.asarray(memory_sources.unpack_array(values)))
 
 
 class Column(NDArrayOperatorsMixin):

@@ -16,8 +16,8 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import limits, stores
-from bushel.sources.stores import Options, Path
+from bushel.sources import file_access, size_limits
+from bushel.sources.paths import Options, Path, expand_path, is_url
 
 _DTYPES = {
     "F64": "<f8",
@@ -71,14 +71,14 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     >>> ArrayDataSource(load_arrays(path))[1]
     array([2, 3])
     """
-    text = stores.local(path)
+    text = expand_path(path)
     shown, kind = redact.show(text), redact.remove_query(text).rpartition(".")[2]
     if kind not in _READERS:
         raise ValueError(f"{shown} is not an array file: its name must end in .npy, .npz or .safetensors.")
     if kind == "npy" and names is not None:
         raise ValueError(f"{shown}: an .npy file has one array without a name. Leave out names={names!r}.")
-    file = stores.open_file(text, storage_options)
-    content = io.BytesIO(file.read(0, file.size)) if stores.is_url(text) else None
+    file = file_access.open_file(text, storage_options)
+    content = io.BytesIO(file.read(0, file.size)) if is_url(text) else None
     try:
         found = _READERS[kind](text, content)
         if kind == "npy":
@@ -166,7 +166,7 @@ def _read_member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) 
         if mapped is not None:
             return mapped
     if entry.compress_type != zipfile.ZIP_STORED:
-        limits.check_array(entry.file_size)  # zipfile returns no more bytes than this
+        size_limits.check_array(entry.file_size)  # zipfile returns no more bytes than this
     with zipfile.ZipFile(content or path) as archive, archive.open(entry) as member:  # zipfile compares the checksum
         return _read_array(member, entry.file_size)
 

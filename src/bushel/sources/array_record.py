@@ -12,8 +12,10 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import highway, varints
-from bushel.sources.records import RecordReader, RecordSource, copied_into
+from bushel.sources import highway_hash, varints
+from bushel.sources.local_files import LARGE_BYTES, File
+from bushel.sources.paths import Options
+from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 from bushel.sources.riegeli import (
     BLOCK,
     BLOCK_HEADER,
@@ -22,14 +24,13 @@ from bushel.sources.riegeli import (
     SIMPLE,
     SIZES,
     TRANSPOSED,
-    alone,
-    around_headers,
-    in_headers,
-    index,
-    joined,
-    unpacked,
+    count_header_bytes,
+    decode_chunk,
+    decode_single,
+    read_index,
+    remove_block_headers,
+    split_around_headers,
 )
-from bushel.sources.stores import LARGE_BYTES, File, Options
 
 T = TypeVar("T")
 
@@ -77,7 +78,7 @@ class ArrayRecordDataSource(RecordSource):
         storage_options: Options | None = None,
     ):
         self._reader_options = reader_options
-        self._verify = highway.in_c() is not None if verify is None else bool(verify)
+        self._verify = highway_hash.find_c_function() is not None if verify is None else bool(verify)
         super().__init__(paths, storage_options)
 
     def _make_reader(self, file: File) -> RecordReader:
@@ -89,7 +90,7 @@ class _ArrayRecordFile(RecordReader):
 
     def __init__(self, file: File, verify: bool):
         self._file, self._verify = file, verify
-        self._offsets, self._ends, self._decoded, counts = index(file, verify)
+        self._offsets, self._ends, self._decoded, counts = read_index(file, verify)
         self.count = int(counts.sum())
         self._counts = counts
         self._single = bool((counts == 1).all())
@@ -107,13 +108,13 @@ class _ArrayRecordFile(RecordReader):
             return self._read_records(chunk)[position - int(self._firsts[chunk])]
         start, length = self._offsets.item(position), self._lengths.item(position)
         raw = self._file.read(start, length)
-        data = raw if -start % BLOCK >= length else joined(raw, start)
+        data = raw if -start % BLOCK >= length else remove_block_headers(raw, start)
         if self._verify:
             self._check_hashes([position], [data])
         return self._decode_single(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        at_hand = self._plain and not self._verify and not self._file.together
+        at_hand = self._plain and not self._verify and not self._file.costs_round_trip
         if at_hand and self._decoded[positions].max(initial=0) < LARGE_BYTES:
             return self._read_plain(positions)
         if self._single:
@@ -127,18 +128,18 @@ class _ArrayRecordFile(RecordReader):
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         prefix = (
-            HEADER + 2 + len(varints.encoded(size))
+            HEADER + 2 + len(varints.encode(size))
         )  # length of the bytes before the record, in a chunk with one uncompressed record
         if self._verify or not self._single or (self._decoded[positions] != size).any():
-            return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
+            return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
         scratch = bytearray(prefix)
         for place, chunk in enumerate(positions.tolist()):
             start, row = self._offsets.item(chunk), rows[place * size : (place + 1) * size]
             if self._ends.item(chunk) - start < prefix + size:  # compressed: the chunk is smaller than its content
-                return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
-            self._file.read_into(start, around_headers(start, [memoryview(scratch), row]))
+                return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
+            self._file.read_into(start, split_around_headers(start, [memoryview(scratch), row]))
             if scratch[HEADER] != 0:
-                return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
+                return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
             self._check_header(chunk, scratch, prefix + size)
 
     def _read_plain(self, chunks: np.ndarray) -> list[bytes]:
@@ -186,13 +187,13 @@ class _ArrayRecordFile(RecordReader):
     def _iterate_chunks(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
         """As `_read_chunks`, but large chunks share one buffer: use each chunk before the next one."""
         lengths = self._lengths[chunks]
-        if self._verify or self._file.together or lengths.max(initial=0) < LARGE_BYTES:
+        if self._verify or self._file.costs_round_trip or lengths.max(initial=0) < LARGE_BYTES:
             yield from self._read_chunks(chunks)
             return
         buffer = memoryview(bytearray(int(lengths.max())))
         for start, length in zip(self._offsets[chunks].tolist(), lengths.tolist()):
-            part = buffer[: length - in_headers(start, length)]
-            self._file.read_into(start, around_headers(start, [part]))
+            part = buffer[: length - count_header_bytes(start, length)]
+            self._file.read_into(start, split_around_headers(start, [part]))
             yield part
 
     def _read_chunks(self, chunks: np.ndarray) -> list[bytes]:
@@ -202,7 +203,7 @@ class _ArrayRecordFile(RecordReader):
         firsts = starts.tolist()
         data = self._file.read_many(firsts, lengths.tolist())
         for place in crossing:
-            data[place] = joined(data[place], firsts[place])
+            data[place] = remove_block_headers(data[place], firsts[place])
         if self._verify:
             self._check_hashes(chunks.tolist(), data)
         return data
@@ -216,7 +217,7 @@ class _ArrayRecordFile(RecordReader):
         if data[HEADER] == 0:
             end = HEADER + size
             return bytes(data[end - decoded : end])
-        return self._decode(chunk, alone, memoryview(data)[HEADER : HEADER + size], decoded)
+        return self._decode(chunk, decode_single, memoryview(data)[HEADER : HEADER + size], decoded)
 
     def _decode(self, chunk: int, decode: Callable[..., T], *arguments: Any) -> T:
         """What `decode` makes of the data of a chunk. Its error becomes one that names the file and the records."""
@@ -247,7 +248,7 @@ class _ArrayRecordFile(RecordReader):
     def _read_whole_chunk(self, chunk: int) -> bytes:
         """Reads a whole chunk that compression made larger than its content."""
         start = self._offsets.item(chunk)
-        return joined(self._file.read(start, self._ends.item(chunk) - start), start)
+        return remove_block_headers(self._file.read(start, self._ends.item(chunk) - start), start)
 
     def _read_records(self, chunk: int) -> list[bytes]:
         return self._decode_records(chunk, self._read_chunks(np.array([chunk]))[0])
@@ -259,7 +260,7 @@ class _ArrayRecordFile(RecordReader):
             data = self._read_whole_chunk(chunk)
             size = self._check_header(chunk, data, len(data))
         content = memoryview(data)[HEADER : HEADER + size]
-        values, ends = self._decode(chunk, unpacked, content, self._decoded.item(chunk), self._counts.item(chunk))
+        values, ends = self._decode(chunk, decode_chunk, content, self._decoded.item(chunk), self._counts.item(chunk))
         if len(ends) != self._counts.item(chunk) or len(values) != self._decoded.item(chunk):
             raise self._damage_error(chunk, "its records have other sizes than its header says")
         stops = ends.tolist()
@@ -278,7 +279,7 @@ class _ArrayRecordFile(RecordReader):
             view = memoryview(part)
             messages += [view[8:HEADER], view[HEADER : HEADER + size]]
             wanted += [fields[0], fields[2]]
-        wrong = np.flatnonzero(highway.hashes(messages) != np.array(wanted, np.uint64))
+        wrong = np.flatnonzero(highway_hash.compute_hashes(messages) != np.array(wanted, np.uint64))
         if len(wrong):
             raise self._damage_error(chunks[int(wrong[0]) // 2], "its content does not match its hash")
 

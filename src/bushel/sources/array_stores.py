@@ -17,7 +17,7 @@ from bushel.base import checks, redact, trees
 from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile
 from bushel.base.specs import ShapeDtypeStruct
-from bushel.sources.joined import JoinedStores, Store
+from bushel.sources.joined_stores import JoinedStores, Store
 from bushel.sources.paths import Options
 
 T = TypeVar("T")

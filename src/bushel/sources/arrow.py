@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.needs import package
-from bushel.sources.stores import File, Options
-from bushel.sources.tables import UNREADABLE, TableSource, check_names
+from bushel.sources.local_files import File
+from bushel.sources.optional_packages import import_package
+from bushel.sources.paths import Options, is_url
+from bushel.sources.table_files import UNREADABLE, TableSource, check_names
 
 _KEPT_BYTES = 256 << 20
 _FIRST_MESSAGE = 8  # bytes before it: a file begins with the name of the format
@@ -53,7 +53,7 @@ class _ArrowFile:
     """One open file. Record batches are taken from the mapped memory when they are needed, and decompressed."""
 
     def __init__(self, path: str, content: Any, stream: bool, columns: Sequence[str] | None):
-        ipc = package("pyarrow.ipc", "parquet", "Arrow files")
+        ipc = import_package("pyarrow.ipc", "parquet", "Arrow files")
         self._path, self._columns = path, columns
         self._lock = threading.Lock()
         self._sound: set[int] = set()  # the numbers of batches that were validated
@@ -89,7 +89,7 @@ class _ArrowFile:
 
 def _count_batches(content: Any) -> int:
     """The number of record batches in a file: counts the messages, without the index."""
-    ipc = package("pyarrow.ipc", "parquet", "Arrow files")
+    ipc = import_package("pyarrow.ipc", "parquet", "Arrow files")
     content.seek(_FIRST_MESSAGE)
     messages, count = ipc.MessageReader.open_stream(content), 0
     with contextlib.suppress(StopIteration, *UNREADABLE):  # the error is raised later, by the read of that batch
@@ -99,13 +99,13 @@ def _count_batches(content: Any) -> int:
 
 
 def _open_arrow_file(file: File, columns: Sequence[str] | None) -> _ArrowFile:
-    arrow = package("pyarrow", "parquet", "Arrow files")
+    arrow = import_package("pyarrow", "parquet", "Arrow files")
     path = file.name
     stream = file.size >= len(_END) and file.read(0, 4) == _END[:4]
     if stream and file.read(file.size - len(_END), len(_END)) != _END:
         raise DamagedFile(f"{path} is an Arrow stream without an end mark: it was cut short.")
     try:
-        remote = stores.is_url(path)
+        remote = is_url(path)
         content = arrow.BufferReader(file.read(0, file.size)) if remote else arrow.memory_map(path)
         found = _ArrowFile(path, content, stream, columns)
     except UNREADABLE as error:

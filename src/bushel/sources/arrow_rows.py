@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.blocks import Block, Columns
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 
 _VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
 
@@ -21,7 +21,7 @@ class ArrowRows:
     """
 
     def __init__(self, table: Any, path: str, *, chosen: bool = False):
-        types = package("pyarrow", "parquet", "Parquet and Arrow files").types
+        types = import_package("pyarrow", "parquet", "Parquet and Arrow files").types
         self.length = int(table.num_rows)
         self.nbytes = int(table.nbytes)
         self._columns: dict[str, Any] = {}
@@ -61,13 +61,13 @@ class ArrowRows:
 
 def _make_takeable(column: Any, name: str, path: str) -> Any:
     """A column, cast if needed to a type of which pyarrow can take rows."""
-    arrow = package("pyarrow", "parquet", "Parquet and Arrow files")
+    arrow = import_package("pyarrow", "parquet", "Parquet and Arrow files")
     kind = str(column.type)
     try:
         if kind in _VIEWS:
             return column.cast(_VIEWS[kind])
         if kind.startswith("run_end_encoded"):
-            return package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
+            return import_package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
         if not arrow.types.is_primitive(column.type):
             _take_objects(column, np.zeros(0, np.int64))  # takes no rows, to find out whether pyarrow can
     except NotImplementedError as error:
@@ -87,13 +87,13 @@ def _nulls_to_none(column: Any, boolean: bool) -> np.ndarray:
 
 
 def _take_objects(column: Any, places: Any) -> np.ndarray:
-    return values(column.take(np.asarray(places)))
+    return to_array(column.take(np.asarray(places)))
 
 
-def values(column: Any) -> np.ndarray:
+def to_array(column: Any) -> np.ndarray:
     """A column as an array, as `to_numpy` returns it. Lists in it, also nested ones, become writable arrays."""
     found = column.to_numpy(zero_copy_only=False)
-    if found.dtype == object and package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
+    if found.dtype == object and import_package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
         for place, value in enumerate(found):
             found[place] = _copy_lists(value)
     return found

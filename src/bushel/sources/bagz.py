@@ -12,10 +12,11 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import codecs, stores
-from bushel.sources.mapping import Mapping
-from bushel.sources.records import RecordReader, RecordSource, copied_into
-from bushel.sources.stores import File, LocalFile, Options
+from bushel.sources import decompression, file_access
+from bushel.sources.local_files import File, LocalFile, read_each
+from bushel.sources.mapped_reads import MappedReads
+from bushel.sources.paths import Options
+from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 
 _WORTH_MAPPING = 8  # fewer records are read, not copied from mapped memory
 _SHARDED = re.compile(r"(.*)@(\d+|\*)(\.[^./]*)?")
@@ -49,7 +50,7 @@ class BagzDataSource(RecordSource):
         storage_options: Options | None = None,
     ):
         self._compressed, self._separate = compressed, bool(separate_limits)
-        super().__init__(all_shards(paths, storage_options), storage_options)
+        super().__init__(expand_shards(paths, storage_options), storage_options)
 
     def _make_reader(self, file: File) -> RecordReader:
         compressed = (
@@ -60,10 +61,10 @@ class BagzDataSource(RecordSource):
         path, query, rest = file.address.partition("?") if file.address.startswith("http") else (file.address, "", "")
         folder, name = os.path.split(path)
         limits = os.path.join(folder, f"limits.{name}{query}{rest}")
-        return _BagFile(file, stores.open_file(limits, self._options), compressed)
+        return _BagFile(file, file_access.open_file(limits, self._options), compressed)
 
 
-def all_shards(paths: Any, options: Options | None) -> Any:
+def expand_shards(paths: Any, options: Options | None) -> Any:
     """Replaces a name such as "name@3.bagz" by the paths of all its shards."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
@@ -85,7 +86,7 @@ def all_shards(paths: Any, options: Options | None) -> Any:
 
 def _count_shards(path: str, pattern: str, options: Options | None) -> int:
     """The number of shards of a set, from the names of its files. A missing shard then causes an error."""
-    shards = [_SHARD.fullmatch(name) for name in stores.find(pattern, options)]
+    shards = [_SHARD.fullmatch(name) for name in file_access.find_files(pattern, options)]
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
     if len(counts) != 1:
         raise ValueError(
@@ -105,14 +106,14 @@ class _BagFile(RecordReader):
         self._hollow = (
             compressed and not lengths.all()
         )  # an empty record takes no bytes in the file, not even an empty frame
-        self._mapping = Mapping(file) if isinstance(file, LocalFile) else None
+        self._mapping = MappedReads(file) if isinstance(file, LocalFile) else None
 
     def read(self, position: int) -> bytes:
         data = self._file.read(self._spans.item(position, 0), self._spans.item(position, 1))
         if not self._compressed or not data:
             return data
         try:
-            return codecs.unzstd(data, 0)
+            return decompression.decompress_zstd(data, 0)
         except ImportError:
             raise
         except Exception as error:
@@ -123,7 +124,7 @@ class _BagFile(RecordReader):
         count = len(positions)
         # Records that lie side by side are read with one call, and the system reads ahead. Mapping would be slower.
         if self._mapping and count >= _WORTH_MAPPING and positions.item(-1) - positions.item(0) != count - 1:
-            found = self._mapping.copied(self._copy_records, spans)
+            found = self._mapping.copy_block(self._copy_records, spans)
             if found is not None:
                 return found
         return self._read_records(positions, spans)
@@ -135,9 +136,9 @@ class _BagFile(RecordReader):
             return [memory[low:high] for low, high in zip(starts.tolist(), (starts + spans[:, 1]).tolist())]
         try:
             if not self._hollow:
-                return codecs.unzstd_each(memory, spans)
+                return decompression.decompress_zstd_frames(memory, spans)
             full = spans[:, 1] > 0
-            found = iter(codecs.unzstd_each(memory, spans[full]))
+            found = iter(decompression.decompress_zstd_frames(memory, spans[full]))
             return [next(found) if there else b"" for there in full.tolist()]
         except ImportError:
             raise
@@ -151,8 +152,8 @@ class _BagFile(RecordReader):
             return self._file.read_many(begins, lengths)
         found: list[bytes] = []
         try:
-            for part in stores.read_each(self._file, begins, lengths):
-                found.append(codecs.unzstd(part, 0) if part else b"")
+            for part in read_each(self._file, begins, lengths):
+                found.append(decompression.decompress_zstd(part, 0) if part else b"")
         except (ImportError, OSError):
             raise
         except Exception as error:
@@ -166,7 +167,7 @@ class _BagFile(RecordReader):
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         spans = self._spans[positions]
         if self._compressed or (spans[:, 1] != size).any():
-            return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
+            return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
         for place, start in enumerate(spans[:, 0].tolist()):
             self._file.read_into(start, [rows[place * size : (place + 1) * size]])
 

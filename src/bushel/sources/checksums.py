@@ -8,8 +8,9 @@ from typing import Any
 
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores, writing
-from bushel.sources.stores import File, Options, Path
+from bushel.sources import file_access, output_folders
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options, Path
 
 _PIECE = 1 << 20
 _ENDING = ".checksums"
@@ -32,9 +33,9 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
     """
     written = []
     for path in _find_files(paths, storage_options):
-        file = stores.open_file(path, storage_options)
+        file = file_access.open_file(path, storage_options)
         found = {"size": file.size, "piece": _PIECE, "crc32": _compute_checksums(file)}
-        folder, name = writing.file(path + _ENDING, storage_options)
+        folder, name = output_folders.open_parent(path + _ENDING, storage_options)
         folder.write(name, sealed.json_bytes(found))
         written.append(path + _ENDING)
     return written
@@ -43,9 +44,9 @@ def write_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
 def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | None = None) -> None:
     """Reads whole files and compares them with the checksums that `write_checksums` has written beside them."""
     for path in _find_files(paths, storage_options):
-        beside = stores.open_file(path + _ENDING, storage_options)
+        beside = file_access.open_file(path + _ENDING, storage_options)
         known = _read_checksums(beside)
-        file = stores.open_file(path, storage_options)
+        file = file_access.open_file(path, storage_options)
         if file.size != known["size"]:
             raise DamagedFile(
                 f"{file.name} has {file.size} bytes; it had {known['size']} when its checksums were written."
@@ -59,7 +60,7 @@ def check_checksums(paths: Path | Iterable[Path], *, storage_options: Options | 
 
 def _find_files(paths: Path | Iterable[Path], options: Options | None) -> list[str]:
     """The files that paths name, without files of checksums, which a pattern may match too."""
-    found = [path for path in stores.find(paths, options) if not path.endswith(_ENDING)]
+    found = [path for path in file_access.find_files(paths, options) if not path.endswith(_ENDING)]
     if not found:
         raise ValueError(
             f"{redact.clean(str(paths))}: these are files of checksums. Name the files that they belong to."

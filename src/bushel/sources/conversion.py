@@ -17,28 +17,27 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile, writing
-from bushel.sources import bagz, clean_workers, records, stores, writers
-from bushel.sources import writing as places
+from bushel.sources import bagz, conversion_workers, file_access, output_folders, record_files, record_writers
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
-from bushel.sources.lines import LineDataSource
+from bushel.sources.output_folders import Folder
 from bushel.sources.parquet_records import ParquetRecords
-from bushel.sources.stores import Options, Path
+from bushel.sources.paths import Options, Path, is_url
+from bushel.sources.text_lines import LineDataSource
 from bushel.sources.tfrecord import TFRecordDataSource
 from bushel.sources.tfrecord_stream import TFRecordStream
-from bushel.sources.writing import Folder
 
 _AT_ONCE = 512
 _AT_ONCE_BYTES = 16 << 20
 _FILES_AT_ONCE = 16
 _ENDING = re.compile(r"\.([a-z_0-9]+)(?:-\d+-of-\d+)?(\.gz)?$")
 _SAME = {"tfrecords": "tfrecord", "tfrec": "tfrecord"}
-_WRITERS: dict[str, tuple[Callable[[str, bool], writers.Writer], bool]] = {
-    "array_record": (writers.ArrayRecordWriter, True),
-    "tfrecord": (writers.TFRecordWriter, False),
-    "bag": (writers.BagWriter, False),
-    "bagz": (writers.BagWriter, True),
-    "parquet": (writers.ParquetWriter, True),
+_WRITERS: dict[str, tuple[Callable[[str, bool], record_writers.Writer], bool]] = {
+    "array_record": (record_writers.ArrayRecordWriter, True),
+    "tfrecord": (record_writers.TFRecordWriter, False),
+    "bag": (record_writers.BagWriter, False),
+    "bagz": (record_writers.BagWriter, True),
+    "parquet": (record_writers.ParquetWriter, True),
 }
 FORMATS = (*_WRITERS, "jsonl", "txt")
 """The formats that can be read."""
@@ -62,7 +61,7 @@ class Records(Protocol):
 class _SourceRecords(Records):
     """Records of a source, in blocks of at most about 16 MB."""
 
-    def __init__(self, source: records.RecordSource):
+    def __init__(self, source: record_files.RecordSource):
         self._open_source = source
 
     def count(self) -> int:
@@ -85,7 +84,7 @@ class _SourceRecords(Records):
 Read = Callable[[int, int], list[bytes]]
 
 
-def _make_read(source: records.RecordSource) -> Read:
+def _make_read(source: record_files.RecordSource) -> Read:
     return lambda low, high: source.__getitems__(np.arange(low, high))
 
 
@@ -94,7 +93,7 @@ def _make_checked_read(source: ArrayRecordDataSource) -> Read:
     takes 80 ms for a megabyte.
     """
     own, (path,) = _make_read(source), source.paths
-    if stores.is_url(path):
+    if is_url(path):
         return own
     try:
         module = importlib.import_module("array_record.python.array_record_module")
@@ -144,8 +143,8 @@ class _Reading:
 
     def version(self, path: str) -> list[Any]:
         """A value that changes when the content of a file changes, or of one of the shards of "name@3.bag"."""
-        paths = bagz.all_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
-        return [part for version in stores.fingerprint(paths, self.options) for part in version]
+        paths = bagz.expand_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
+        return [part for version in file_access.fingerprint_files(paths, self.options) for part in version]
 
     def open(self, path: str) -> Records:
         if self.kind == "parquet":
@@ -156,7 +155,7 @@ class _Reading:
                 return _StreamRecords(stream)
         return _SourceRecords(self._open_source(path))
 
-    def _open_source(self, path: str) -> records.RecordSource:
+    def _open_source(self, path: str) -> record_files.RecordSource:
         options = self.options
         if self.kind == "array_record":
             return ArrayRecordDataSource(path, verify=True, storage_options=options)
@@ -244,13 +243,13 @@ def convert(
       target_options: options of the store that holds the target; by default the same.
       report: called from time to time with the number of records done, and the number of all records.
     """
-    found = records.shards(sources, storage_options)
+    found = record_files.parse_shards(sources, storage_options)
     reading = _Reading(_format_of_sources([path for path, _, _ in found], source_format), storage_options, round_floats)
-    folder, text = places.file(target, storage_options if target_options is None else target_options)
+    folder, text = output_folders.open_parent(target, storage_options if target_options is None else target_options)
     shown, kind = folder.shown(text), _format_of_name(text)
     if kind not in _WRITERS or text.endswith(".gz"):
         raise ValueError(f"{shown} cannot be written: its name should end in {_list_endings(_WRITERS)}.")
-    if kind in ("bag", "bagz") and bagz.all_shards(text, None) != [text]:
+    if kind in ("bag", "bagz") and bagz.expand_shards(text, None) != [text]:
         raise ValueError(f"{shown} is a name for reading several files. Write the target without @, and pass shards.")
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
@@ -312,12 +311,12 @@ def _list_endings(formats: Iterable[str]) -> str:
     return f"one of {', '.join(f'.{name}' for name in formats)}"
 
 
-def _count_sources(found: list[records.Shard], reading: _Reading) -> list[_Piece]:
+def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_Piece]:
     """The records of each source. Several files are counted at the same time."""
 
-    def count_source(shard: records.Shard) -> _Piece:
+    def count_source(shard: record_files.Shard) -> _Piece:
         version = reading.version(shard[0])
-        return _Piece(shard[0], *records.part_of(shard, reading.open(shard[0]).count()), version)
+        return _Piece(shard[0], *record_files.resolve_shard(shard, reading.open(shard[0]).count()), version)
 
     with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(found))) as pool:
         return list(pool.map(count_source, found))
@@ -344,7 +343,7 @@ def _shard_names(target: str, count: int) -> list[str]:
 def _run_parts(parts: list[_Part], workers: int, total: int, report: Report) -> None:
     report(0, total)
     if workers > 1:
-        clean_workers.run_all(parts, workers, lambda done: report(done, total))
+        conversion_workers.run_all(parts, workers, lambda done: report(done, total))
         return
     done = 0
     for part in parts:

@@ -10,34 +10,34 @@ from typing import Any
 
 import numpy as np
 
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 
 Checksum = Callable[[Any], int]
-"""A function from bytes to their CRC32C. TFRecord files hold it `masked`."""
+"""A function from bytes to their CRC32C. TFRecord files hold it `mask`."""
 
 _FEW_BYTES = 500  # for fewer bytes, a loop over bytes is faster
 _warned = False
 
 
-def for_reading() -> Checksum:
+def get_fast_checksum() -> Checksum:
     """A fast checksum function. If no package has one, the error contains the `pip install` command."""
     found = _find_fast()
     if found is None:
-        return package("crc32c", "tfrecord", "Checksums of TFRecord files (or verify=False)").crc32c
+        return import_package("crc32c", "tfrecord", "Checksums of TFRecord files (or verify=False)").crc32c
     return found
 
 
-def for_writing() -> Checksum:
+def get_checksum() -> Checksum:
     """A fast checksum if a package computes one, otherwise the slow one: TFRecord files must have checksums."""
-    return _find_fast() or slow
+    return _find_fast() or compute_slowly
 
 
-def can_verify(verify: bool | None) -> bool:
+def decide_verify(verify: bool | None) -> bool:
     """Whether to compare records with their checksums. None: yes if a package is installed, else no, with a warning."""
     global _warned
     if verify is not None:
         if verify:
-            for_reading()
+            get_fast_checksum()
         return bool(verify)
     if _find_fast() is not None:
         return True
@@ -68,10 +68,10 @@ def _find_fast() -> Checksum | None:
     return lambda data: value(data if isinstance(data, bytes) else bytes(data))  # it accepts no other buffers
 
 
-def slow(data: bytes | bytearray | memoryview) -> int:
+def compute_slowly(data: bytes | bytearray | memoryview) -> int:
     """CRC32C with NumPy: about 0.1 ms for a record of 1 KB, and 50 MB/s for large ones.
 
-    >>> hex(slow(b"123456789"))
+    >>> hex(compute_slowly(b"123456789"))
     '0xe3069283'
     """
     content = bytes(data)
@@ -108,12 +108,12 @@ def _make_zero_tables(level: int) -> list[np.ndarray]:
     return [_append_zeros(_append_zeros(states, level - 1), level - 1) for states in bytes_of_states]
 
 
-def masked(crc: int) -> int:
+def mask(crc: int) -> int:
     """A checksum in the form that TFRecord files hold."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def length_checksums(lengths: np.ndarray) -> np.ndarray:
+def compute_length_checksums(lengths: np.ndarray) -> np.ndarray:
     """The masked checksums of many lengths: the checksum of 0, changed by each byte. Needs no package."""
     crc = np.full(len(lengths), _NO_LENGTH, np.uint32)
     rest = lengths.astype(np.uint64)

@@ -1,7 +1,7 @@
 """Writes elements as rows of Parquet files, and reads them back. Nested dicts become columns `a.b`, arrays lists.
 
 An array with more or less than one axis gets a second column, `name.shape`. Elements that rows cannot hold are an
-error; records of bytes (`sources/elements.py`) can hold them.
+error; records of bytes (`sources/element_records.py`) can hold them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources.elements import Layout, dtype_of, encode
-from bushel.sources.needs import package
+from bushel.sources.element_records import Layout, encode, parse_dtype
+from bushel.sources.optional_packages import import_package
 
 _ROWS_PER_GROUP = 1000
 _GROUP_BYTES = 64 << 20
@@ -21,14 +21,14 @@ _PYTHON = {"int": "int64", "float": "float64", "bool": "bool_", "str": "string",
 _SHAPE = ".shape"
 
 
-def columns_of(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
+def list_columns(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
     """The names of the columns of a layout, and the layout of each."""
     match layout:
         case {"dict": parts}:
             for key, part in parts.items():
                 if "." in key:
                     raise TypeError(f"The key {key!r} has a dot, which separates the parts of column names: rename it.")
-                yield from columns_of(part, f"{path}.{key}" if path else key)
+                yield from list_columns(part, f"{path}.{key}" if path else key)
         case {"list": _} | {"tuple": _}:
             raise TypeError(
                 f"{path or 'The element'} is a list or a tuple, which has no names for Parquet columns. {_INSTEAD}"
@@ -46,7 +46,7 @@ def _arrow_type(arrow: Any, leaf: Layout, path: str) -> Any:
     if isinstance(leaf, str):
         return arrow.null() if leaf == "None" else getattr(arrow, _PYTHON[leaf])()
     ((form, text),) = leaf.items()
-    dtype = dtype_of(text)
+    dtype = parse_dtype(text)
     try:
         inner = {"U": arrow.string, "S": arrow.binary}[dtype.kind]() if dtype.kind in "US" else None
         inner = inner or arrow.from_numpy_dtype(dtype.newbyteorder("="))
@@ -59,9 +59,9 @@ class RowWriter:
     """Writes elements of one layout to a Parquet file. The first element decides which arrays get a shape column."""
 
     def __init__(self, path: str, layout: Layout, first: Any):
-        self._arrow = package("pyarrow", "parquet", "Saving Parquet files")
-        parquet = package("pyarrow.parquet", "parquet", "Saving Parquet files")
-        self._layout, self._leaves = layout, dict(columns_of(layout))
+        self._arrow = import_package("pyarrow", "parquet", "Saving Parquet files")
+        parquet = import_package("pyarrow.parquet", "parquet", "Saving Parquet files")
+        self._layout, self._leaves = layout, dict(list_columns(layout))
         row = dict(_iterate_values(first, layout))
         self._shaped = {
             name for name, leaf in self._leaves.items() if _is_array(leaf) and np.asarray(row[name]).ndim != 1
@@ -123,10 +123,10 @@ def _iterate_values(element: Any, layout: Layout, path: str = "") -> Iterator[tu
         yield path, element
 
 
-def from_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
+def decode_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
     """Restores the element of a row."""
     if isinstance(layout, dict) and "dict" in layout:
-        return {key: from_row(row, part, f"{path}.{key}" if path else key) for key, part in layout["dict"].items()}
+        return {key: decode_row(row, part, f"{path}.{key}" if path else key) for key, part in layout["dict"].items()}
     if layout == "None":
         return None
     try:
@@ -140,7 +140,7 @@ def _decode_value(value: Any, shape: Any, leaf: Layout) -> Any:
         value = value.item() if isinstance(value, np.generic) else value
         return {"int": int, "float": float, "bool": bool, "str": str, "bytes": bytes}[leaf](value)
     ((form, text),) = leaf.items()
-    dtype = dtype_of(text)
+    dtype = parse_dtype(text)
     if form == "scalar":
         return np.asarray(value).astype(dtype)[()] if dtype.kind not in "US" else dtype.type(value)
     array = np.array(list(value), dtype) if dtype.kind in "US" else np.asarray(value).astype(dtype)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
+from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
-from bushel.sources.local_files import changed, stream
-from bushel.sources.needs import package
+from bushel.sources.local_files import as_stream, changed_error
+from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, is_url
 
 _ENDINGS = (".h5", ".hdf5")
@@ -56,7 +56,7 @@ class HDF5DataSource(ArraySource):
 
 def _find_files(paths: Any, options: Options | None) -> list[str]:
     files: list[str] = []
-    for path in stores.find(paths, options):
+    for path in file_access.find_files(paths, options):
         if is_url(path) or not os.path.isdir(path):
             files.append(path)
             continue
@@ -74,12 +74,12 @@ class HDF5Format(ArrayFormat):
 
     def _open_file(self) -> Any:
         """The file, which must be the one that the source was made of. h5py keeps it open while a dataset is in use."""
-        h5py = package("h5py", "hdf5", "HDF5 files")
-        content = stores.open_file(self.path, self.options)
+        h5py = import_package("h5py", "hdf5", "HDF5 files")
+        content = file_access.open_file(self.path, self.options)
         self._version = self._version or content.version()
         if content.version() != self._version:
-            raise changed(self.path, self._version, content.version())
-        place = stream(content) if is_url(self.path) else self.path
+            raise changed_error(self.path, self._version, content.version())
+        place = as_stream(content) if is_url(self.path) else self.path
         with self._report_damage():
             return h5py.File(place, "r")
 
@@ -102,7 +102,7 @@ class HDF5Format(ArrayFormat):
             return dict(_match_groups(file, pattern, ""))
 
     def list_arrays(self, group: Any, names: list[str] | None) -> dict[str, Any]:
-        h5py = package("h5py", "hdf5", "HDF5 files")
+        h5py = import_package("h5py", "hdf5", "HDF5 files")
         items: dict[str, Any] = {}
         if names is None:
             group.visititems(items.__setitem__)
@@ -124,7 +124,7 @@ class HDF5Format(ArrayFormat):
         return part[back]
 
     def fingerprint_arrays(self, names: list[str] | None, arrays: dict[str, Any]) -> Any:
-        return [stores.fingerprint([self.path], self.options), names]
+        return [file_access.fingerprint_files([self.path], self.options), names]
 
     def fingerprint_groups(self, names: list[str] | None, pattern: str, groups: list[tuple[str, Any]]) -> Any:
         return [self.fingerprint_arrays(names, {}), pattern]
@@ -151,7 +151,7 @@ def _check_chunks(array: Any, name: str) -> None:
         return
     properties = array.id.get_create_plist()
     filters = [properties.get_filter(number)[0] for number in range(properties.get_nfilters())]
-    unchecked = 1 << filters.index(package("h5py.h5z", "hdf5", "HDF5 files").FILTER_FLETCHER32)
+    unchecked = 1 << filters.index(import_package("h5py.h5z", "hdf5", "HDF5 files").FILTER_FLETCHER32)
 
     size = array.file.id.get_filesize()  # of the file that holds the dataset: a link may lead into another file
     entries: list[Any] = []

@@ -11,11 +11,10 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.blocks import Block
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
 from bushel.sources.arrow_rows import ArrowRows
-from bushel.sources.joined import JoinedStores, Store, find_stores
-from bushel.sources.needs import package
-from bushel.sources.stores import Options
+from bushel.sources.joined_stores import JoinedStores, Store, find_stores
+from bushel.sources.optional_packages import import_package
+from bushel.sources.paths import Options, is_url
 
 T = TypeVar("T")
 
@@ -55,7 +54,7 @@ def _find_data_sets(paths: Any) -> list[str]:
     """The data sets that paths and patterns name."""
     found = find_stores(paths, None, ("_versions/*.manifest",), "Lance data set", local_patterns=True)
     for path in found:
-        if stores.is_url(path) and "*" in path:  # the options are for Lance's own client, which cannot list files
+        if is_url(path) and "*" in path:  # the options are for Lance's own client, which cannot list files
             raise ValueError(
                 f"{redact.show(path)}: only local Lance data sets can be named by a pattern. Name each URL."
             )
@@ -82,7 +81,7 @@ class LanceStore(Store):
         return count
 
     def _open(self) -> Any:
-        lance = package("lance", "lance", "Lance data sets")
+        lance = import_package("lance", "lance", "Lance data sets")
         options = dict(self._options) or None
         try:
             return self._call_lance(

@@ -1,4 +1,4 @@
-"""The interface of an open file, and files of this machine. For files behind URLs see `remote.py`."""
+"""The interface of an open file, and files of this machine. For files behind URLs see `object_stores.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class File(abc.ABC):
     address: str
     """The path or URL that was opened. It may contain secrets, so no message shows it."""
     size: int
-    together: ClassVar[bool]
+    costs_round_trip: ClassVar[bool]
     """Whether a read costs a network round trip. If so, callers should request many ranges together."""
 
     @abc.abstractmethod
@@ -54,7 +54,7 @@ class File(abc.ABC):
     def check_unchanged(self) -> None:
         """Raises DamagedFile if the file was replaced since it was opened. Does nothing if every read checks this."""
 
-    def short(self, start: int, wanted: int, got: int) -> DamagedFile:
+    def short_read_error(self, start: int, wanted: int, got: int) -> DamagedFile:
         """The error to raise if a read returned fewer bytes than it should."""
         return DamagedFile(
             f"{self.name} ended early: a read of {wanted} bytes at byte {start} returned {got}. The file had "
@@ -62,7 +62,7 @@ class File(abc.ABC):
         )
 
 
-def changed(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
+def changed_error(name: str, was: list[Any], now: list[Any]) -> DamagedFile:
     """The error to raise for a file that has changed since its source was made."""
     return DamagedFile(
         f"{redact.show(name)} has changed: it was {was} (name, size, time or ETag) when the source was made, and it is "
@@ -92,7 +92,7 @@ class LocalFile(File):
     when it is needed. `name` is shown in messages; by default it is the path.
     """
 
-    together = False
+    costs_round_trip = False
     _open: ClassVar[collections.deque[weakref.ref[LocalFile]]] = collections.deque()
     _lock = threading.Lock()
 
@@ -153,12 +153,12 @@ class LocalFile(File):
         while got < length:  # the system returns at most 2 GiB at a time
             part = os.pread(descriptor.number, length - got, start + got)
             if not part:
-                raise self.short(start, length, got)
+                raise self.short_read_error(start, length, got)
             parts.append(part)
             got += len(part)
         return b"".join(parts)
 
-    def mapped(self) -> mmap.mmap | None:
+    def map_memory(self) -> mmap.mmap | None:
         """The file as mapped memory, or None if it cannot be mapped. Read it at once, and keep no reference.
 
         Reading mapped memory behind the end of a file kills the process. So every call asks for the size. If the file
@@ -196,7 +196,7 @@ class LocalFile(File):
             while got < high:
                 count = os.preadv(descriptor.number, [memoryview(buffer)[max(got - low, 0) :]], start + got)
                 if not count:
-                    raise self.short(start, sum(map(len, buffers)), got)
+                    raise self.short_read_error(start, sum(map(len, buffers)), got)
                 got += count
             low = high
 
@@ -210,7 +210,7 @@ class LocalFile(File):
 def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[bytes | memoryview]:
     """Yields the bytes of many ranges. Large ranges of a local file share one buffer: use each before the next one."""
     largest = max(lengths, default=0)
-    if file.together or largest < LARGE_BYTES:
+    if file.costs_round_trip or largest < LARGE_BYTES:
         yield from file.read_many(starts, lengths)
         return
     buffer = memoryview(bytearray(largest))
@@ -220,12 +220,12 @@ def read_each(file: File, starts: Sequence[int], lengths: Sequence[int]) -> Iter
         yield part
 
 
-def stream(file: File) -> io.BufferedIOBase:
+def as_stream(file: File) -> io.BufferedIOBase:
     """An open file as a Python file object with `read` and `seek`."""
-    return io.BufferedReader(Readable(file), 1 << 20)
+    return io.BufferedReader(FileStream(file), 1 << 20)
 
 
-class Readable(io.RawIOBase):
+class FileStream(io.RawIOBase):
     """An open file with a position, as Python's own file objects have."""
 
     def __init__(self, file: File):

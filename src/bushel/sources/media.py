@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import TooLarge
-from bushel.sources.limits import check_pixels, check_record
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
+from bushel.sources.size_limits import check_pixels, check_record
 
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = {"RGB": "RGB", "L": "GRAY"}
@@ -47,7 +47,7 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
                 raise _too_large_error(data, "an image", error) from None
             except ValueError as error:
                 raise ValueError(f"These {len(data)} bytes are not a complete JPEG image: {error}") from error
-    images = package("PIL.Image", "image", "Images")
+    images = import_package("PIL.Image", "image", "Images")
     if mode is not None and mode not in images.MODES:
         raise ValueError(f"mode must be one of {', '.join(map(repr, images.MODES))}, or None, got {mode!r}.")
     try:
@@ -104,7 +104,7 @@ def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
     AIFF files whose writer did not know it.
     """
     _check_bytes(data, "decode_audio", "a sound file")
-    soundfile: Any = package("soundfile", "audio", "Sounds")
+    soundfile: Any = import_package("soundfile", "audio", "Sounds")
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as sound:
             check_record(sound.frames * sound.channels * np.dtype(dtype).itemsize)

@@ -13,23 +13,24 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
-from bushel.sources import stores
-from bushel.sources.arrow_rows import values
-from bushel.sources.handles import HandlePool
-from bushel.sources.needs import package
+from bushel.sources import file_access
+from bushel.sources.arrow_rows import to_array
+from bushel.sources.handle_pool import HandlePool
+from bushel.sources.local_files import File, as_stream
+from bushel.sources.optional_packages import import_package
+from bushel.sources.paths import Options, is_url
 from bushel.sources.protocol import SequentialReader
-from bushel.sources.stores import File, Options
-from bushel.sources.tables import UNREADABLE, TableSource, check_names
+from bushel.sources.table_files import UNREADABLE, TableSource, check_names
 
 _FILES_AT_ONCE = 16
 _IDLE_AT_MOST = 16  # idle handles of one file
 _DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other columns, or decrypt the file first."
 
 
-def opened(file: File, settings: dict[str, Any]) -> Any:
+def open_parquet(file: File, settings: dict[str, Any]) -> Any:
     """Opens a `pyarrow.parquet.ParquetFile`. Pages with checksums are compared with them."""
-    parquet = package("pyarrow.parquet", "parquet", "Parquet files")
-    place = stores.stream(file) if stores.is_url(file.name) else file.name
+    parquet = import_package("pyarrow.parquet", "parquet", "Parquet files")
+    place = as_stream(file) if is_url(file.name) else file.name
     try:
         found = parquet.ParquetFile(place, **{"page_checksum_verification": True, **settings})
     except PermissionError:
@@ -38,19 +39,19 @@ def opened(file: File, settings: dict[str, Any]) -> Any:
         if "encrypted" in str(error):
             raise ValueError(f"{file.name} is encrypted: {error}. {_DECRYPT}") from None
         raise DamagedFile(f"{file.name} is not a complete Parquet file: {error}") from error
-    groups, stated = lengths(found), found.metadata.num_rows
+    groups, stated = get_group_lengths(found), found.metadata.num_rows
     rows = sum(groups)
     if rows != stated or min(groups, default=0) < 0:
         raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, but its metadata says {stated}.")
     return found
 
 
-def lengths(file: Any) -> list[int]:
+def get_group_lengths(file: Any) -> list[int]:
     """The number of rows of each row group."""
     return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
 
 
-def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
+def read_group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
     """Reads a row group as a table. The table is validated: strings are valid UTF-8, for example."""
     try:
         found = file.read_row_group(number, columns=columns)
@@ -102,16 +103,16 @@ class ParquetDataSource(TableSource):
         super().__init__(paths, columns, cache_bytes, storage_options)
 
     def _make_file_cache(self) -> Any:
-        return _OpenFiles(lambda number: opened(self._open_unchanged(number), {}))
+        return _OpenFiles(lambda number: open_parquet(self._open_unchanged(number), {}))
 
     def _part_lengths(self, number: int) -> list[int]:
-        file = opened(self._open_unchanged(number), {})
+        file = open_parquet(self._open_unchanged(number), {})
         check_columns(file, redact.show(self._paths[number]), self._columns)
-        return lengths(file)
+        return get_group_lengths(file)
 
     def _read_part(self, number: int, part: int) -> Any:
         with self._files.get_pool(number).lend() as file:
-            return group(file, redact.show(self._paths[number]), part, self._columns)
+            return read_group(file, redact.show(self._paths[number]), part, self._columns)
 
 
 class _OpenFiles:
@@ -146,7 +147,7 @@ class ParquetStream:
 
     def fingerprint(self) -> Any:
         columns = None if self.columns is None else list(self.columns)
-        return [stores.fingerprint([self.path], self.storage_options), columns]
+        return [file_access.fingerprint_files([self.path], self.storage_options), columns]
 
     def __repr__(self) -> str:
         return f"ParquetStream({redact.base_name(self.path)})"
@@ -157,9 +158,9 @@ class ParquetReader(SequentialReader):
 
     def __init__(self, stream: ParquetStream):
         self._stream = stream
-        self._file = opened(stores.open_file(stream.path, stream.storage_options), stream.settings)
+        self._file = open_parquet(file_access.open_file(stream.path, stream.storage_options), stream.settings)
         check_columns(self._file, redact.show(stream.path), stream.columns)
-        self._part_lengths = lengths(self._file)
+        self._part_lengths = get_group_lengths(self._file)
         self._group = self._row = 0
         self._read: int | None = None  # the number of the row group in `_columns`
         self._columns: dict[str, np.ndarray] = {}
@@ -172,8 +173,8 @@ class ParquetReader(SequentialReader):
         if not self._part_lengths:
             return []
         if self._read != self._group:
-            table = group(self._file, redact.show(self._stream.path), self._group, self._stream.columns)
-            self._columns = {name: values(column) for name, column in zip(table.schema.names, table.columns)}
+            table = read_group(self._file, redact.show(self._stream.path), self._group, self._stream.columns)
+            self._columns = {name: to_array(column) for name, column in zip(table.schema.names, table.columns)}
             self._read = self._group
         names = tuple(self._columns)
         low, high = self._row, min(self._row + count, self._part_lengths[self._group])

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.example import encode_example
-from bushel.sources.needs import package
-from bushel.sources.parquet import group, lengths, opened
-from bushel.sources.stores import Options
+from bushel.sources import file_access
+from bushel.sources.optional_packages import import_package
+from bushel.sources.parquet import get_group_lengths, open_parquet, read_group
+from bushel.sources.paths import Options
+from bushel.sources.tf_example import encode_example
 
 _ROWS = 64
 _LARGEST = (1 << 63) - 1
@@ -27,11 +27,11 @@ class ParquetRecords:
     """
 
     def __init__(self, path: str, options: Options | None, round_floats: bool):
-        file = stores.open_file(path, options)
+        file = file_access.open_file(path, options)
         self._path, self._round = file.name, round_floats
-        self._file = opened(file, {})
+        self._file = open_parquet(file, {})
         schema = self._file.schema_arrow
-        self._ends = np.cumsum(lengths(self._file), dtype=int)
+        self._ends = np.cumsum(get_group_lengths(self._file), dtype=int)
         self._dtypes = {field.name: self._choose_dtype(field) for field in schema}
         self._bare = self._dtypes == {"record": object} and not _is_list(schema.types[0])
 
@@ -42,7 +42,7 @@ class ParquetRecords:
         """The records from `low` to `high` - 1, in blocks."""
         first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
         for number in range(first, last + 1) if low < high else ():
-            table = group(self._file, self._path, number, None)
+            table = read_group(self._file, self._path, number, None)
             end = int(self._ends[number])
             if table.num_rows != end - (begin := int(self._ends[number - 1]) if number else 0):
                 raise DamagedFile(
@@ -67,7 +67,7 @@ class ParquetRecords:
 
     def _choose_dtype(self, field: Any) -> Any:
         """The type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
-        types = package("pyarrow", "parquet", "Parquet files").types
+        types = import_package("pyarrow", "parquet", "Parquet files").types
         kind = field.type.value_type if _is_list(field.type) else field.type
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_integer(kind) or types.is_boolean(kind):
@@ -85,8 +85,8 @@ class ParquetRecords:
 
     def _check_values(self, table: Any, begin: int) -> None:
         """Raises an error for values that a record cannot hold."""
-        compute = package("pyarrow.compute", "parquet", "Parquet files")
-        types = package("pyarrow", "parquet", "Parquet files").types
+        compute = import_package("pyarrow.compute", "parquet", "Parquet files")
+        types = import_package("pyarrow", "parquet", "Parquet files").types
         for name, column in zip(table.schema.names, table.columns):
             if self._bare and column.null_count:
                 row = begin + compute.index(column.is_null(), True).as_py()
@@ -118,5 +118,5 @@ class ParquetRecords:
 
 
 def _is_list(kind: Any) -> bool:
-    types = package("pyarrow", "parquet", "Parquet files").types
+    types = import_package("pyarrow", "parquet", "Parquet files").types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)

@@ -1,4 +1,4 @@
-"""Paths of files as texts: local ones, and URLs. Nothing is opened here: see `stores.py`."""
+"""Paths of files as texts: local ones, and URLs. Nothing is opened here: see `file_access.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_url(path: Path) -> bool:
     return found is not None and found.group(1) != "file"
 
 
-def local(path: Path) -> str:
+def expand_path(path: Path) -> str:
     """A path as text: `file://` is removed, and `~` becomes the home folder. Other URLs stay unchanged."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(
@@ -45,14 +45,25 @@ def local(path: Path) -> str:
     return urllib.parse.unquote(plain)
 
 
-def address(path: Path) -> str:
-    """A path as `local` returns it. The scheme of a URL is made lowercase."""
-    text = local(path)
+def normalize_path(path: Path) -> str:
+    """A path as `expand_path` returns it. The scheme of a URL is made lowercase."""
+    text = expand_path(path)
     found = _URL.match(text)
     return text[: found.end()].lower() + text[found.end() :] if found else text
 
 
-def no_paths(given: Any) -> TypeError:
+def paths_type_error(given: Any) -> TypeError:
     """The error to raise for an argument that is neither a path nor a list of paths."""
     what = redact.clean(repr(given))
     return TypeError(f"paths must be a path or a list of paths, got {what} of type {type(given).__name__}.")
+
+
+def get_cache_folder() -> str:
+    """The folder for files that Bushel keeps between runs."""
+    own = os.environ.get("BUSHEL_CACHE_DIR")
+    if own and is_url(own):
+        raise ValueError(
+            f"BUSHEL_CACHE_DIR must name a local folder, because Bushel maps its files; it is {redact.show(own)!r}. "
+            "To keep `ds.cache`, columns or statistics in a store, pass its address as their own folder."
+        )
+    return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")

@@ -43,7 +43,7 @@ class RandomAccessDataSource(Protocol[T_co]):
         ...
 
 
-def many_reads(source: Any) -> Callable[[Any], Any] | None:
+def get_batch_reader(source: Any) -> Callable[[Any], Any] | None:
     """A function that reads many records at once, given an int64 array; None if the source can only read one by one.
 
     Sources outside this library get a list of Python ints, as PyTorch passes it. TFDS tests `if not indices`, which

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import codecs, highway, limits, varints
-from bushel.sources.stores import File
+from bushel.sources import decompression, highway_hash, size_limits, varints
+from bushel.sources.local_files import File
 
 BLOCK = 1 << 16
 BLOCK_HEADER = 24
@@ -28,13 +28,13 @@ _LONGEST_VARINT = 10
 _SIZE_BYTES = 64  # memory for the size of a record and for an empty bytes object
 _SIGNATURE = bytes.fromhex("83af70d10d884a3f")
 _DECODERS: dict[int, Callable[[Any, int], bytes]] = {
-    0x7A: codecs.unzstd,
-    0x62: codecs.unbrotli,
-    0x73: codecs.unsnappy,
+    0x7A: decompression.decompress_zstd,
+    0x62: decompression.decompress_brotli,
+    0x73: decompression.decompress_snappy,
 }
 
 
-def joined(raw: bytes, start: int) -> bytes:
+def remove_block_headers(raw: bytes, start: int) -> bytes:
     """Removes the block headers from bytes that were read from byte `start` on."""
     boundary = -start % BLOCK
     if boundary >= len(raw):
@@ -45,17 +45,17 @@ def joined(raw: bytes, start: int) -> bytes:
     return b"".join(parts)
 
 
-def in_headers(start: int, length: int) -> int:
+def count_header_bytes(start: int, length: int) -> int:
     """How many of the `length` bytes from byte `start` on belong to block headers.
 
-    >>> in_headers(65_530, 10), in_headers(65_530, 100), in_headers(100, 200_000)
+    >>> count_header_bytes(65_530, 10), count_header_bytes(65_530, 100), count_header_bytes(100, 200_000)
     (4, 24, 72)
     """
     inside = length - -start % BLOCK
     return 0 if inside <= 0 else inside // BLOCK * BLOCK_HEADER + min(inside % BLOCK, BLOCK_HEADER)
 
 
-def around_headers(start: int, views: list[memoryview]) -> list[Any]:
+def split_around_headers(start: int, views: list[memoryview]) -> list[Any]:
     """Buffers for a read from byte `start` on: everything goes into `views`, except block headers."""
     aside = bytearray(BLOCK_HEADER)
     found: list[Any] = []
@@ -75,13 +75,13 @@ def around_headers(start: int, views: list[memoryview]) -> list[Any]:
     return found
 
 
-def alone(data: memoryview, decoded: int) -> bytes:
+def decode_single(data: memoryview, decoded: int) -> bytes:
     """Decompresses the only record of a chunk. Its size is known, so the list of sizes is not decoded."""
-    length, place = varints.one(data, 1)
-    size, place = varints.one(data, place + length)
+    length, place = varints.decode(data, 1)
+    size, place = varints.decode(data, place + length)
     if size != decoded:
         raise ValueError(f"it states a size of {size} bytes instead of {decoded}")
-    limits.check_record(size)
+    size_limits.check_record(size)
     record = _get_decoder(data[0])(data[place:], size)
     if len(record) != decoded:
         raise ValueError(f"it decompressed to {len(record)} bytes instead of {decoded}")
@@ -94,36 +94,36 @@ def _get_decoder(kind: int) -> Callable[[Any, int], bytes]:
     return _DECODERS[kind]
 
 
-def unpacked(data: memoryview, decoded: int, count: int) -> tuple[bytes | memoryview, np.ndarray]:
+def decode_chunk(data: memoryview, decoded: int, count: int) -> tuple[bytes | memoryview, np.ndarray]:
     """Decompresses a simple chunk of `count` records. Returns their bytes end to end, and where each record ends."""
     kind = data[0]
-    length, place = varints.one(data, 1)
+    length, place = varints.decode(data, 1)
     sizes, values = data[place : place + length], data[place + length :]
     if kind:
         decoder = _get_decoder(kind)
-        size, place = varints.one(sizes, 0)
+        size, place = varints.decode(sizes, 0)
         if size > _LONGEST_VARINT * count:
             raise ValueError(f"the sizes of its {count} records would take {size} bytes")
-        limits.check_record(decoded + _SIZE_BYTES * count)  # empty records take memory, too
+        size_limits.check_record(decoded + _SIZE_BYTES * count)  # empty records take memory, too
         sizes = memoryview(decoder(sizes[place:], size))
-        size, place = varints.one(values, 0)
+        size, place = varints.decode(values, 0)
         if size != decoded:
             raise ValueError(f"it states a size of {size} bytes instead of {decoded}")
         values = decoder(values[place:], size)
-    lengths = varints.many(sizes)[0]
+    lengths = varints.decode_many(sizes)[0]
     if (lengths > len(values)).any() or lengths.sum(dtype=np.float64) != len(values):  # a sum of floats cannot overflow
         raise ValueError(f"the sizes of its {len(lengths)} records do not add up to its {len(values)} bytes")
     return values, np.cumsum(lengths.astype(np.int64))
 
 
-def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def read_index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Reads the index: the offset, end, decoded size and number of records of each chunk."""
 
     def damage_error(why: str) -> DamagedFile:
         return DamagedFile(f"{file.name} is not a complete ArrayRecord file: {why}.")
 
     def read_chunk(start: int, stop: int, what: str) -> tuple[bytes | memoryview, np.ndarray]:
-        data = joined(file.read(start, stop - start), start)
+        data = remove_block_headers(file.read(start, stop - start), start)
         if len(data) < HEADER:
             raise damage_error(f"{what} is damaged")
         size, kind, decoded = SIZES.unpack_from(data)
@@ -131,11 +131,11 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
             raise damage_error(f"{what} is damaged")
         if verify:
             fields = FIELDS.unpack_from(data)
-            found = highway.hashes([data[8:HEADER], data[HEADER : HEADER + size]])
+            found = highway_hash.compute_hashes([data[8:HEADER], data[HEADER : HEADER + size]])
             if found.tolist() != [fields[0], fields[2]]:
                 raise damage_error(f"{what} does not match its hash")
         try:
-            return unpacked(memoryview(data)[HEADER : HEADER + size], decoded, kind >> 8)
+            return decode_chunk(memoryview(data)[HEADER : HEADER + size], decoded, kind >> 8)
         except ImportError:
             raise
         except Exception as error:
@@ -161,7 +161,7 @@ def index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray,
     stated = dict(_parse_fields(bytes(values[:first]))).get(1)
     totals = dict(_parse_fields(stated)) if isinstance(stated, bytes) else {}
     try:
-        numbers, stops = varints.many(bytes(values[first:]))
+        numbers, stops = varints.decode_many(bytes(values[first:]))
     except ValueError as error:
         raise damage_error(f"its index holds {error}") from error
     table = _parse_table(numbers, stops, ends[1:] - first)
@@ -198,8 +198,8 @@ def _parse_fields(message: bytes) -> list[tuple[int, Any]]:
     place = 0
     try:
         while place < len(message):
-            tag, place = varints.one(message, place)
-            value, place = varints.one(message, place)
+            tag, place = varints.decode(message, place)
+            value, place = varints.decode(message, place)
             if tag & 7 == 2:
                 value, place = message[place : place + value], place + value
             found.append((tag >> 3, value))

@@ -17,16 +17,15 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.contract import optional
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import stores
 from bushel.sources.array_record import ArrayRecordDataSource
-from bushel.sources.codecs import unzlib
-from bushel.sources.example import decode_example
+from bushel.sources.decompression import decompress_zlib
 from bushel.sources.media import decode_image
-from bushel.sources.records import RecordSource
-from bushel.sources.stores import Options, Path
+from bushel.sources.paths import Options, Path, expand_path
+from bushel.sources.record_files import RecordSource
+from bushel.sources.tf_example import decode_example
 from bushel.sources.tfds_json import (
     Entry,
-    kind_of,
+    get_feature_class,
     read_json,
     shard_lengths,
     shard_names,
@@ -40,9 +39,9 @@ from bushel.sources.tfrecord import TFRecordDataSource
 FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 
 
-def only_split(folder: Path, storage_options: Options | None = None) -> str:
+def get_only_split(folder: Path, storage_options: Options | None = None) -> str:
     """The name of the only split of a data set. Several splits, or none, are an error."""
-    text = stores.local(folder).rstrip("/")
+    text = expand_path(folder).rstrip("/")
     splits = list(split_entries(read_json(f"{text}/dataset_info.json", storage_options)))
     if len(splits) != 1:
         raise ValueError(
@@ -67,7 +66,7 @@ class TFDSDataSource:
     """
 
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
-        text = stores.local(folder).rstrip("/")
+        text = expand_path(folder).rstrip("/")
         shown = redact.show(text)
         info = read_json(f"{text}/dataset_info.json", storage_options)
         name, splits = info["name"].text(), split_entries(info)
@@ -88,7 +87,9 @@ class TFDSDataSource:
                 f"{shown}: the split {split!r} should have {stated} examples, but it has {len(self._records)}."
             )
         self._described = f"{shown}/features.json"
-        self._feature = feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
+        self._feature = (
+            parse_feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
+        )
 
     def __len__(self) -> int:
         return len(self._records)
@@ -239,13 +240,15 @@ class _Image(_Leaf):
         return np.stack(images) if len({image.shape for image in images}) == 1 else images
 
 
-def feature(spec: Entry, name: str) -> Feature:
+def parse_feature(spec: Entry, name: str) -> Feature:
     """The feature that an entry of `features.json` describes."""
     if "featuresDict" in spec:
         entries = spec["featuresDict"].get("features")
-        return _Dict({key: feature(entry, f"{name}/{key}") for key, entry in (entries.items() if entries else ())})
+        return _Dict(
+            {key: parse_feature(entry, f"{name}/{key}") for key, entry in (entries.items() if entries else ())}
+        )
     if "sequence" in spec:
-        return _Sequence(feature(spec["sequence"]["feature"], name))
+        return _Sequence(parse_feature(spec["sequence"]["feature"], name))
     if "text" in spec:
         return _Bytes(())
     if "translation" in spec:
@@ -259,7 +262,7 @@ def feature(spec: Entry, name: str) -> Feature:
         shape = tensor_shape(spec["image"])
         return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
     raise ValueError(
-        f"{name}: Bushel does not decode features of the kind {kind_of(spec)}. Pass decode=False and decode "
+        f"{name}: Bushel does not decode features of the kind {get_feature_class(spec)}. Pass decode=False and decode "
         "them yourself."
     )
 
@@ -276,5 +279,5 @@ def _parse_tensor(spec: Entry) -> Feature:
     shape, kind = tensor_shape(spec), tensor_dtype(spec)
     if kind in ("string", "object"):
         return _Bytes(shape)
-    packed: Any = {"zlib": unzlib, "bytes": bytes, "none": None}[tensor_encoding(spec)]
+    packed: Any = {"zlib": decompress_zlib, "bytes": bytes, "none": None}[tensor_encoding(spec)]
     return _Numbers(np.dtype(kind), shape, packed)

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.limits import get_limits
-from bushel.sources.stores import Options
+from bushel.sources import file_access
+from bushel.sources.paths import Options
+from bushel.sources.size_limits import get_limits
 
 _LARGEST_FILE = 64 << 20  # bytes; known data sets have a few MB at most
 _LARGEST_NUMBER = 1 << 40
@@ -102,7 +102,7 @@ def _shorten(value: Any) -> str:
 
 def read_json(path: str, options: Options | None) -> Entry:
     """Reads a JSON file, local or remote, whose content must be an object."""
-    file = stores.open_file(path, options)
+    file = file_access.open_file(path, options)
     if file.size > _LARGEST_FILE:
         raise DamagedFile(f"{file.name} has {file.size} bytes, which is too much for a description of a data set.")
     try:
@@ -220,7 +220,7 @@ def tensor_encoding(spec: Entry) -> str:
     return name
 
 
-def kind_of(spec: Entry) -> str:
+def get_feature_class(spec: Entry) -> str:
     """The name of the feature class in an entry of `features.json`, for error messages."""
     name = spec.get("pythonClassName")
     return name.text().rpartition(".")[2] if name else "?"

@@ -1,7 +1,7 @@
 """TFRecord files, read at any position by an index of offsets. TensorFlow is not needed.
 
 A file is a row of records, each with its length and checksums. A record is usually a `tf.train.Example`, which
-`example.py` decodes. For files that are read in order see `tfrecord_stream.py`.
+`tf_example.py` decodes. For files that are read in order see `tfrecord_stream.py`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import checks, redact, sealed
+from bushel.base import checks, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources import crc
-from bushel.sources.crc import Checksum, masked
-from bushel.sources.records import RecordReader, RecordSource, copied_into
-from bushel.sources.stores import File, LocalFile, Options, is_url
+from bushel.sources.crc import Checksum, mask
+from bushel.sources.local_files import File, LocalFile
+from bushel.sources.paths import Options, get_cache_folder
+from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 
 HEADER = 12  # length (8 bytes) and its checksum
 FOOTER = 4  # checksum of the data
@@ -32,12 +33,10 @@ _FAR = 4 << 20  # to reach a record this far away, a new request is faster than 
 _FORMAT = 2  # version of the files of offsets; a part of their names
 
 
-def framed(record: bytes, crc32c: Checksum) -> bytes:
+def frame_record(record: bytes, crc32c: Checksum) -> bytes:
     """A record with its length and checksums, as a file holds it."""
     length = struct.pack("<Q", len(record))
-    return b"".join(
-        (length, struct.pack("<I", masked(crc32c(length))), record, struct.pack("<I", masked(crc32c(record))))
-    )
+    return b"".join((length, struct.pack("<I", mask(crc32c(length))), record, struct.pack("<I", mask(crc32c(record)))))
 
 
 class TFRecordDataSource(RecordSource):
@@ -55,11 +54,11 @@ class TFRecordDataSource(RecordSource):
     """
 
     def __init__(self, paths: Any, *, verify: bool | None = None, storage_options: Options | None = None):
-        self._verify = crc.can_verify(verify)  # decided here, so that workers do the same as this process
+        self._verify = crc.decide_verify(verify)  # decided here, so that workers do the same as this process
         super().__init__(paths, storage_options)
 
     def _make_reader(self, file: File) -> RecordReader:
-        return _TFRecordFile(file, crc.for_reading() if self._verify else None)
+        return _TFRecordFile(file, crc.get_fast_checksum() if self._verify else None)
 
     def read_parts(
         self, indices: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
@@ -107,7 +106,7 @@ class _TFRecordFile(RecordReader):
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         if (self._sizes[positions] != size + HEADER + FOOTER).any():
-            return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
+            return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
         head, foot = bytearray(HEADER), bytearray(FOOTER)
         for place, position in enumerate(positions.tolist()):
             row = rows[place * size : (place + 1) * size]
@@ -123,7 +122,7 @@ class _TFRecordFile(RecordReader):
         length, _ = _LENGTH.unpack_from(head)
         if length != len(record):
             raise self._damage_error(position, f"its length is {len(record)} in the index and {length} in the file")
-        if self._crc32c is not None and masked(self._crc32c(record)) != int.from_bytes(foot, "little"):
+        if self._crc32c is not None and mask(self._crc32c(record)) != int.from_bytes(foot, "little"):
             raise self._damage_error(position, "its content does not match its checksum")
 
     def _damage_error(self, position: int, why: str) -> DamagedFile:
@@ -136,7 +135,7 @@ def _load_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
         return _scan_offsets(file, crc32c)
     name = os.path.abspath(file.name) if isinstance(file, LocalFile) else file.name
     digest = hashlib.blake2b(json.dumps([_FORMAT, name, *file.version()]).encode(), digest_size=16).hexdigest()
-    path = os.path.join(cache_folder(), "tfrecord", f"{digest}.offsets")
+    path = os.path.join(get_cache_folder(), "tfrecord", f"{digest}.offsets")
     known = _read_offsets(path, file.size)
     if known is None:
         known = _scan_offsets(file, crc32c)
@@ -146,17 +145,6 @@ def _load_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
         except OSError:
             pass  # they cannot be kept: the next run scans the file again
     return known
-
-
-def cache_folder() -> str:
-    """The folder for files that Bushel keeps between runs."""
-    own = os.environ.get("BUSHEL_CACHE_DIR")
-    if own and is_url(own):
-        raise ValueError(
-            f"BUSHEL_CACHE_DIR must name a local folder, because Bushel maps its files; it is {redact.show(own)!r}. "
-            "To keep `ds.cache`, columns or statistics in a store, pass its address as their own folder."
-        )
-    return own or os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "bushel")
 
 
 def _read_offsets(path: str, size: int) -> np.ndarray | None:
@@ -186,8 +174,8 @@ def _scan_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
         base, last = place, place + len(data) - HEADER
         while place <= last:
             length, crc = _LENGTH.unpack_from(data, place - base)
-            if crc32c is not None and masked(crc32c(data[place - base : place - base + 8])) != crc:
-                raise bad_length(file.name, len(bounds) - 1, data[:2] if not base else b"")
+            if crc32c is not None and mask(crc32c(data[place - base : place - base + 8])) != crc:
+                raise length_error(file.name, len(bounds) - 1, data[:2] if not base else b"")
             place += length + HEADER + FOOTER
             if place > size:
                 raise _cut_short_error(file, len(bounds) - 1, length)
@@ -202,7 +190,7 @@ def _cut_short_error(file: File, record: int, length: int) -> DamagedFile:
     )
 
 
-def bad_length(name: str, record: int, beginning: bytes) -> DamagedFile:
+def length_error(name: str, record: int, beginning: bytes) -> DamagedFile:
     """The error to raise for a length that does not match its checksum."""
     if beginning == b"\x1f\x8b" or beginning[:1] == b"\x78":
         return DamagedFile(

@@ -15,11 +15,12 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch, TooLarge
-from bushel.sources import crc, limits, stores
-from bushel.sources.crc import Checksum, length_checksums
+from bushel.sources import crc, file_access, size_limits
+from bushel.sources.crc import Checksum, compute_length_checksums
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options
 from bushel.sources.protocol import SequentialReader
-from bushel.sources.stores import File, Options
-from bushel.sources.tfrecord import FOOTER, HEADER, bad_length
+from bushel.sources.tfrecord import FOOTER, HEADER, length_error
 
 _WINDOW = 1 << 20
 _PIECE = 4 << 20  # the most bytes that are decompressed at once
@@ -36,11 +37,11 @@ class TFRecordStream:
     storage_options: Options | None = None
 
     def open(self) -> TFRecordReader:
-        file = stores.open_file(self.path, self.storage_options)
-        return TFRecordReader(file, crc.for_reading() if crc.can_verify(self.verify) else None)
+        file = file_access.open_file(self.path, self.storage_options)
+        return TFRecordReader(file, crc.get_fast_checksum() if crc.decide_verify(self.verify) else None)
 
     def fingerprint(self) -> Any:
-        return stores.fingerprint([self.path], self.storage_options)
+        return file_access.fingerprint_files([self.path], self.storage_options)
 
     def __repr__(self) -> str:
         return f"TFRecordStream({redact.base_name(self.path)})"
@@ -195,14 +196,14 @@ class TFRecordReader(SequentialReader):
         (length,) = _LENGTH.unpack_from(data)
         if self._crc32c is not None and not _begins_with_length(data):
             if start == 0:
-                raise bad_length(self._name, 0, b"")
+                raise length_error(self._name, 0, b"")
             raise self._damage_error(
                 "is damaged: a length does not match its checksum, so the next record cannot be found", start
             )
         wanted = HEADER + length + FOOTER
         if self._size is None:
             try:
-                limits.check_record(length)
+                size_limits.check_record(length)
             except TooLarge as error:
                 self._after = start + wanted
                 raise TooLarge(f"{self._name} ({self._describe_place(start)}) is not read: {error}.") from None
@@ -216,7 +217,7 @@ class TFRecordReader(SequentialReader):
         """How many lengths, from the first on, match their checksums."""
         if self._crc32c is None:
             return len(bounds) - 1
-        return _count_equal(length_checksums(np.diff(bounds) - HEADER - FOOTER), data, bounds[:-1] + 8)
+        return _count_equal(compute_length_checksums(np.diff(bounds) - HEADER - FOOTER), data, bounds[:-1] + 8)
 
     def _count_good_records(self, records: list[bytes], data: bytes, places: np.ndarray) -> int:
         """How many records, from the first on, match their checksums, which are at `places`."""
@@ -286,4 +287,4 @@ def _begins_with_length(beginning: bytes) -> bool:
     if len(beginning) < HEADER:
         return False
     length, crc = np.frombuffer(beginning, "<u8", 1), np.frombuffer(beginning, "<u4", 1, offset=8)
-    return bool(length_checksums(length) == crc)
+    return bool(compute_length_checksums(length) == crc)

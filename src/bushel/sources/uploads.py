@@ -1,7 +1,7 @@
 """Writes objects to stores: uploads, renames and removals, through obstore or an fsspec driver.
 
 A reader sees a whole object or none: a large object is sent in parts, and the store shows it when the last part has
-arrived. The order in which the files of a data set are written is decided in `writing.py`.
+arrived. The order in which the files of a data set are written is decided in `output_folders.py`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import tempfile
 from typing import Any
 
 from bushel.base import redact
-from bushel.sources import drivers, remote
-from bushel.sources.stores import File, Options
+from bushel.sources import fsspec_files, object_stores
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options
 
 _PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4  # so an upload holds about 32 MB at most
@@ -37,7 +38,7 @@ def check_address(url: str) -> None:
 def upload(path: str, url: str, options: Options | None) -> None:
     """Copies a local file to a store. The file is read in parts, so a large file needs no more memory."""
     check_address(url)
-    connected = remote.connect(url, options)
+    connected = object_stores.connect(url, options)
     if connected is None:
         _upload_by_driver(path, url, dict(options or {}))
         return
@@ -49,11 +50,11 @@ def upload(path: str, url: str, options: Options | None) -> None:
             file.seek(0)
             store.put(key, file, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
 
-        remote.attempt(put, url, settings, "written")
+        object_stores.request_with_retries(put, url, settings, "written")
 
 
 def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
-    system, target = drivers.connect(url, settings)
+    system, target = fsspec_files.connect(url, settings)
     folder, _, name = target.rpartition("/")
     whole = url.partition("://")[0] in _WHOLE
     written = target if whole else f"{folder}/.{name[:40]}.{os.urandom(6).hex()}.writing"
@@ -64,11 +65,11 @@ def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
                 system.makedirs(folder, exist_ok=True)
         system.put_file(path, written)
 
-    drivers.repeat(put, url, settings, "written")
+    fsspec_files.call_with_retries(put, url, settings, "written")
     if not whole:
-        drivers.repeat(lambda: system.mv(written, target), url, settings, "written")
+        fsspec_files.call_with_retries(lambda: system.mv(written, target), url, settings, "written")
     system.invalidate_cache()
-    there = drivers.repeat(lambda: system.info(target), url, settings, "written").get("size")
+    there = fsspec_files.call_with_retries(lambda: system.info(target), url, settings, "written").get("size")
     if there != os.path.getsize(path):
         raise OSError(
             f"{redact.show(url)} could not be written: its store has {there} of {os.path.getsize(path)} bytes."
@@ -77,23 +78,23 @@ def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
 
 def rename(url: str, target: str, options: Options | None) -> None:
     """Renames an object of a store: the store copies it, then the old object is removed."""
-    connected = remote.connect(url, options)
+    connected = object_stores.connect(url, options)
     if connected is None:
         settings = dict(options or {})
-        system, old = drivers.connect(url, settings)
-        _, new = drivers.connect(target, settings)
+        system, old = fsspec_files.connect(url, settings)
+        _, new = fsspec_files.connect(target, settings)
         if url.partition("://")[0] in _WHOLE:
-            drivers.repeat(lambda: system.cp_file(old, new), target, settings, "written")
-            drivers.repeat(lambda: system.rm_file(old), url, settings, "removed")
+            fsspec_files.call_with_retries(lambda: system.cp_file(old, new), target, settings, "written")
+            fsspec_files.call_with_retries(lambda: system.rm_file(old), url, settings, "removed")
         else:
-            drivers.repeat(lambda: system.mv(old, new), target, settings, "written")
+            fsspec_files.call_with_retries(lambda: system.mv(old, new), target, settings, "written")
         system.invalidate_cache()
         return
     store, old, settings = connected
-    _, new, _ = remote.connect(target, options) or connected
-    file = remote.open_url(url, options)
+    _, new, _ = object_stores.connect(target, options) or connected
+    file = object_stores.open_url(url, options)
     if file.size <= _COPY_BYTES:
-        remote.attempt(lambda: store.copy(old, new), target, settings, "written")
+        object_stores.request_with_retries(lambda: store.copy(old, new), target, settings, "written")
     else:
         _copy_through_disk(file, target, options)
     remove([url], options)
@@ -111,14 +112,14 @@ def _copy_through_disk(file: File, target: str, options: Options | None) -> None
 def remove(urls: list[str], options: Options | None) -> None:
     """Removes objects. Objects that do not exist are ignored."""
     for url in urls:
-        connected = remote.connect(url, options)
+        connected = object_stores.connect(url, options)
         if connected is None:
             settings = dict(options or {})
-            system, path = drivers.connect(url, settings)
+            system, path = fsspec_files.connect(url, settings)
             with contextlib.suppress(FileNotFoundError):
-                drivers.repeat(functools.partial(system.rm_file, path), url, settings, "removed")
+                fsspec_files.call_with_retries(functools.partial(system.rm_file, path), url, settings, "removed")
             system.invalidate_cache()
         else:
             store, key, settings = connected
             with contextlib.suppress(FileNotFoundError):
-                remote.attempt(functools.partial(store.delete, key), url, settings, "removed")
+                object_stores.request_with_retries(functools.partial(store.delete, key), url, settings, "removed")

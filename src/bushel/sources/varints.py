@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 
-def one(data: bytes | memoryview, place: int) -> tuple[int, int]:
+def decode(data: bytes | memoryview, place: int) -> tuple[int, int]:
     """Decodes the integer at `place`. Returns it and the index of the byte after it.
 
-    >>> one(bytes([0xAC, 0x02, 0x07]), 0)
+    >>> decode(bytes([0xAC, 0x02, 0x07]), 0)
     (300, 2)
     """
     value = shift = 0
@@ -23,10 +23,10 @@ def one(data: bytes | memoryview, place: int) -> tuple[int, int]:
             raise ValueError("an integer of more than 64 bits")
 
 
-def encoded(value: int) -> bytes:
+def encode(value: int) -> bytes:
     """Encodes an integer in as few bytes as possible.
 
-    >>> encoded(300).hex()
+    >>> encode(300).hex()
     'ac02'
     """
     parts = bytearray()
@@ -37,10 +37,10 @@ def encoded(value: int) -> bytes:
     return bytes(parts)
 
 
-def many(data: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
+def decode_many(data: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
     """Decodes all integers of a buffer. Returns them as uint64, and the index of the byte after each.
 
-    >>> values, ends = many(bytes([0xAC, 0x02, 0x07]))
+    >>> values, ends = decode_many(bytes([0xAC, 0x02, 0x07]))
     >>> values.tolist(), ends.tolist()
     ([300, 7], [2, 3])
     """

@@ -10,9 +10,10 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
-from bushel.sources import stores
+from bushel.sources import file_access
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options
 from bushel.sources.protocol import SequentialReader
-from bushel.sources.stores import File, Options
 
 _BLOCK = 512
 _WINDOW = 1 << 20
@@ -23,13 +24,13 @@ _LOST = "the header of a member is damaged, so the next member cannot be found"
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
-def shards(paths: Any) -> Any:
+def expand_braces(paths: Any) -> Any:
     """Expands braces in paths, as webdataset does: "train-{000..009}.tar" becomes ten paths."""
     if isinstance(paths, (str, os.PathLike)):
         return _expand(os.fspath(paths))
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         return paths  # the error is raised where all paths are checked
-    return [one for path in paths for one in (shards(path) if isinstance(path, (str, os.PathLike)) else [path])]
+    return [one for path in paths for one in (expand_braces(path) if isinstance(path, (str, os.PathLike)) else [path])]
 
 
 def _expand(text: str) -> list[str]:
@@ -55,10 +56,10 @@ class WebDatasetStream:
     storage_options: Options | None = None
 
     def open(self) -> WebDatasetReader:
-        return WebDatasetReader(stores.open_file(self.path, self.storage_options))
+        return WebDatasetReader(file_access.open_file(self.path, self.storage_options))
 
     def fingerprint(self) -> Any:
-        return stores.fingerprint([self.path], self.storage_options)
+        return file_access.fingerprint_files([self.path], self.storage_options)
 
     def __repr__(self) -> str:
         return f"WebDatasetStream({redact.base_name(self.path)})"

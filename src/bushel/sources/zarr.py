@@ -12,10 +12,10 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
+from bushel.sources import file_access
 from bushel.sources.array_stores import ArrayFormat, ArraySource
-from bushel.sources.joined import find_stores
-from bushel.sources.needs import package
+from bushel.sources.joined_stores import find_stores
+from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, is_url
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray")
@@ -51,7 +51,7 @@ class ZarrFormat(ArrayFormat):
     """How one Zarr store is opened and read."""
 
     def open_arrays(self, names: list[str] | None) -> dict[str, Any]:
-        zarr = package("zarr", "zarr", "Zarr stores")
+        zarr = import_package("zarr", "zarr", "Zarr stores")
         watch = _Watch(self.name)
         watched = _watch_store(self._open_store(), watch)
         try:
@@ -75,10 +75,10 @@ class ZarrFormat(ArrayFormat):
     def _open_store(self) -> Any:
         """The store as an object of the `zarr` package."""
         if not is_url(self.path):
-            return package("zarr.storage", "zarr", "Zarr stores").LocalStore(self.path, read_only=True)
-        from bushel.sources import remote  # loaded when it is needed: most programs read local files
+            return import_package("zarr.storage", "zarr", "Zarr stores").LocalStore(self.path, read_only=True)
+        from bushel.sources import object_stores  # loaded when it is needed: most programs read local files
 
-        return remote.zarr_store(self.path, self.options)
+        return object_stores.open_zarr_store(self.path, self.options)
 
     def open_groups(self, pattern: list[str]) -> dict[str, Any]:
         depth = len(pattern)
@@ -102,7 +102,7 @@ class ZarrFormat(ArrayFormat):
             )
             for array in arrays.values()
         ]
-        return [redact.object_name(self.path), list(arrays), stores.fingerprint(metadata, self.options)]
+        return [redact.object_name(self.path), list(arrays), file_access.fingerprint_files(metadata, self.options)]
 
     def fingerprint_groups(self, names: list[str] | None, pattern: str, groups: list[tuple[str, Any]]) -> Any:
         arrays = {f"{name}/{inner}": array for name, group in groups for inner, array in group.items()}
@@ -157,7 +157,7 @@ def _uses_blosc(array: Any) -> bool:
 
 def _watch_store(store: Any, watch: _Watch) -> Any:
     """A Zarr store that shows `watch` everything that is read from it."""
-    storage = package("zarr.storage", "zarr", "Zarr stores")
+    storage = import_package("zarr.storage", "zarr", "Zarr stores")
 
     class Watched(storage.WrapperStore):
         async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:

@@ -22,11 +22,10 @@ from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
-from bushel.sources import stores, writing
+from bushel.sources import file_access, output_folders
 from bushel.sources.checksums import check_checksums, write_checksums
-from bushel.sources.stores import Options
-from bushel.sources.tfrecord import cache_folder
-from bushel.sources.writing import Folder
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options, get_cache_folder
 from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import is_faithful
@@ -221,10 +220,10 @@ def _places(
     if is_faithful(compat):
         text, own = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
     else:
-        text, own = "\0".join([_VERSION, *dependencies]), os.path.join(cache_folder(), "statistics")
-    folders = [writing.folder(own)]
+        text, own = "\0".join([_VERSION, *dependencies]), os.path.join(get_cache_folder(), "statistics")
+    folders = [output_folders.open_folder(own)]
     if save_dir is not None and not os.fspath(save_dir).startswith(("http://", "https://")):
-        folders.insert(0, writing.folder(save_dir, options))
+        folders.insert(0, output_folders.open_folder(save_dir, options))
     return folders, f"dataset_statistics_{hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()}.json"
 
 
@@ -338,7 +337,7 @@ def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | 
 
 
 def _checked(path: str | os.PathLike[str], options: Options | None, *, needs_checksum: bool) -> dict[str, Any]:
-    with stores.open_stream(path, options) as file:
+    with file_access.open_stream(path, options) as file:
         data = file.read()
     try:
         found = sealed.parse_json(data, redact.show(path), needs_checksum=needs_checksum)
@@ -376,7 +375,7 @@ def save_statistics(
 
     After an error, the file has its old content.
     """
-    folder, name = writing.file(path, storage_options)
+    folder, name = output_folders.open_parent(path, storage_options)
     folder.write(name, sealed.json_bytes(_plain(stats)))
 
 

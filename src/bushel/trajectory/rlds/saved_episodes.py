@@ -11,8 +11,8 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.saving import Files, Form
-from bushel.sources.writers import TFRecordWriter
-from bushel.sources.writing import Folder
+from bushel.sources.output_folders import Folder
+from bushel.sources.record_writers import TFRecordWriter
 from bushel.trajectory.rlds.dataset_folder import is_version
 from bushel.trajectory.rlds.episode_encoder import EpisodeEncoder
 from bushel.trajectory.rlds.writer import FEATURES, INFO, split_entry, write_info

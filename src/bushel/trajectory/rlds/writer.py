@@ -18,11 +18,10 @@ import numpy as np
 from bushel.base import checks
 from bushel.base.errors import writing
 from bushel.base.progress import Progress
-from bushel.sources import stores
-from bushel.sources import writing as places
-from bushel.sources.stores import Options, Path
-from bushel.sources.writers import ArrayRecordWriter, TFRecordWriter
-from bushel.sources.writing import Folder
+from bushel.sources import output_folders
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options, Path, normalize_path
+from bushel.sources.record_writers import ArrayRecordWriter, TFRecordWriter
 from bushel.trajectory.rlds.dataset_folder import is_version
 from bushel.trajectory.rlds.episode_encoder import EpisodeEncoder, ImageFormat
 
@@ -80,7 +79,9 @@ def write_rlds(
     """
     _check(name, splits, version, file_format)
     shards = checks.positive(shards, "shards")
-    folder = places.folder(places.join(stores.address(data_dir), f"{name}/{version}"), storage_options)
+    folder = output_folders.open_folder(
+        output_folders.join_path(normalize_path(data_dir), f"{name}/{version}"), storage_options
+    )
 
     def belongs(file: str) -> bool:
         shard = rf"{name}-\w+\.({'|'.join(_WRITERS)})-\d+-of-\d+"
