@@ -222,7 +222,7 @@ def conversion_workers(pid=None):
     found = set()
     for child in offspring(pid):
         with contextlib.suppress(OSError):  # ended meanwhile
-            if b"clean_workers.serve" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"conversion_workers.serve" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.add(child)
     return found
 
