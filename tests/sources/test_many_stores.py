@@ -158,7 +158,7 @@ def test_one_of_many_files_that_was_replaced_is_refused(tmp_path):
     write_hdf5(tmp_path / "1.h5", {"x": CONTENT["x"], "y": CONTENT["y"], "z": CONTENT["y"]})
     source = pickle.loads(sent)
     assert same(source[0], EXPECTED[0]) and same(source[2 * TOTAL], EXPECTED[0])
-    with pytest.raises(DamagedFile, match=r"1\.h5 was .* when the source was made"):
+    with pytest.raises(DamagedFile, match=r"1\.h5 has changed: it was .* when the source was made"):
         source[TOTAL]
 
 

@@ -491,7 +491,7 @@ def test_a_changed_file_is_indexed_again(folder, tmp_path):
     encoded_images._opened.clear()
     path = folder / "mine-train.tfrecord-00000-of-00002"
     shutil.copy(Path(other, "mine-train.tfrecord-00000-of-00001"), path)
-    with pytest.raises(DamagedFile, match="when the source was made, and is"):
+    with pytest.raises(DamagedFile, match="when the source was made, and it is"):
         bytes(pickle.loads(sent))
     for read in (lambda episodes: episodes[0], lambda episodes: episodes.index()):
         with pytest.raises(
