@@ -436,7 +436,9 @@ def test_a_source_that_is_replaced_meanwhile(tmp_path):
             (tmp_path / "new.txt").write_text("new\n" * 3_000)
             os.replace(tmp_path / "new.txt", tmp_path / "in.txt")
 
-    with pytest.raises(DamagedFile, match=r"in\.txt was \['in\.txt', 12000, .*when its records were counted, and is"):
+    with pytest.raises(
+        DamagedFile, match=r"in\.txt has changed: it was \['in\.txt', 12000, .*when its records were counted, and it is"
+    ):
         convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=3, report=replace)
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 

@@ -177,7 +177,7 @@ def test_stores_of_different_arrays_are_refused(name, arrays, said, tmp_path):
     write, build = KINDS[name]
     write(tmp_path / f"a.{name}", CONTENT)
     write(tmp_path / f"b.{name}", arrays)
-    with pytest.raises(ValueError, match=rf"b\.{name} and .*a\.{name} cannot be read as one: {said}"):
+    with pytest.raises(ValueError, match=rf"b\.{name} and .*a\.{name} cannot be read as one source: {said}"):
         build(str(tmp_path / f"*.{name}"))
     assert len(build(str(tmp_path / f"*.{name}"), ["x"] if "y" not in arrays else ["y"])) == 2 * TOTAL
 

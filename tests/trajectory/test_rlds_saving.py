@@ -116,7 +116,9 @@ def test_saving_again_does_nothing_and_what_is_there_is_not_mixed(tmp_path):
     assert ds.save(tmp_path / "arm", format="rlds", shards=2) == files
     assert [os.stat(file).st_mtime_ns for file in files] == changed
     for other in (MapDataset.range(3).map(episode), MapDataset.range(4).map(lambda x: {"x": x})):
-        with pytest.raises(FileExistsError, match="has elements of another pipeline, format or number of shards"):
+        with pytest.raises(
+            FileExistsError, match="has elements of another pipeline, or of another format or number of shards"
+        ):
             other.save(tmp_path / "arm", format="bagz", shards=2)
     (tmp_path / "arm" / "mine.txt").write_text("stays")
     MapDataset.range(5).map(lambda x: {"x": x}).save(tmp_path / "arm", format="bagz", overwrite=True)

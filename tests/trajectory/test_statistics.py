@@ -236,7 +236,7 @@ def test_bad_arguments():
         get_dataset_statistics([], [], [], compat="octo")
     with pytest.raises(ValueError, match="no rows were added"):
         Statistics().summary()
-    with pytest.raises(ValueError, match=r"arrays of rows, got the number 1\.0"):
+    with pytest.raises(ValueError, match=r"array of rows, got the number 1\.0"):
         Statistics().add(1.0)
 
 
