@@ -348,7 +348,7 @@ ARGUMENTS = {
     "source of a text": (
         lambda g: g.MapDataset.source("train-*.array_record"),
         TypeError,
-        "A source holds records, and 'train-*.array_record' is a text. If it names files, open them with the source of "
+        "A source holds records, but 'train-*.array_record' is a str. If it names files, open them with the source of "
         "their format, such as bushel.sources.ArrayRecordDataSource",
     ),
     "source of splits": (
