@@ -24,7 +24,6 @@ from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, count
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
-from bushel.graph.ordered import BatchStream
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State
 
@@ -62,9 +61,9 @@ class Delivery(Cursor):
         self._program = program
         self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
+        self._options = options
         self._unjudged = 0  # positions that were computed here while no filter had dropped any
-        self._has_dropped = False
-        self._watches = [FilterWatch(node, options) for node in program.droppers]
+        self._watches: list[FilterWatch] | None = None  # of the program's droppers, once one of them has dropped some
         self._length = program.length
         self._position = 0
         self._counts: Sequence[int] = (0,) * len(program.counting)
@@ -229,7 +228,7 @@ class Delivery(Cursor):
         runner.counts, self._made = self._counts, None
         try:
             rows = runner.make(low, high)
-            if not (runner.dropped or self._has_dropped):
+            if not runner.dropped and self._watches is None:
                 self._unjudged += high - low  # filters that have dropped nothing are not judged block by block
                 self._counts = runner.after
                 return rows, high
@@ -275,9 +274,8 @@ class Delivery(Cursor):
     def _judge_filters(self, low: int, stays: list[np.ndarray | int]) -> tuple[int, ValueError] | None:
         """The first position at which a filter had dropped too many elements, and the error that says so."""
         errors: list[tuple[int, ValueError]] = []
-        for watch in self._watches if self._unjudged else ():
-            watch.seen += self._unjudged
-        self._unjudged, self._has_dropped = 0, True
+        if self._watches is None:
+            self._watches = [FilterWatch(node, self._options, self._unjudged) for node in self._program.droppers]
         for number, (watch, kept) in enumerate(zip(self._watches, stays)):  # none for an empty result
             if type(kept) is int and not watch.dropped:
                 watch.seen += kept
@@ -371,12 +369,11 @@ class Delivery(Cursor):
         counts, sizes = list(self._counts), []
         index = None
         for step in reversed(self._program.steps):
-            if type(step) is BatchStream:
-                sizes.append(step.batch_size)
-            elif step.count_key:
+            sizes.append(step.gathers)
+            if step.count_key:
                 index = counts.pop()
                 break
-            elif step.drops:
+            if step.drops:
                 raise NotImplementedError(
                     "The index of the next element is not known: how many elements a filter drops is not known."
                 )
@@ -393,9 +390,8 @@ class Delivery(Cursor):
             )
         counts: list[int] = []
         for step in reversed(self._program.steps):
-            if type(step) is BatchStream:
-                index *= step.batch_size
-            elif step.count_key:
+            index *= step.gathers
+            if step.count_key:
                 counts.append(index)
         self.rewind((self._source_mark_at(index), counts[::-1]))
 
@@ -408,11 +404,11 @@ class Delivery(Cursor):
         self._result = None
         if self._ledger is not None:
             self._ledger.abort()
-        tickets: list[Ticket] = []
-        with contextlib.suppress(IndexError):
-            while True:  # one by one: another thread may be about to add more
-                tickets.append(self._tickets.popleft())
         if self._placement is not None:
+            tickets: list[Ticket] = []
+            with contextlib.suppress(IndexError):
+                while True:  # one by one: another thread may be about to add more
+                    tickets.append(self._tickets.popleft())
             self._placement.executor.forget(tickets)
         super().close()
 

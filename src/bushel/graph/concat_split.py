@@ -107,7 +107,7 @@ class _ConcatCursor(GroupCursor):
     `beyond` is the part of an element that had no room in the group.
     """
 
-    key = "parent_state"
+    parent_key = "parent_state"
 
     def __init__(self, parent: Cursor, node: ConcatThenSplit, skips: Skips | None):
         super().__init__(parent, skips)

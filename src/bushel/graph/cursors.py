@@ -132,40 +132,39 @@ def make_rows(cursor: Cursor, count: int, make: Callable[[], Any], skips: Skips 
     if count == 1:
         row = make()
         return [] if row is END else [row]
+    before = cursor.mark()
     rows: list[Any] = []
-    while len(rows) < count:
-        before = cursor.mark() if rows else None
+    failed = False
+    with collect_skips(skips) as skipped:
         try:
-            # Collected, since after a failure the row is made again, and its skips are counted then.
-            with collect_skips(skips) as skipped:
-                row = make()
+            while len(rows) < count and (row := make()) is not END:
+                rows.append(row)
         except Exception:
             if not rows:
                 raise
-            with collect_skips(skips):
-                cursor.rewind(before)
-            break
-        count_collected(skips, skipped)
-        if row is END:
-            break
-        rows.append(row)
+            failed = True
+            cursor.rewind(before)
+    if failed:
+        # Without the row that failed. Rows are made again, since marks are too dear to be taken before each row.
+        return make_rows(cursor, len(rows), make, skips)
+    count_collected(skips, skipped)
     return rows
 
 
 class Over(Cursor):
-    """A cursor with one parent, whose state lies in its own state under `key`."""
+    """A cursor with one parent, whose state lies in its own state under `parent_key`."""
 
-    key: ClassVar[str] = "parent"
+    parent_key: ClassVar[str] = "parent"
 
     def __init__(self, parent: Cursor):
         self.parent = parent
         self.parents = (parent,)
-        self.places = ((self.key,),)
+        self.places = ((self.parent_key,),)
 
     def parent_mark_of(self, state: State) -> Mark:
         """The parent's position in a state of this cursor."""
-        inner = read_field(state, self.key, dict)
-        with inside(self.key):
+        inner = read_field(state, self.parent_key, dict)
+        with inside(self.parent_key):
             return self.parent.mark_of(inner)
 
 

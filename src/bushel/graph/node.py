@@ -291,7 +291,7 @@ class MapNode(Node):
         """Elements of one epoch; INFINITE for an endless node."""
         return self.find_length()
 
-    @property
+    @functools.cached_property
     def sparse(self) -> bool:
         """Whether elements may be missing because this node or one above it drops some."""
         return self.drops or any(parent.sparse for parent in self.parents)

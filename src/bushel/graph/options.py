@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from bushel.base.options import DatasetOptions
-from bushel.graph.streams import OneParent, StreamNode
+from bushel.graph.streams import Elements, OneParent, StreamNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -24,10 +24,13 @@ class WithOptions(OneParent):
         return f"pipe(WithOptionsIterDataset, {self.options})"
 
 
+_NONE_CHOSEN = DatasetOptions()
+
+
 def options_of(node: StreamNode) -> DatasetOptions:
     """The options of a whole pipeline: what was chosen last holds, and in an earlier part before a later one."""
-    options = node.options if isinstance(node, WithOptions) else DatasetOptions()
-    for parent in node.parents:
-        if isinstance(parent, StreamNode):  # nothing before a stream has any
+    options = node.options if type(node) is WithOptions else _NONE_CHOSEN
+    for parent in node.parents if type(node) is not Elements else ():  # nothing before a stream has any
+        if isinstance(parent, StreamNode):
             options = options.merge(options_of(parent))
     return options

@@ -15,7 +15,7 @@ from bushel.base.errors import RowFailed, StateMismatch, add_note, describe_erro
 from bushel.base.ownership import own
 from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, make_batch, may_keep
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
-from bushel.graph.elementwise import Elementwise
+from bushel.graph.elementwise import Elementwise, Step
 from bushel.graph.node import Node
 from bushel.graph.operation import FLAT_MAP_ALL, format_call
 from bushel.graph.skips import Skips, collect_skips, count_collected
@@ -26,12 +26,16 @@ from bushel.index import mix
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class BatchStream(OneParent):
+class BatchStream(Step):
     """Batches of consecutive elements; the last one may be smaller."""
 
     batch_size: int
     drop_remainder: bool = False
     batch_fn: BatchFn | None = None
+
+    @property
+    def gathers(self) -> int:
+        return self.batch_size
 
     @functools.cached_property
     def shares(self) -> bool:

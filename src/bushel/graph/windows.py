@@ -41,7 +41,7 @@ class WindowShuffleStream(OneParent, Ordered):
 class _WindowCursor(GroupCursor):
     """A group is one window in its order; `extra` is the number of windows that were given whole."""
 
-    key = "parent_window_start_state"
+    parent_key = "parent_window_start_state"
 
     def __init__(self, parent: Cursor, node: WindowShuffleStream, skips: Skips | None):
         super().__init__(parent, skips, extra=0)
@@ -76,7 +76,7 @@ class _WindowCursor(GroupCursor):
 
     def state_of(self, mark: Mark) -> State:
         before, given, number = mark
-        return {self.key: self.parent.state_of(before), "window_index": number, "pos_in_window": given}
+        return {self.parent_key: self.parent.state_of(before), "window_index": number, "pos_in_window": given}
 
     def mark_of(self, state: State) -> Mark:
         number, given = read_count(state, "window_index"), read_count(state, "pos_in_window", self.node.window_size)
