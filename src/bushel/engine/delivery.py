@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -39,11 +40,26 @@ class Placement:
     """How many positions may be in all of them, at most."""
 
 
+class Source(Protocol):
+    """What the rows of a program are made of, as far as delivery moves in it: another cursor, or the positions of a
+    map node.
+    """
+
+    def mark(self) -> Mark: ...
+
+    def state_of(self, mark: Mark) -> State: ...
+
+    def mark_of(self, state: State) -> Mark: ...
+
+    def set_next_index(self, index: int) -> None: ...
+
+
 class Delivery(Cursor):
     """The rows of a program in order.
 
     Args:
       program: what to run.
+      source: what its rows are made of.
       rows: what it starts from when it is run here.
       placement: who runs it; None computes rows here when they are asked for.
       options: those of the whole pipeline.
@@ -53,12 +69,13 @@ class Delivery(Cursor):
     def __init__(
         self,
         program: Program,
+        source: Source,
         rows: Rows,
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None = None,
     ):
-        self._program = program
+        self._program, self._source = program, source
         self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
         self._options = options
@@ -113,20 +130,8 @@ class Delivery(Cursor):
         """Goes to a position of the rows that the program starts from."""
 
     @abc.abstractmethod
-    def _source_state(self, mark: Mark) -> State:
-        """The state at a position of these rows."""
-
-    @abc.abstractmethod
-    def _source_mark_of(self, state: State) -> Mark:
-        """The position that a state of these rows describes."""
-
-    @abc.abstractmethod
     def _source_index(self) -> int:
         """The index of the next of these rows."""
-
-    @abc.abstractmethod
-    def _source_mark_at(self, index: int) -> Mark:
-        """The position of the row with an index."""
 
     # Pulling.
 
@@ -358,12 +363,12 @@ class Delivery(Cursor):
 
     def state_of(self, mark: Mark) -> State:
         source, counts = mark
-        return state_of(self._program, self._source_state(source), counts)
+        return state_of(self._program, self._source.state_of(source), counts)
 
     def mark_of(self, state: State) -> Mark:
         inner, counts = counts_of(self._program, state)
         with inside(*["parent"] * len(counts)):
-            return self._source_mark_of(inner), counts
+            return self._source.mark_of(inner), counts
 
     def get_next_index(self) -> int:
         counts, sizes = list(self._counts), []
@@ -393,7 +398,8 @@ class Delivery(Cursor):
             index *= step.gathers
             if step.count_key:
                 counts.append(index)
-        self.rewind((self._source_mark_at(index), counts[::-1]))
+        self._source.set_next_index(index)
+        self.rewind((self._source.mark(), counts[::-1]))
 
     def start_prefetch(self) -> None:
         super().start_prefetch()

@@ -19,7 +19,6 @@ from bushel.engine.program import Program, Result, Rows
 from bushel.graph.cursors import Cursor, Mark, pull_exactly
 from bushel.graph.node import Origin
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
-from bushel.graph.state_fields import State
 
 logger = logging.getLogger("bushel")
 
@@ -65,7 +64,7 @@ class DrawnDelivery(Delivery):
         self._draining = False
         self._before: Mark = None  # the parent's mark, if it was asked for since the last pull
         self._drawn = _ParentRows(parent, skips)
-        super().__init__(program, self._drawn, None, options, skips)
+        super().__init__(program, parent, self._drawn, None, options, skips)
 
     # Here.
 
@@ -187,21 +186,11 @@ class DrawnDelivery(Delivery):
         self._failure, self._end, self._past_end = None, None, False
         self._length = self._program.length
 
-    def _source_state(self, mark: Mark) -> State:
-        return self.parent.state_of(mark)
-
-    def _source_mark_of(self, state: State) -> Mark:
-        return self.parent.mark_of(state)
-
     def _source_index(self) -> int:
         if self._placement is None:
             return self.parent.get_next_index()
         self._forget_marks()
         return self.parent.get_next_index() - (len(self._marks) - 1)
-
-    def _source_mark_at(self, index: int) -> Mark:
-        self.parent.set_next_index(index)
-        return self.parent.mark()
 
 
 class _ParentRows(Rows):

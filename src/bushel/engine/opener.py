@@ -30,11 +30,20 @@ from bushel.graph.custom import CustomStream
 from bushel.graph.elementwise import Step
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node
-from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchCursor, BatchStream
 from bushel.graph.skips import Skips, collect_skips
 from bushel.graph.state_fields import State, read_count
-from bushel.graph.streams import Ahead, Elements, Ordered, Pulled, SeedStream, StreamNode, ToDevice
+from bushel.graph.streams import (
+    Ahead,
+    Elements,
+    Ordered,
+    Pulled,
+    SeedStream,
+    StreamNode,
+    ToDevice,
+    WithOptions,
+    options_of,
+)
 
 
 def open_stream(
@@ -394,7 +403,11 @@ class _ChainCursor(Cursor):
     """
 
     def __init__(self, whole: Cursor, cut_in_consumer: Callable[[], Cursor]):
-        self._rows, self._cut_in_consumer = whole, cut_in_consumer
+        self._cut_in_consumer = cut_in_consumer
+        self._go_on_with(whole)
+
+    def _go_on_with(self, rows: Cursor) -> None:
+        self._rows, self.parents = rows, (rows,)
 
     def pull(self, count: int) -> Block:
         try:
@@ -402,7 +415,7 @@ class _ChainCursor(Cursor):
         except Misfit:
             whole, cut = self._rows, self._cut_in_consumer()
             cut.set_state(whole.get_state())
-            self._rows = cut
+            self._go_on_with(cut)
             whole.close()
             return cut.pull(count)
 
@@ -423,20 +436,11 @@ class _ChainCursor(Cursor):
     def mark_of(self, state: State) -> Mark:
         return self._rows, self._rows.mark_of(state)
 
-    def catch_up(self) -> None:
-        self._rows.catch_up()
-
     def get_next_index(self) -> int:
         return self._rows.get_next_index()
 
     def set_next_index(self, index: int) -> None:
         self._rows.set_next_index(index)
-
-    def start_prefetch(self) -> None:
-        self._rows.start_prefetch()
-
-    def close(self) -> None:
-        self._rows.close()
 
 
 class _SkippingCursor(Over):

@@ -40,7 +40,8 @@ class PositionDelivery(Delivery):
         assert program.node is not None
         self._in_threads = in_threads
         self._pulls = self._slow = 0
-        super().__init__(program, PlannedRows(program.node, ahead=True), placement, options, skips)
+        rows = PlannedRows(program.node, ahead=True)
+        super().__init__(program, _Positions(program.length), rows, placement, options, skips)
 
     def _pull_here(self, count: int) -> Block | None:
         if self._in_threads is None:  # as `_compute`, without a call: this is done for every element
@@ -102,20 +103,31 @@ class PositionDelivery(Delivery):
     def _rewind_source(self, mark: Mark) -> None:
         self._position = mark
 
-    def _source_state(self, mark: Mark) -> State:
-        return {"next_index": mark}
-
-    def _source_mark_of(self, state: State) -> int:
-        position = read_field(state, "next_index", int)
-        try:
-            return self._source_mark_at(position)
-        except IndexError as error:
-            raise PositionOutOfRange(str(error), "next_index") from None
-
     def _source_index(self) -> int:
         return self._position
 
-    def _source_mark_at(self, index: int) -> int:
+
+class _Positions:
+    """Positions of a map node: a mark is an index."""
+
+    def __init__(self, length: int):
+        self._length = length
+        self._next = 0
+
+    def mark(self) -> int:
+        return self._next
+
+    def state_of(self, mark: Mark) -> State:
+        return {"next_index": mark}
+
+    def mark_of(self, state: State) -> int:
+        try:
+            self.set_next_index(read_field(state, "next_index", int))
+        except IndexError as error:
+            raise PositionOutOfRange(str(error), "next_index") from None
+        return self._next
+
+    def set_next_index(self, index: int) -> None:
         if not 0 <= index <= self._length:
             raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
-        return index
+        self._next = index

@@ -21,6 +21,7 @@ import numpy as np
 from bushel.base import blocks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
+from bushel.base.contract import optional
 from bushel.base.errors import RowFailed, add_note, describe_error, inside, locate_error
 from bushel.base.memory import Allocator
 from bushel.base.ownership import copy_block, own, own_block
@@ -209,9 +210,10 @@ class Rows(abc.ABC):
         If they are not `private`, the caller only reads them, and they may belong to somebody else, such as a source.
         """
 
-    @abc.abstractmethod
+    @optional
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        """Index and records of a row that was read, counted from the first one, if they are known."""
+        """Index and records of a row that was read, counted from the first one; by default they are not known."""
+        return None
 
 
 class PlannedRows(Rows):
@@ -234,9 +236,6 @@ class PlannedRows(Rows):
             self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two
         return self._plan.read(low - self._start, high - self._start, private)
 
-    def trace(self, row: int) -> None:
-        """A program over a node knows the positions of its rows itself."""
-
 
 class GivenRows(Rows):
     """Rows that a task brought along; the first one is at position `first`."""
@@ -247,9 +246,6 @@ class GivenRows(Rows):
     def read(self, low: int, high: int, private: bool) -> Block:
         # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
         return copy_block(blocks.part_of(self._block, low - self._first, high - self._first))
-
-    def trace(self, row: int) -> None:
-        """The rows come from another process."""
 
 
 def run(

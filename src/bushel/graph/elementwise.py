@@ -6,12 +6,11 @@ What they do to a block is in operation.py.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Any, ClassVar
+from typing import Any
 
 from bushel.base.contract import optional
 from bushel.graph import operation
-from bushel.graph.operation import Kind, Operation
+from bushel.graph.operation import WithOperation
 from bushel.graph.streams import OneParent
 
 
@@ -38,17 +37,10 @@ class Step(OneParent):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Elementwise(Step):
+class Elementwise(WithOperation, Step):
     """An operation on single elements. It may count them, and it may drop some; it never looks at two at a time."""
 
     transform: Any
-
-    kind: ClassVar[Kind]
-
-    @functools.cached_property
-    def operation(self) -> Operation:
-        """What is done to a block."""
-        return Operation.of(self.kind, **self.parameters())
 
     @property
     def count_key(self) -> str | None:
@@ -64,12 +56,6 @@ class Elementwise(Step):
 
     def element_spec(self) -> Any:
         return self.operation.derive_spec(self.parent)
-
-    def call(self) -> str:
-        return self.operation.call()
-
-    def describe(self) -> str:
-        return self.operation.describe()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

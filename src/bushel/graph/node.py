@@ -210,6 +210,12 @@ class Node(abc.ABC):
         """The user's class that this node stands for, where its code is part of the identity; by default none."""
         return None
 
+    @property
+    @optional
+    def identity_name(self) -> str:
+        """The name of its kind in the identity of a pipeline; by default that of its class."""
+        return type(self).__name__
+
     @optional
     def parameters(self) -> dict[str, Any]:
         """What distinguishes this node from another of its kind; by default its fields.
