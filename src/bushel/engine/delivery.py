@@ -18,10 +18,11 @@ import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
+from bushel.base.contract import optional
 from bushel.base.errors import PipelineNotSent, WorkerDied, describe_error, inside
 from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
-from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, counts_of, run_again, state_of
+from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, Skipped, counts_of, run_again, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
@@ -95,43 +96,50 @@ class Delivery(Cursor):
         self._placement: Placement | None = None
         self._run_at(placement)
 
-    # Where rows come from.
+    # Where rows come from. The defaults are those of a program over a map node, whose positions are indices.
 
     @abc.abstractmethod
     def _pull_here(self, count: int) -> Block | None:
         """Computes up to `count` rows here and moves behind them; None at the end. All rows may have been dropped."""
 
-    @abc.abstractmethod
+    @optional
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
-        """The rows that a task for positions [low, high) brings along, if it does, and where they end."""
+        """The rows that a task for positions [low, high) brings along, by default none, and where they end."""
+        return None, high
 
-    @abc.abstractmethod
+    @optional
     def _end_rows(self) -> None:
-        """All rows are delivered. Moves to the end, or raises the error that ended the rows."""
+        """All rows are delivered: moves to the end. Otherwise it raises the error that ended the rows."""
+        self._position, self._counts = self._length, self._after
 
-    @abc.abstractmethod
+    @optional
     def _not_sent(self, error: PipelineNotSent) -> None:
         """The executor cannot run this program: raises, or runs it here from now on."""
+        raise error
 
-    @abc.abstractmethod
+    @optional
     def _learn(self, result: Result, positions: int) -> None:
-        """Learns from a block of so many positions where the next ones should be computed."""
+        """Learns from a block of so many positions where the next ones should be computed; by default nothing."""
 
-    @abc.abstractmethod
+    @optional
     def _count_skipped(self, result: Result | None, before: int) -> None:
-        """Counts the elements that were skipped before a position."""
+        """Counts the elements that were skipped before a position; by default those that the program skipped."""
+        self.count_skipped_in(result, before)
 
-    @abc.abstractmethod
+    @optional
     def mark(self) -> tuple[Mark, Sequence[int]]:
         """The position of the rows that the program starts from, and how many elements its counting steps have seen."""
+        return self._position, self._counts
 
-    @abc.abstractmethod
+    @optional
     def _rewind_source(self, mark: Mark) -> None:
         """Goes to a position of the rows that the program starts from."""
+        self._position = mark
 
-    @abc.abstractmethod
+    @optional
     def _source_index(self) -> int:
         """The index of the next of these rows."""
+        return self._position
 
     # Pulling.
 
@@ -272,9 +280,8 @@ class Delivery(Cursor):
 
     def count_skipped_in(self, result: Result | None, before: int) -> None:
         """Counts the elements that the program skipped before a position."""
-        while result is not None and result.skipped and result.skipped[0][0] < before:
-            assert self._skips is not None
-            self._skips.add(*result.skipped.pop(0)[1])
+        if result is not None:
+            count_skipped(self._skips, result.skipped, before)
 
     def _judge_filters(self, low: int, stays: list[np.ndarray | int]) -> tuple[int, ValueError] | None:
         """The first position at which a filter had dropped too many elements, and the error that says so."""
@@ -417,6 +424,13 @@ class Delivery(Cursor):
                     tickets.append(self._tickets.popleft())
             self._placement.executor.forget(tickets)
         super().close()
+
+
+def count_skipped(skips: Skips | None, skipped: list[Skipped], before: int) -> None:
+    """Takes the skips before a position out of a list, and counts them."""
+    while skipped and skipped[0][0] < before:
+        assert skips is not None
+        skips.add(*skipped.pop(0)[1])
 
 
 def _unknown_count(step: int, count: int) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent, PositionOutOfRange
+from bushel.base.errors import PositionOutOfRange
 from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import Delivery, Placement
-from bushel.engine.program import PlannedRows, Program, Result
+from bushel.engine.program import PlannedRows, Program
 from bushel.graph.cursors import Mark
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips
@@ -81,30 +81,6 @@ class PositionDelivery(Delivery):
             return None
         position = int(marks[row, 0]) - 1
         return position, self._program.origins(position)
-
-    def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
-        return None, high
-
-    def _end_rows(self) -> None:
-        self._position, self._counts = self._length, self._after
-
-    def _not_sent(self, error: PipelineNotSent) -> None:
-        raise error
-
-    def _learn(self, result: Result, positions: int) -> None:
-        """The user has said where to compute."""
-
-    def _count_skipped(self, result: Result | None, before: int) -> None:
-        self.count_skipped_in(result, before)
-
-    def mark(self) -> tuple[int, Sequence[int]]:
-        return self._position, self._counts
-
-    def _rewind_source(self, mark: Mark) -> None:
-        self._position = mark
-
-    def _source_index(self) -> int:
-        return self._position
 
 
 class _Positions:
