@@ -341,7 +341,7 @@ class _Rows(Reindex):
     def find_length(self) -> int:
         return self.hosts.batches_from(self.start) * (self.hosts.batch_size // self.hosts.shard.shard_count)
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         elements, parent_length = self.start + _global(indices, self.hosts.shard), self.parent.length
         if not self.hosts.pads:
             return elements

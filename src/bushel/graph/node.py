@@ -372,14 +372,14 @@ class Moved(OneParentMap):
     moves = True
 
     @abc.abstractmethod
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         """Where in the parent the elements at `indices` are."""
 
     def plan(self, indices: np.ndarray) -> Plan:
-        return self.parent.plan(self.positions(indices))
+        return self.parent.plan(self.find_positions(indices))
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return made_of_one_each(self.positions(indices))
+        return made_of_one_each(self.find_positions(indices))
 
     @property
     def in_place(self) -> InPlace:

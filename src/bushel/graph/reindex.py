@@ -35,7 +35,7 @@ class Shuffle(Reindex):
 
     seed: int
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         return shuffle.shuffle(indices, length=self.parent.length, seed=self.seed)
 
     @property
@@ -57,7 +57,7 @@ class WindowShuffle(Reindex):
         checks.positive(self.window_size, "window_size")
         checks.seed(self.seed, below=shuffle.SEED_LIMIT)
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         return shuffle.window_shuffle(indices, length=self.parent.length, window=self.window_size, seed=self.seed)
 
     @property
@@ -79,7 +79,7 @@ class Slice(Reindex):
     def find_length(self) -> int:
         return len(range(self.start, self.stop, self.step))
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         length, parent_length = self.length, self.parent.length
         return epochs.strided(indices, start=self.start, step=self.step, length=length, parent_length=parent_length)
 
@@ -94,25 +94,22 @@ class Slice(Reindex):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Listed(Reindex):
-    """Just the parent's elements `chosen`, in this order."""
+    """Just these positions, in this order."""
 
-    chosen: np.ndarray
+    positions: np.ndarray
 
     def find_length(self) -> int:
-        return len(self.chosen)
+        return len(self.positions)
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
-        return epochs.listed(indices, self.chosen, parent_length=self.parent.length)
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
+        return epochs.listed(indices, self.positions, parent_length=self.parent.length)
 
     @property
     def epochs(self) -> Epochs:
         return self.parent.epochs.after_cutting()
 
-    def parameters(self) -> dict[str, Any]:
-        return {"operation": "Listed", "positions": self.chosen}
-
     def call(self) -> str:
-        return f"slice([{len(self.chosen)} positions])"
+        return f"slice([{len(self.positions)} positions])"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,7 +125,7 @@ class Repeat(Reindex):
             return checks.INFINITE if length else 0
         return self.num_epochs * length
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         return indices if self.reseed_each_epoch else epochs.first_epoch(indices, length=self.parent.length)
 
     @property
@@ -147,7 +144,7 @@ class Seed(Reindex):
 
     seed: int
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         return indices
 
     @property

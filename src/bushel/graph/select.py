@@ -189,7 +189,7 @@ class Chosen(Moved):
     def find_length(self) -> int:
         return len(self.tables(0))
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         epoch, offset = words.split(indices, self.length, to=self.parent.length)
         places = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
         return places + epoch * self.parent.length
