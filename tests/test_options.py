@@ -19,7 +19,7 @@ import bushel
 from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
-from bushel.graph.options import options_of
+from bushel.graph.streams import options_of
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 

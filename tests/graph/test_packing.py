@@ -230,7 +230,7 @@ def test_a_state_of_other_sequences_is_refused():
     state = it.get_state()
     assert state["next_row"] == 1
     other = iter(packed([{"a": np.arange(1)}] * 4))
-    with pytest.raises(bushel.StateMismatch, match="at row 1 of 1 packed ones"):
+    with pytest.raises(bushel.StateMismatch, match="after row 1 of a group of packed rows, which has 1"):
         other.set_state(state, check=False)
     assert other.get_state()["next_row"] == 0
     with pytest.raises(bushel.StateMismatch, match="given 0 rows in all, and 1 of those"):
