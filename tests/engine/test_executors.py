@@ -31,6 +31,8 @@ import bushel
 from bushel.engine import Executor, Ticket, opener, positions
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
 SOON_S = 45.0  # what takes longer hangs
 EXECUTORS = [(0, 0), (1, 1), (3, 7), (16, 500)]
 executors = pytest.mark.parametrize("executor", EXECUTORS, ids=["inline", "1 thread", "3 threads", "16 threads"])

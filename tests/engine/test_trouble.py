@@ -13,11 +13,13 @@ import itertools
 import json
 import logging
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import pytest
 import recipes
 import strategies
@@ -33,6 +35,8 @@ from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 MOST = 30
 """Elements that are read of a pipeline."""
