@@ -12,6 +12,7 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
+from cases import cases
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -193,7 +194,7 @@ def run(it: Any) -> tuple[list[Any], type | None]:
     return elements, None
 
 
-@settings(laws, max_examples=25)
+@settings(laws, max_examples=cases(10, 25))
 @given(
     name=st.sampled_from(sorted(PIPELINES)),
     seed=st.integers(0, 99),

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import recipes
 import strategies
+from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe, build
@@ -39,7 +40,7 @@ executors = pytest.mark.parametrize("executor", EXECUTORS, ids=["inline", "1 thr
 threaded = pytest.mark.parametrize("executor", EXECUTORS[1:], ids=["1 thread", "3 threads", "16 threads"])
 
 laws = settings(
-    max_examples=100,
+    max_examples=cases(50, 100),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

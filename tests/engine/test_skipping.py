@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ EXECUTORS = {
     "processes": lambda: Processes(2),
 }
 
-laws = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+laws = settings(max_examples=cases(12, 40), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")

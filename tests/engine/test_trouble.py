@@ -23,6 +23,7 @@ import cloudpickle
 import pytest
 import recipes
 import strategies
+from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe
@@ -268,7 +269,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "bushel")
 
 
-@settings(laws, max_examples=60)
+@settings(laws, max_examples=cases(30, 60))
 @given(plan=plans())
 def test_trouble_is_the_same_on_every_executor(pools, plan):
     with watchdog(pools):
