@@ -14,7 +14,7 @@ FILE = Path(__file__).parent / "typing" / "elements.py"
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory):
-    """What pyright says of the file, and of a copy with one wrong statement: an error a line, by the name of the file."""
+    """The errors that pyright finds in the file, and in a copy with one wrong statement, by the name of the file."""
     wrong = tmp_path_factory.mktemp("typing") / "wrong.py"
     right = FILE.read_text(encoding="utf-8")
     text = right.replace("MapDataset.range(3), MapDataset[int]", "MapDataset.range(3), MapDataset[str]")
