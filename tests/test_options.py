@@ -202,6 +202,7 @@ def run(it: Any) -> tuple[list[Any], type | None]:
     shares=st.lists(st.sampled_from([0.0, 0.05, 0.5, 0.7, 1.0]), min_size=1, max_size=4),
 )
 @example(name="a map", seed=0, ratio=0.9, shares=[1.0, 0.0, 0.05, 0.0])  # drops nothing at first
+@example(name="a map", seed=0, ratio=1, shares=[0.0, 0.0])  # drops exactly as many as are too many
 def test_a_filter_that_drops_too_much_ends_where_grains_does(warm, name, seed, ratio, shares):
     rng = np.random.default_rng(seed)
     kept = np.concatenate([rng.random(700) < share for share in shares]).tolist()
