@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +19,8 @@ import bushel
 from bushel import MapDataset
 from bushel.sources import DamagedFile, SavedDataSource, element_records
 from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 FORMATS = ["array_record", "bagz", "parquet", "tfrecord"]
 

@@ -18,6 +18,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import cloudpickle
 import fsspec
 import h5py
 import numpy as np
@@ -46,6 +47,8 @@ from bushel.experimental import (
 from bushel.sources import file_access
 from bushel.state.identity import fingerprint, identify
 from bushel.trajectory import DatasetConfig, make_dataset_from_rlds
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 MARKER = "Zq7mArKeRx9"
 RECORDS = [bytes([number]) * 40 for number in range(30)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grain
 import numpy as np
 import pytest
+from cases import cases
 from comparing import check_equal, restored, run, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ import bushel
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 PACKERS = ["FirstFitPackIterDataset", "BestFitPackIterDataset"]
-quick = settings(deadline=None, max_examples=120)
+quick = settings(deadline=None, max_examples=cases(50, 120))
 
 
 def tokens(lengths, dtype=np.int32, inner=()):
@@ -89,7 +90,7 @@ def test_batches_of_packed_rows_are_grains(packing, name, size, cut):
     check_equal(lambda lib: getattr(lib.experimental, name)(stream(lib, records), **arguments).batch(size), cut)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(12, 30))
 @given(packing=packings(), name=st.sampled_from(PACKERS))
 def test_packers_resume_anywhere_and_run_on_any_executor(packing, name):
     records, arguments = packing
@@ -325,7 +326,7 @@ def test_concatenated_rows_are_grains(problem, cut):
     check_equal(lambda lib: concatenated(lib, records, arguments), cut, for_grain=as_tuples)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(12, 30))
 @given(problem=concatenations())
 def test_concatenation_resumes_anywhere_and_runs_on_any_executor(problem):
     ds = concatenated(bushel, *problem)

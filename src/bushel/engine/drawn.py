@@ -89,6 +89,8 @@ class DrawnDelivery(Delivery):
         rows, used = self.make_here(0, count)
         if used < count:
             drawn.move_to(used)
+        else:
+            drawn.move_to_end()
         return rows
 
     # Ahead.
@@ -203,14 +205,17 @@ class _ParentRows(Rows):
         self.block: Block | None = None
         """The rows, until they are read."""
         self.count = 0
+        self._end: Mark = None  # where the parent stood after the rows, if they were read again since
         self._in_one_pull = True
 
     def read(self, low: int, high: int, private: bool) -> Block:
         block, self.block = self.block, None
         if block is None:  # functions may have written into the first ones
+            if self._end is None:
+                self._end = self._parent.mark()
             block = self.move_to(self.count)
         else:
-            self._in_one_pull = True
+            self._end, self._in_one_pull = None, True
         return block if high - low == len(block) else blocks.part_of(block, low, high)
 
     def move_to(self, count: int) -> Block:
@@ -222,6 +227,17 @@ class _ParentRows(Rows):
             if self._in_one_pull:
                 return block
             return blocks.join([block, pull_exactly(self._parent, count - len(block))])
+
+    def move_to_end(self) -> None:
+        """The parent stands where it stood when it had given the rows, also if they were read again since.
+
+        Without this, an element that the parent skipped after the last of these rows would be counted twice: it was
+        counted with the rows, and the parent has not come to it while they were read again.
+        """
+        if self._end is not None:
+            end, self._end = self._end, None
+            with collect_skips(self._skips):
+                self._parent.rewind(end)
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self._parent.trace(row) if self._in_one_pull else None
