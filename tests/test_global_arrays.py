@@ -3,7 +3,6 @@
 The processes are real, with jax.distributed on loopback. `device_cases.py` has the layouts of one process.
 """
 
-import json
 import os
 import re
 import signal
@@ -66,55 +65,33 @@ def test_a_job_is_killed_and_resumed_on_two_processes_and_then_on_three(tmp_path
     assert found[0]["state"] == end
 
 
-# How programs end.
+# How programs end. `test_to_device.py` has those of one process.
 
 ENDINGS = {
     "break": (0, None),
     "exit": (3, None),
     "step fails": (1, "RuntimeError: the step failed"),
-    "element fails": (1, "bushel: this was element 4 of the output."),
     "interrupt": (-2, "KeyboardInterrupt"),
 }
 
 
-def program(how, **job):
-    given = {"count": 1, "process": 0, "port": 0, "workers": 0} | job
-    command = [sys.executable, str(PROGRAM), how, json.dumps(given)]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-
-
-def check_ends(how, *processes):
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ENDINGS)
+def test_programs_of_two_processes_end_at_once_and_without_noise(how):
+    port, environment = free_port(), os.environ | {"JAX_PLATFORMS": "cpu"}
+    commands = [[sys.executable, str(PROGRAM), how, str(port), str(number)] for number in range(2)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen(command, **pipes, text=True, env=environment) for command in commands]
     for process in processes:
         assert any("running" in line for line in process.stdout)
     for process in processes if how == "interrupt" else ():
         process.send_signal(signal.SIGINT)
+    code, last = ENDINGS[how]
     for process in processes:
         _, errors = process.communicate(timeout=60)
-        code, last = ENDINGS[how]
         assert process.returncode == code, errors
         assert errors.count("Traceback") == (last is not None), errors
-        lines = [line for line in errors.splitlines() if not line.startswith("bushel: in worker process")]
-        assert lines[-1:] == ([] if last is None else [last]), errors
-
-
-def test_programs_end_at_once_and_without_noise():
-    processes = {how: program(how) for how in ENDINGS}  # all at once: most of the time they import JAX
-    for how, process in processes.items():
-        check_ends(how, process)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ENDINGS)
-def test_programs_with_workers_end_at_once_and_without_noise(how):
-    check_ends(how, program(how, workers=2))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["break", "exit", "step fails", "interrupt"])
-def test_programs_of_two_processes_end_at_once_and_without_noise(how):
-    port = free_port()
-    check_ends(how, *(program(how, count=2, process=number, port=port) for number in range(2)))
+        assert errors.splitlines()[-1:] == ([] if last is None else [last]), errors
 
 
 @pytest.mark.slow

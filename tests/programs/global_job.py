@@ -13,6 +13,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -169,7 +170,23 @@ def check_layouts():
     for mesh, _ in meshes():
         check(by_map, tree_of_shardings(mesh), "pad")
     check(by_map, next(layouts()), "drop")
+    check_errors()
     return read
+
+
+def check_errors():
+    """What batches of several processes cannot do."""
+    if jax.process_count() == 1:
+        return
+    where, ds = sharded(), by_map()
+    with pytest.raises(ValueError, match=r'cannot skip elements that fail \(on_error="skip"\): the other processes'):
+        iter(ds.to_device(where, remainder="pad").with_options(on_error="skip"))
+    with pytest.raises(TypeError, match=r"\['word'\] is <U1\[\d+\], which JAX cannot hold"):
+        next(iter(bushel.MapDataset.range(BATCH).map(lambda x: {"x": x, "word": "a"}).batch(BATCH).to_device(where)))
+    others = [device for device in jax.devices() if device.process_index != jax.process_index()]
+    elsewhere = NamedSharding(Mesh(np.array(others), ("data",)), P("data"))
+    with pytest.raises(ValueError, match=rf"Process {jax.process_index()} has no device of NamedSharding"):
+        ds.to_device(elsewhere, remainder="pad")
 
 
 def digest(batch):
