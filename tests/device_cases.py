@@ -262,6 +262,15 @@ def test_a_last_batch_that_cannot_be_cut_is_an_error_from_the_start():
         list(map(rows.assemble, IterPipeline(rows.restrict(stream))))
 
 
+@pytest.mark.parametrize("remainder", [None, "drop", "pad"])
+def test_a_batch_function_decides_how_many_rows_there_are(remainder):
+    padded = functools.partial(bushel.experimental.batch_and_pad, batch_size=16)
+    for ds in (bushel.MapDataset.range(21), bushel.MapDataset.range(21).to_iter_dataset()):
+        batches = [*ds.batch(12, batch_fn=padded).to_device(ROWS, remainder=remainder)]
+        rows = [batch[0] if remainder == "pad" else batch for batch in batches]
+        assert [row.tolist() for row in rows] == [[*range(12), 0, 0, 0, 0], [*range(12, 21), *[0] * 7]]
+
+
 def test_a_batch_size_that_cannot_be_cut():
     for remainder in (None, "drop"):
         with pytest.raises(ValueError, match=r"batch\(12\) cannot be cut into 8 equal parts"):

@@ -132,7 +132,6 @@ class GlobalRows:
         self._sized = not whole or choice.remainder is not None
         """Whether elements are pairs of a batch and its sizes."""
         self._rows: dict[int, np.ndarray] = {}
-        self._pieces: dict[tuple[Any, tuple[int, ...]], list[tuple[Any, Any]]] = {}
 
     def restrict(self, stream: StreamNode) -> StreamNode:
         """The pipeline that this process runs. Its elements are for `assemble`."""
@@ -158,12 +157,13 @@ class GlobalRows:
         leaves, structure = jax.tree.flatten(element)
         shardings = self._shardings_of(element, len(leaves))
         arrays = [_check_leaf(leaf, number, element) for number, leaf in enumerate(leaves)]
+        there = structure.unflatten(
+            [self._assemble(array, where, total) for array, where in zip(arrays, shardings, strict=True)]
+        )
         if self._choice.remainder != "pad":
-            return structure.unflatten(self._assemble(arrays, shardings, total))
+            return there
         assert total is not None
-        mask = self._mask(size, total)
-        *moved, mask = self._assemble([*arrays, mask], [*shardings, self._mask_sharding()], total)
-        return structure.unflatten(moved), mask
+        return there, self._assemble(self._mask(size, total), self._mask_sharding(), total)
 
     def _shardings_of(self, element: Any, count: int) -> list[Any]:
         import jax
@@ -191,46 +191,23 @@ class GlobalRows:
             rows = self._rows[total] = device_rows.union_of_rows(self._choice.shares, total)
         return rows
 
-    def _assemble(self, arrays: list[np.ndarray], shardings: list[Any], total: int | None) -> list[Any]:
-        """One global array for each array of rows. All copies are started by one call."""
+    def _assemble(self, array: np.ndarray, sharding: Any, total: int | None) -> Any:
+        """The global array of one leaf. Each device of this process gets its piece of the rows that are here."""
         import jax
 
-        shapes, views, places, counts = [], [], [], []
-        for array, sharding in zip(arrays, shardings, strict=True):
-            shape = array.shape if self._whole or total is None else (total, *array.shape[1:])
-            pieces = self._pieces_of(sharding, shape)
-            shapes.append(shape)
-            views += [array[index] for _, index in pieces]
-            places += [place for place, _ in pieces]
-            counts.append(len(pieces))
-        copies = iter(jax.device_put(views, places))
-        return [
-            jax.make_array_from_single_device_arrays(shape, sharding, [next(copies) for _ in range(count)])
-            for shape, sharding, count in zip(shapes, shardings, counts, strict=True)
-        ]
+        shape = array.shape if self._whole or total is None else (total, *array.shape[1:])
+        rows = None if len(array.shape) == 0 or len(array) == shape[0] else self._local_rows(shape[0])
 
-    def _pieces_of(self, sharding: Any, shape: tuple[int, ...]) -> list[tuple[Any, Any]]:
-        """For each device of this process the place of its piece, and the index of that piece in the local rows."""
-        key = sharding, shape
-        known = self._pieces.get(key)
-        if known is None:
-            known = self._pieces[key] = self._find_pieces(sharding, shape)
-        return known
-
-    def _find_pieces(self, sharding: Any, shape: tuple[int, ...]) -> list[tuple[Any, Any]]:
-        import jax
+        def find_piece(index: Any) -> np.ndarray:
+            if rows is None:  # all rows are here
+                return array[index]
+            low, high, _ = index[0].indices(shape[0])
+            return array[(device_rows.place_of(rows, low, high), *index[1:])]
 
         try:
-            sharding.shard_shape(shape)
+            return jax.make_array_from_callback(shape, sharding, find_piece)
         except ValueError as error:
             raise ValueError(f"An array of shape {shape} does not fit {sharding}: {error}") from None
-        pieces = []
-        for device, index in sharding.addressable_devices_indices_map(shape).items():
-            if not self._whole:
-                low, high, _ = index[0].indices(shape[0])
-                index = (device_rows.place_of(self._local_rows(shape[0]), low, high), *index[1:])
-            pieces.append((jax.sharding.SingleDeviceSharding(device, memory_kind=sharding.memory_kind), index))
-        return pieces
 
 
 def _check_leaf(leaf: Any, number: int, element: Any) -> np.ndarray:

@@ -101,9 +101,12 @@ def _replace_all(node: Any, restrict: Callable[[Any], Any]) -> Any:
 
 
 def find_batches(node: Node) -> list[Batch | BatchStream]:
-    """The last `batch` on each path of a pipeline, through nodes that do not change what a batch is."""
+    """The last `batch` on each path of a pipeline, through nodes that do not change what a batch is.
+
+    A user's `batch_fn` decides how many rows its batches have, so it is left out.
+    """
     if isinstance(node, (Batch, BatchStream)):
-        return [node]
+        return [node] if node.batch_fn is None else []
     moves = node.moves if isinstance(node, MapNode) else isinstance(node, _MOVING_STREAMS)
     return [batch for parent in node.parents for batch in find_batches(parent)] if moves or node.transparent else []
 

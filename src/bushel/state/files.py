@@ -116,7 +116,8 @@ def read(folder: Folder, *, any_process: bool = False) -> str:
         f"File {own} does not exist. "
         + (
             f"There are {there}: this was saved by another number of processes, each with a position of its own. "
-            "Restore with as many, or use an ElasticIterator, whose state fits any number."
+            "Restore with as many, or use an ElasticIterator or `to_device` with a sharding over all processes: their "
+            "states fit any number."
             if others
             else "The folder holds no state of an iterator."
         )
