@@ -5,7 +5,6 @@ The processes are real, with jax.distributed on loopback. `device_cases.py` has 
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +70,6 @@ ENDINGS = {
     "break": (0, None),
     "exit": (3, None),
     "step fails": (1, "RuntimeError: the step failed"),
-    "interrupt": (-2, "KeyboardInterrupt"),
 }
 
 
@@ -80,15 +78,14 @@ ENDINGS = {
 def test_programs_of_two_processes_end_at_once_and_without_noise(how):
     port, environment = free_port(), os.environ | {"JAX_PLATFORMS": "cpu"}
     commands = [[sys.executable, str(PROGRAM), how, str(port), str(number)] for number in range(2)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [subprocess.Popen(command, **pipes, text=True, env=environment) for command in commands]
-    for process in processes:
-        assert any("running" in line for line in process.stdout)
-    for process in processes if how == "interrupt" else ():
-        process.send_signal(signal.SIGINT)
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        for command in commands
+    ]
     code, last = ENDINGS[how]
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=100)
+        assert "running" in output, errors
         assert process.returncode == code, errors
         assert errors.count("Traceback") == (last is not None), errors
         assert errors.splitlines()[-1:] == ([] if last is None else [last]), errors
