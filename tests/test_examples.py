@@ -2,12 +2,16 @@
 
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+import bushel
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 ENVIRONMENT = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -63,6 +67,64 @@ def test_elastic_hosts():
         "1 hosts of 12 rows: 40 records, now at 100",
         "All 100 records, each once, in the order of a single host.",
     ]
+
+
+def many_processes(folder, processes):
+    command = [sys.executable, EXAMPLES / "many_processes.py", "--processes", processes, "--checkpoints", folder]
+    command = [*map(str, command), "--steps", "16", "--every", "4"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+
+
+def batches(output):
+    """A checksum of each global batch, by step."""
+    return {int(step): int(checksum) for step, checksum in re.findall(r"step +(\d+)  batch +(\d+) ", output)}
+
+
+def checksums_of_the_host():
+    module = runpy.run_path(str(EXAMPLES / "many_processes.py"))
+    records = bushel.MapDataset.range(module["RECORDS"]).seed(0).shuffle().map(module["read"]).repeat()
+    ds = records.batch(module["BATCH"])
+    return {step: int(np.sum(ds[step - 1]["index"] * np.arange(module["BATCH"]))) for step in range(1, 17)}
+
+
+def check_killed_and_resumed(folder, processes, fewer, how):
+    killed = many_processes(folder, processes)
+    assert killed.stdout is not None
+    before = ""
+    for line in killed.stdout:
+        before += line
+        if "step  10 " in line:
+            break
+    pids = [int(pid) for pid in re.search(r"processes: ([\d ]+)", before)[1].split()]
+    if how is signal.SIGINT:
+        killed.send_signal(how)
+    else:
+        os.kill(pids[-1], how)
+    _, errors = killed.communicate(timeout=60)
+    told = "Stopped. Start again" if how is signal.SIGINT else f"Process {processes - 1} has ended with code -9."
+    assert killed.returncode == 1 and told in errors, errors
+    assert "Traceback" not in errors or how is signal.SIGKILL, errors  # another process may have seen it die
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    resumed = many_processes(folder, fewer)
+    output, errors = resumed.communicate(timeout=150)
+    assert resumed.returncode == 0, errors
+    expected = checksums_of_the_host()
+    assert len(set(expected.values())) == 16
+    found = batches(output)
+    assert min(found) in (5, 9) and max(found) == 16  # after the last checkpoint that was complete
+    assert batches(before).items() <= expected.items()
+    assert found == {step: checksum for step, checksum in expected.items() if step >= min(found)}
+
+
+def test_a_job_of_two_processes_is_killed_and_resumed_on_one(tmp_path):
+    check_killed_and_resumed(tmp_path, 2, 1, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_a_job_of_four_processes_is_interrupted_and_resumed_on_three(tmp_path):
+    check_killed_and_resumed(tmp_path, 4, 3, signal.SIGINT)
 
 
 @pytest.mark.slow

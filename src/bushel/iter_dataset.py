@@ -35,8 +35,10 @@ from bushel.state import identity
 from bushel.state.digest import digest
 
 if TYPE_CHECKING:
+    from bushel import global_arrays
     from bushel.graph import cache, portions, stores, windows
 else:
+    global_arrays = Lazy("bushel.global_arrays")
     cache = Lazy("bushel.graph.cache")
     portions = Lazy("bushel.graph.portions")
     stores = Lazy("bushel.graph.stores")
@@ -345,20 +347,34 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return self.mp_prefetch(multiprocessing_options)
 
     def to_device(
-        self, where: Any = None, *, buffer: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
-    ) -> IterDataset[T]:
+        self,
+        where: Any = None,
+        *,
+        buffer: int = 2,
+        unsupported: Literal["keep", "refuse"] = "keep",
+        remainder: Literal["drop", "pad"] | None = None,
+    ) -> IterDataset[Any]:
         """The same elements as arrays on accelerators, copied there while the step before uses another element.
 
         It is the last operation, after `mp_prefetch`. A GPU reads batches that workers or Bushel itself have made from
         their memory by itself, at the speed of its link. `next` returns an element when it is on the device;
         `it.report()` says how long that took. States are those of the pipeline without `to_device`.
 
+        With a sharding over the devices of several processes, an element is one global `jax.Array` per leaf. All
+        processes build the same pipeline. Each of them reads only the rows that its own devices need, if the pipeline
+        has random access and ends in `batch` or `bucket`; otherwise it computes whole batches and keeps its rows. All
+        processes have the same state, which any number of processes can restore.
+
         Args:
           where: a device, a `jax.sharding.Sharding`, or a tree of them that has the structure of an element or of the
             upper part of one; by default JAX's default device.
           buffer: how many elements wait on the device, besides the one in use. 0: none, and no thread.
           unsupported: what becomes of leaves that JAX cannot hold, such as texts. "keep" leaves them on the host beside
-            the arrays; "refuse" raises a TypeError that names them.
+            the arrays; "refuse" raises a TypeError that names them. A global array cannot hold them: with several
+            processes, or with `remainder`, they are refused in any case.
+          remainder: what becomes of a last batch that is smaller. "drop" leaves it out. "pad" fills it up with copies
+            of its first row, and gives pairs (batch, mask) throughout: the mask is False for rows that were filled in.
+            By default it comes as it is, and is an error if the devices cannot share its rows equally.
 
         >>> import jax
         >>> from bushel import MapDataset
@@ -372,7 +388,11 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
             raise ImportError("to_device needs JAX: pip install 'bushel[jax]'.") from error
         if unsupported not in ("keep", "refuse"):
             raise ValueError(f'unsupported must be "keep" or "refuse", got {unsupported!r}.')
-        return IterPipeline(streams.ToDevice(self._node, where, checks.not_negative(buffer, "buffer"), unsupported))
+        checks.not_negative(buffer, "buffer")
+        if remainder is None and not global_arrays.spans_processes(where):
+            return IterPipeline(streams.ToDevice(self._node, where, buffer, unsupported))
+        rows = global_arrays.rows_for(self._node, where, remainder)
+        return IterPipeline(streams.ToDevice(self._node, where, buffer, unsupported, rows))
 
     def seed(self, seed: int) -> IterDataset[T]:
         """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline."""

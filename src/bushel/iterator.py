@@ -23,7 +23,7 @@ from bushel.graph.custom import IteratorCursor
 from bushel.graph.explain import Explanation, explain_next
 from bushel.graph.passes import Passes
 from bushel.graph.state_fields import State
-from bushel.graph.streams import StreamNode
+from bushel.graph.streams import StreamNode, reads_global_batches
 from bushel.state import envelope, files, identity
 
 T = TypeVar("T")
@@ -276,6 +276,10 @@ class PipelineIterator(_CursorIterator[T]):
         super().__init__(open_stream(node, read_options, executor, self._observer))
         for notify in on_open:
             notify(self)
+
+    @functools.cached_property
+    def _same_on_all_processes(self) -> bool:
+        return reads_global_batches(self._node)
 
     @functools.cached_property
     def identity(self) -> list[Any]:

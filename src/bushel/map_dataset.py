@@ -576,10 +576,16 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return explain.explain(self._node, words.array([position]))[0]
 
     def to_device(
-        self, where: Any = None, *, buffer: int = 2, unsupported: Literal["keep", "refuse"] = "keep"
-    ) -> IterDataset[T]:
+        self,
+        where: Any = None,
+        *,
+        buffer: int = 2,
+        unsupported: Literal["keep", "refuse"] = "keep",
+        remainder: Literal["drop", "pad"] | None = None,
+    ) -> IterDataset[Any]:
         """The elements in order, as arrays on accelerators: see `IterDataset.to_device`."""
-        return self.to_iter_dataset().to_device(where, buffer=buffer, unsupported=unsupported)
+        stream = self.to_iter_dataset()
+        return stream.to_device(where, buffer=buffer, unsupported=unsupported, remainder=remainder)
 
     def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
         """The same elements in order, as a stream.

@@ -157,15 +157,24 @@ class _Opener:
                 f"Workers cannot use the device, so {node.call()} must come after mp_prefetch: "
                 "write ds.mp_prefetch(...).to_device(...)."
             )
+        if node.rows is not None and node.rows.is_global and self.skips is not None:
+            raise ValueError(
+                'Batches that several processes read together cannot skip elements that fail (on_error="skip"): the '
+                "other processes would not know which ones. Leave them out before, with `where` or `slice`."
+            )
         # Loaded here: they need JAX.
         from bushel.engine import dma, transfer
 
         devices = transfer.find_devices(node.where)
+        if node.rows is None:
+            stream = node.parent
+            put = transfer.make_put(devices[0] if node.where is None else node.where, node.unsupported)
+        else:
+            stream, put = node.rows.restrict(node.parent), node.rows.assemble
         mapper = dma.find_mapper(devices)
         # The elements on the device, one in the making, and those that are under way.
         host_memory = HostMemory(_HOST_BYTES, 2 * node.buffer + 4, mapper)
-        parent = dataclasses.replace(self, host_memory=host_memory, mapper=mapper)._open_in_host_memory(node.parent)
-        put = transfer.make_put(devices[0] if node.where is None else node.where, node.unsupported)
+        parent = dataclasses.replace(self, host_memory=host_memory, mapper=mapper)._open_in_host_memory(stream)
         return self.observer.to_device(parent, put, node.buffer, transfer.name_devices(devices), mapper)
 
     def _open_in_host_memory(self, node: StreamNode) -> Cursor:

@@ -88,8 +88,15 @@ class Batches(OneParentMap):
     def batch_function(self) -> BatchFn | None:
         """The user's function that makes a batch; None where the library does."""
 
+    @abc.abstractmethod
+    def full_size(self, kind: int) -> int:
+        """How many elements a batch of this kind has, unless it is the last one and smaller."""
+
     def plan(self, indices: np.ndarray) -> Plan:
-        edges, elements, kinds = self.parts_of(indices)
+        return self.plan_parts(indices, *self.parts_of(indices))
+
+    def plan_parts(self, indices: np.ndarray, edges: np.ndarray, elements: np.ndarray, kinds: Sequence[int]) -> Plan:
+        """Plans the batches at `indices` from the elements that are given, which may be some of those they have."""
         ours, as_columns = is_ours(self.batch_function), self.parent.in_place is InPlace.AS_COLUMNS
         return _Batched(self, indices, edges.tolist(), kinds, self.parent.plan(elements), ours, as_columns)
 
@@ -130,6 +137,9 @@ class Batch(Batches):
 
     def make(self, block: Block, kind: int) -> Any:
         return make_batch(block, self.batch_fn)
+
+    def full_size(self, kind: int) -> int:
+        return self.batch_size
 
     @property
     def batch_function(self) -> BatchFn | None:

@@ -88,6 +88,9 @@ class Bucket(Batches):
         columns = {name: [row[name] for row in rows] for name in rows[0]}
         return {n: fill(column) if n in options.features else blocks.stack(column) for n, column in columns.items()}
 
+    def full_size(self, kind: int) -> int:
+        return self.options.batch_sizes[kind]
+
     @property
     def batch_function(self) -> BatchFn | None:
         return self.options.batch_fn

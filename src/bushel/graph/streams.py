@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from bushel.base import checks
 from bushel.base.contract import optional
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.base.sharding import jax_process
 from bushel.graph.cursors import Cursor
 from bushel.graph.node import MapNode, Node
 from bushel.graph.skips import Skips
@@ -166,6 +167,23 @@ class Pulled(OneParent):
         return f"pipe(ThreadPrefetchIterDataset, prefetch_buffer_size={self.size})"
 
 
+class RowsForDevices(Protocol):
+    """Which rows of each batch this process reads, and how they become arrays: see `bushel.global_arrays`."""
+
+    @property
+    def is_global(self) -> bool:
+        """Whether several processes read the same batches together, each the rows of its own devices."""
+        ...
+
+    def restrict(self, stream: StreamNode) -> StreamNode:
+        """The stream with only the rows that this process needs."""
+        ...
+
+    def assemble(self, element: Any) -> Any:
+        """Starts to copy an element of that stream to the devices, and returns it there."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ToDevice(OneParent):
     """Says that a thread puts up to `buffer` elements on devices ahead; the elements are the parent's."""
@@ -173,10 +191,15 @@ class ToDevice(OneParent):
     where: Any
     buffer: int
     unsupported: str
+    rows: RowsForDevices | None = None
+    """What this process reads of each batch; None where each array of the parent goes to `where` as it is."""
 
     transparent = True
     takes_a_place = False
-    keeps_length = True
+
+    @property
+    def length(self) -> int | None:
+        return (self.parent if self.rows is None else self.rows.restrict(self.parent)).length
 
     def call(self) -> str:
         return f"to_device({self.where!r})"
@@ -221,3 +244,13 @@ def options_of(node: StreamNode) -> DatasetOptions:
         if isinstance(parent, StreamNode):
             options = options.merge(options_of(parent))
     return options
+
+
+def reads_global_batches(node: Node) -> bool:
+    """Whether all processes read the same batches together, so that each may restore the state of any other.
+
+    A process that is alone has the batches that several would read together.
+    """
+    if isinstance(node, ToDevice):
+        return (node.rows is not None and node.rows.is_global) or jax_process()[1] == 1
+    return any(reads_global_batches(parent) for parent in node.parents if isinstance(parent, StreamNode))

@@ -104,13 +104,20 @@ def read(folder: Folder, *, any_process: bool = False) -> str:
         return _text(own)
     others = sorted(path for path in folder.iterdir() if path.name.startswith("process_") and path.suffix == ".json")
     if others and any_process:
-        return _text(others[0])
+        text = _text(others[0])
+        if text != _text(others[-1]):
+            raise ValueError(
+                f"{others[0]} and {others[-1].name} differ, so each process that saved them had a position of its own. "
+                "Restore them with as many processes and the same pipeline as they were saved with."
+            )
+        return text
     there = ", ".join(path.name for path in others)
     raise ValueError(
         f"File {own} does not exist. "
         + (
             f"There are {there}: this was saved by another number of processes, each with a position of its own. "
-            "Restore with as many, or use an ElasticIterator, whose state fits any number."
+            "Restore with as many, or use an ElasticIterator or `to_device` with a sharding over all processes: their "
+            "states fit any number."
             if others
             else "The folder holds no state of an iterator."
         )
