@@ -276,7 +276,7 @@ def _parquet(**options: Any) -> Callable[[Path], Path]:
 
 def _parquet_records(path: Path) -> list[bytes]:
     records = ParquetRecords(str(path), None, False)
-    return [record for block in records.blocks(0, records.count()) for record in block]
+    return [record for block in records.read_blocks(0, records.count()) for record in block]
 
 
 def _arrow(new: Callable[..., Any], compression: str | None = None) -> Callable[[Path], Path]:
