@@ -160,7 +160,7 @@ class HDF5Store(ArrayStore):
         found = {name: item for name, item in found.items() if isinstance(item, h5py.Dataset)}
         if not stores.is_url(self._path):  # where to walk through the index would take many requests
             for name, array in found.items():
-                _check_chunks(array, name)
+                check_chunks(array, name)
         return found
 
     def _read(self, array: Any, positions: np.ndarray) -> np.ndarray:
@@ -179,7 +179,7 @@ class HDF5Store(ArrayStore):
 _CHECKSUM_BYTES = 4
 
 
-def _check_chunks(array: Any, name: str) -> None:
+def check_chunks(array: Any, name: str) -> None:
     """Refuses a data set with checksums if the index of its chunks, which has none, says what cannot be.
 
     The library does not look: it skips the checksum of a chunk whose entry says so, and ends the process over a chunk

@@ -14,6 +14,7 @@ from bushel.sources.needs import package
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
 from bushel.trajectory.encoded_images import Encoded, read_all
 from bushel.trajectory.numpy_or_jax import is_text, to_objects
+from bushel.trajectory.stored_pixels import MAGIC, unpack_pixels
 
 ImageFormat = Literal["png", "jpeg"]
 _CLASSES = "tensorflow_datasets.core.features."
@@ -73,16 +74,35 @@ class EpisodeEncoder:
     def _encode_images(self, values: np.ndarray, keys: tuple[str, ...], where: str) -> np.ndarray:
         """Encodes arrays that are images, and reads handles of images. Other arrays stay as they are."""
         if values.dtype.hasobject:
-            return to_objects(read_all(values.ravel().tolist())).reshape(values.shape)
+            contents = read_all(values.ravel().tolist())
+            if any(content.startswith(MAGIC) for content in contents):
+                contents = [self._encode_pixels(content, keys, where) for content in contents]
+            return to_objects(contents).reshape(values.shape)
         colours = (values.dtype == np.uint8 and values.shape[-1] in (1, 3, 4)) or (
             values.dtype == np.uint16 and values.shape[-1] == 1
         )
         if values.ndim != 4 or not colours:
             return values
+        chosen = self._choose_format(keys)
+        return to_objects([_encode_image(value, chosen, where) for value in values])
+
+    def _choose_format(self, keys: tuple[str, ...]) -> Any:
         path = "/".join(keys[1:] if keys[0] == "steps" else keys)
         formats = self._image_format
-        chosen: Any = formats.get(path, "png") if isinstance(formats, Mapping) else formats
-        return to_objects([_encode_image(value, chosen, where) for value in values])
+        return formats.get(path, "png") if isinstance(formats, Mapping) else formats
+
+    def _encode_pixels(self, content: bytes, keys: tuple[str, ...], where: str) -> bytes:
+        """A frame that its file holds as an array of pixels, encoded. Other images stay as they are."""
+        if not content.startswith(MAGIC):
+            return content
+        pixels = unpack_pixels(content)
+        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+        if pixels.dtype not in (np.uint8, np.uint16):
+            raise ValueError(
+                f"{where} has images of {pixels.dtype}, which no image format of TFDS stores. Convert them to uint8 or "
+                "uint16, or leave them out."
+            )
+        return _encode_image(pixels, self._choose_format(keys) if pixels.dtype == np.uint8 else "png", where)
 
     def features(self) -> dict[str, Any]:
         """The content of `features.json`."""
