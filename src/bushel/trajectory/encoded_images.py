@@ -1,6 +1,6 @@
 """Encoded images that stay in their files until they are needed: as handles, or as (record, start, size).
 
-`ImageFiles` is what reads them; each format of episodes has its own. For records, `rlds/episode_index.py` finds where
+`ImageParts` is what reads them; each format of episodes has its own. For records, `rlds/episode_index.py` finds where
 in a record an image lies. `pixels.py` decodes the bytes.
 """
 
@@ -22,7 +22,7 @@ _KEPT_BYTES = 64 << 20
 _KEPT_SOURCES = 256
 
 
-class ImageFiles(abc.ABC):
+class ImageParts(abc.ABC):
     """The files that hold the images of a data set. An image is found by three numbers, its place.
 
     For RLDS the place is (record, start in bytes, size in bytes); for arrays in HDF5 files it is (array, frame, size).
@@ -37,11 +37,11 @@ class ImageFiles(abc.ABC):
         """The images at these places, encoded, in the given order. Each place occurs once."""
 
     @abc.abstractmethod
-    def select_file(self, record: int) -> tuple[ImageFiles, int]:
+    def select_file(self, record: int) -> tuple[ImageParts, int]:
         """The reader of only the file that holds a record, and the record's number for that reader."""
 
 
-class RecordParts(ImageFiles):
+class RecordParts(ImageParts):
     """Reads parts of records. A part is given by the number of its record, its start in bytes, and its size in bytes.
 
     Of a TFRecord file only the part is read. Other formats can read whole records only; the last ones are kept in a
@@ -147,11 +147,11 @@ class Encoded:
 
     __slots__ = ("_parts", "_record", "_size", "_start")
 
-    def __init__(self, parts: ImageFiles, record: int, start: int, size: int):
+    def __init__(self, parts: ImageParts, record: int, start: int, size: int):
         self._parts, self._record, self._start, self._size = parts, record, start, size
 
     @property
-    def parts(self) -> ImageFiles:
+    def parts(self) -> ImageParts:
         """The reader of its file."""
         return self._parts
 
@@ -192,7 +192,7 @@ def read_all(values: Sequence[bytes | Encoded]) -> list[bytes]:
     [b'one', b'']
     """
     contents: list[Any] = list(values)
-    wanted: dict[ImageFiles, dict[tuple[int, int, int], list[int]]] = {}
+    wanted: dict[ImageParts, dict[tuple[int, int, int], list[int]]] = {}
     for row, value in enumerate(contents):
         if isinstance(value, Encoded) and not len(value):
             contents[row] = b""

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from bushel.base.contract import optional
-from bushel.trajectory.encoded_images import ImageFiles
+from bushel.trajectory.encoded_images import ImageParts
 
 
 class EpisodeSource(Protocol):
     """Raw trajectories by position: trees of arrays with a leading axis of steps, and handles in place of images."""
 
     @property
-    def parts(self) -> ImageFiles:
+    def parts(self) -> ImageParts:
         """The files that hold the images."""
         ...
 

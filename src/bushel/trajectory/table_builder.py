@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
-from bushel.trajectory.encoded_images import Encoded, ImageFiles
+from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.frame_columns import Column, Columns, Images, Numbers, Texts
 from bushel.trajectory.numpy_or_jax import is_text, to_numpy, to_objects
 
@@ -39,7 +39,7 @@ def _locate_images(leaf: np.ndarray) -> np.ndarray:
 class TableBuilder:
     """The columns and the lengths of the trajectories that were added so far."""
 
-    def __init__(self, parts: ImageFiles | None) -> None:
+    def __init__(self, parts: ImageParts | None) -> None:
         self._parts = parts
         self._leaves: dict[tuple[str, ...], _ColumnBuilder] = {}
         self._lengths: list[int] = []

@@ -10,7 +10,7 @@ import numpy as np
 from bushel.base.errors import DamagedFile
 from bushel.sources.needs import package
 from bushel.trajectory.array_episodes.array_files import ArrayFile
-from bushel.trajectory.encoded_images import Encoded, ImageFiles
+from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.numpy_or_jax import to_objects
 from bushel.trajectory.stored_pixels import make_header, pack_pixels
 
@@ -20,7 +20,7 @@ Episode = tuple[ArrayFile, str]
 """The file of an episode, and what comes before the names of its arrays in it."""
 
 
-class StoredFrames(ImageFiles):
+class StoredFrames(ImageParts):
     """Images in arrays with one entry per step: pixels, or encoded images as rows of bytes, padded with zeros.
 
     The place of an image is (array, frame, size). The number of an array is the number of the episode times the number
@@ -94,7 +94,7 @@ class StoredFrames(ImageFiles):
         images = [row[:size].tobytes().rstrip(b"\0") for row, size in zip(content, sizes.tolist())]
         return [_reverse_colors(image) for image in images] if self._reverse else images
 
-    def select_file(self, record: int) -> tuple[ImageFiles, int]:
+    def select_file(self, record: int) -> tuple[ImageParts, int]:
         """The reader of the images of only one episode, and the number of the array for it."""
         episode, key = divmod(record, len(self._keys))
         if len(self._episodes) == 1:

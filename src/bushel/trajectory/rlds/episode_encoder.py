@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +42,15 @@ class EpisodeEncoder:
         self._leaves = {tuple(keys): _LeafEncoder(tuple(keys)) for keys, *_ in facts}
         for keys, *known in facts:
             self._leaves[tuple(keys)].restore(*known)
+
+    def merge(self, facts: list[Any]) -> None:
+        """Adds what another encoder, of other episodes of the same data set, has found out (`facts`)."""
+        other = EpisodeEncoder("png")
+        other.restore(facts)
+        if other._leaves.keys() != self._leaves.keys():
+            raise ValueError("The files have episodes with different leaves.")
+        for keys, leaf in other._leaves.items():
+            self._leaves[keys].merge(leaf)
 
     def encode(self, episode: Mapping[str, Any], where: str) -> bytes:
         """An episode as a `tf.train.Example`."""
@@ -128,6 +137,13 @@ class _LeafEncoder:
     def restore(self, dtype: str, shape: list[int], image: list[int | str | None] | None, texts: bool) -> None:
         self._dtype, self._shape, self._image, self._texts = np.dtype(dtype), tuple(shape), image, texts
 
+    def merge(self, other: _LeafEncoder) -> None:
+        if (other._dtype, other._shape) != (self._dtype, self._shape):
+            raise ValueError(f"{self._name} is {self._dtype}{self._shape} in one file, {other._dtype} in another.")
+        self._texts |= other._texts
+        if other._image is not None:
+            self._add_image(other._image)
+
     def encode(self, values: np.ndarray, where: str) -> Any:
         if self._dtype is None:
             self._dtype, self._shape = values.dtype, values.shape[1:]
@@ -145,7 +161,11 @@ class _LeafEncoder:
         facts = _read_header(value) if value else None
         if facts is None:
             self._texts |= bool(value)
-        elif self._image is None:
+        else:
+            self._add_image(facts)
+
+    def _add_image(self, facts: Sequence[int | str | None]) -> None:
+        if self._image is None:
             self._image = list(facts)
         else:
             self._image = [old if old == new else None for old, new in zip(self._image, facts)]
