@@ -104,7 +104,7 @@ def build_table(
     entries = iterate_once(
         MapDataset.source(_Chosen(source, positions)).map_with_index(prepare),
         f"episodes of {builder.name}",
-        MultiprocessingOptions(workers) if workers > 1 else None,
+        None if workers > 1 else MultiprocessingOptions(0),
     )
     numbers: list[int] = []
     metadata: list[Tree] = []

@@ -16,6 +16,7 @@ from bushel.sources import writing as places
 from bushel.sources.stores import Options, Path
 from bushel.sources.writing import Folder
 from bushel.state.digest import whole_digest
+from bushel.trajectory.conversion.episode_conversion import remove_half_files
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
 
 _WORK = ".converting/"
@@ -98,6 +99,7 @@ def reencode_videos(
 def _begin(folder: Folder, identity: str) -> None:
     if folder.exists(_PLAN):
         if sealed.parse_json(folder.read(_PLAN), folder.shown(_PLAN))["identity"] == identity:
+            remove_half_files(folder)
             return
         raise FileExistsError(
             f"{folder.name} has a part of another conversion, which was interrupted. Remove it, or choose another "

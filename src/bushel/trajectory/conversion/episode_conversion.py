@@ -197,6 +197,7 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool, worke
     elif has_plan:
         plan = sealed.parse_json(folder.read(_PLAN), folder.shown(_PLAN))
         if plan["identity"] == identity:
+            remove_half_files(folder)
             return int(plan["workers"])
         raise FileExistsError(
             f"{folder.name} has a part of another conversion, which was interrupted: of other data, or with other "
@@ -204,6 +205,12 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool, worke
         )
     folder.write(_PLAN, sealed.json_bytes({"identity": identity, "workers": workers}))
     return workers
+
+
+def remove_half_files(folder: Folder) -> None:
+    """Removes the files that a killed run has not completed."""
+    bases = {name: name.rpartition("/")[2] for name in folder.names(deep=True)}
+    folder.remove(name for name, base in bases.items() if base.startswith(".") and base.endswith(sealed.WRITING))
 
 
 def _remove_data_set(folder: Folder, target: Target) -> None:
