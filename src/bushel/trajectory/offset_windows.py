@@ -27,8 +27,9 @@ def window_frames(episodes: Episodes, offsets: Mapping[str, Sequence[int]]) -> M
     of the frame itself.
 
     >>> table = Episodes.of([{"x": np.arange(3), "y": np.arange(3)}])
-    >>> window_frames(table, {"x": [-1, 0]})[0]
-    {'x': array([0, 0]), 'x_is_pad': array([ True, False]), 'y': 0}
+    >>> sample = window_frames(table, {"x": [-1, 0]})[0]
+    >>> sample["x"], sample["x_is_pad"]
+    (array([0, 0]), array([ True, False]))
 
     Args:
       episodes: the table.
