@@ -123,7 +123,8 @@ def measure_frames(kind: str, folder: str, count: int) -> None:
                 decode_image(image)
         return count
 
-    scan(), pick()
+    for warm_up in (scan, pick):
+        warm_up()
     (_, in_order, done), (_, at_random, picked) = measure(scan), measure(pick)
     costs = in_order / done * 1e3, at_random / picked * 1e3
     print(

@@ -100,6 +100,7 @@ def _add_episode_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--fps", type=float, help="steps per second, for LeRobot")
     group.add_argument("--task", default="", help="the instruction of steps without one, for LeRobot")
     group.add_argument("--robot", help="the name of the robot, for LeRobot")
+    group.add_argument("--no-video", action="store_true", help="images in the rows of LeRobot files, without loss")
     _add_video_options(group)
 
 
@@ -129,7 +130,7 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         fps=options.fps,
         task=options.task,
         robot_type=options.robot,
-        codec=options.codec,
+        codec=None if options.no_video else options.codec,
         key_frame_interval=options.key_frames,
         crf=options.crf,
         file_format=options.file_format,

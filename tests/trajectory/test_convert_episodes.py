@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,21 @@ def test_to_lerobot(rlds, tmp_path, codec, workers, fps):
     assert statistics["observation.images.image"]["count"] == [14]
 
 
+def test_images_in_rows(rlds, tmp_path):
+    """Without videos the images are those of the source, bit for bit."""
+    convert_episodes(rlds, tmp_path / "lerobot", to="lerobot", fps=10, codec=None, workers=1)
+    info, found, rows = read_lerobot(tmp_path / "lerobot")
+    assert info["features"]["observation.images.image"]["dtype"] == "image" and info["video_path"] is None
+    images = np.concatenate([episode["steps"]["observation"]["image"] for episode in episodes()])
+    decoded = [decode_image(row["observation.images.image"]["bytes"]) for row in rows]
+    np.testing.assert_array_equal(decoded, images)
+    assert not any(name.startswith("videos/") for name in found[0])
+    statistics = json.loads((tmp_path / "lerobot" / "meta" / "stats.json").read_text())
+    np.testing.assert_allclose(
+        np.ravel(statistics["observation.images.image"]["mean"]), (images / 255).mean(axis=(0, 1, 2)), atol=1e-6
+    )
+
+
 def test_hdf5_to_both(tmp_path):
     """robomimic and compressed ALOHA files; state entries joined; entries left out."""
     convert_episodes(
@@ -207,10 +223,12 @@ def test_jpeg_bytes_stay(tmp_path):
 
 
 PROGRAM = """
-import sys
+import sys, time
 from bushel.trajectory.conversion import convert_episodes
 def report(done, of):
-    print(done, of, flush=True)
+    if done >= 5:
+        print("held", flush=True)
+        time.sleep(600)  # until it is killed
 convert_episodes(sys.argv[1], sys.argv[2], to=sys.argv[3], fps=10, shards=4, workers=int(sys.argv[4]), report=report)
 """
 
@@ -224,14 +242,14 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
     command = [sys.executable, str(program), str(rlds), str(target), to, str(workers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            if int(line.split()[0]) >= 4:
-                break
+        assert process.stdout.readline() == "held\n"
+        while not list(target.rglob("shard-*.json")):  # workers complete what they are at
+            time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
     place = target / "1.0.0" if to == "rlds" else target
     last = place / ("dataset_info.json" if to == "rlds" else "meta/info.json")
     done = sorted((place / ".converting").glob("shard-*.json"))
-    assert not last.exists()
+    assert done and not last.exists()
     ages = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.suffix in (".parquet", ".mp4")}
     shown: list[int] = []
     arguments = {"to": to, "fps": 10, "shards": 4}
@@ -239,10 +257,9 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
         convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
     convert_episodes(rlds, target, **arguments, report=lambda done, of: shown.append(done))
     assert last.exists() and not (place / ".converting").exists()
-    if done:
-        assert shown[0] > 0
-        kept = {path for path, age in ages.items() if path.stat().st_mtime_ns == age}
-        assert to == "rlds" or len(kept) >= len(done)
+    assert shown[0] > 0
+    kept = {path for path, age in ages.items() if path.stat().st_mtime_ns == age}
+    assert to == "rlds" or len(kept) >= len(done)
     convert_episodes(rlds, tmp_path / "whole" / "arm", **arguments)
     other = tmp_path / "whole" / "arm"
     names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
@@ -267,7 +284,9 @@ def test_reencode(rlds, tmp_path):
     with pytest.raises(FileExistsError, match="has a data set already"):
         reencode_videos(tmp_path / "one", tmp_path / "two")
     with pytest.raises(FileNotFoundError, match=r"is no LeRobot data set"):
-        reencode_videos(tmp_path, tmp_path / "three")
+        reencode_videos(rlds, tmp_path / "three")
+    with pytest.raises(ValueError, match="lies in the source"):
+        reencode_videos(tmp_path / "one", tmp_path / "one" / "again")
     (tmp_path / "one" / "meta" / "info.json").write_text(json.dumps({**info, "fps": 11}))
     with pytest.raises(DamagedFile, match=r"file-000.mp4: frame 1 is shown at 0.1000 s"):
         reencode_videos(tmp_path / "one", tmp_path / "three")
@@ -333,13 +352,47 @@ def test_arguments(rlds, tmp_path, capsys):
     with pytest.raises(ValueError, match="to must be one of rlds, lerobot"):
         convert_episodes(rlds, tmp_path / "x", to="zarr")
     with pytest.raises(ValueError, match="have no numbers 'gripper' for the state"):
-        convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, state_keys=["gripper"])
+        convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, state_keys=["state", "gripper"])
+    with pytest.raises(ValueError, match="have a 'state' already"):
+        convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, state_keys=["grid"])
+    with pytest.raises(ValueError, match="lies in the source, or contains it"):
+        convert_episodes(rlds, rlds, to="rlds", overwrite=True)
+    assert (rlds / "1.0.0" / "dataset_info.json").exists()
     with pytest.raises(ValueError, match="is no data set of a known format"):
         (tmp_path / "empty").mkdir()
         convert_episodes(tmp_path / "empty", tmp_path / "x", to="rlds")
     assert main(["convert", str(rlds), str(tmp_path / "new"), "--to", "rlds", "--workers", "1", "--quiet"]) == 0
     assert capsys.readouterr().out.startswith("4 episodes, 14 frames in ")
     assert sample_frames(50).tolist() == list(range(50)) and len(sample_frames(10_000)) == 1000
+
+
+def test_overwrite_removes_only_a_data_set(rlds, tmp_path):
+    """Files that look like those of a data set stay, unless there is a data set."""
+    (tmp_path / "x" / "videos" / "holiday" / "chunk-000").mkdir(parents=True)
+    holiday = tmp_path / "x" / "videos" / "holiday" / "chunk-000" / "file-000.mp4"
+    holiday.write_bytes(b"mine")
+    (tmp_path / "x" / "notes.txt").write_text("mine")
+    convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, overwrite=True, drop=["observation/image"])
+    assert holiday.read_bytes() == b"mine"
+    convert_episodes(rlds, tmp_path / "x", to="lerobot", fps=10, overwrite=True, drop=["observation/image", "reward"])
+    assert (tmp_path / "x" / "notes.txt").read_text() == "mine"
+    info, _, rows = read_lerobot(tmp_path / "x")
+    assert info["video_path"] is None and len(rows) == 14 and "reward" not in rows[0]
+
+
+def test_float_frames_become_numbers(tmp_path):
+    """Depth of floats: no image format of TFDS holds it, so RLDS gets arrays; a video cannot hold it."""
+    (tmp_path / "mine").mkdir()
+    depth = np.random.default_rng(0).random((3, 4, 5, 1), np.float32)
+    matrices = np.random.default_rng(1).random((3, 2, 3, 3))
+    np.savez(tmp_path / "mine" / "0.npz", depth=depth, poses=matrices, action=np.zeros((3, 1)))
+    convert_episodes(tmp_path / "mine", tmp_path / "new" / "mine", to="rlds")
+    (episode,) = RLDSBuilder("mine", tmp_path / "new").episodes(unpack=True)
+    np.testing.assert_array_equal(episode["observation"]["depth"], depth)
+    np.testing.assert_array_equal(episode["observation"]["poses"], matrices.astype(np.float32))
+    with pytest.raises(ValueError, match=r"episode 0, observation.images.depth: step 0: .*depth image\?.*drop"):
+        convert_episodes(tmp_path / "mine", tmp_path / "video", to="lerobot", fps=5)
+    convert_episodes(tmp_path / "mine", tmp_path / "video", to="lerobot", fps=5, drop=["observation/depth"])
 
 
 def test_into_a_store(rlds):
@@ -373,7 +426,7 @@ np.savez(out, **arrays)
 @pytest.mark.skipif(
     "BUSHEL_LEROBOT_PYTHON" not in os.environ, reason="$BUSHEL_LEROBOT_PYTHON names a Python with lerobot"
 )
-@pytest.mark.parametrize("codec", ["h264", "av1"])
+@pytest.mark.parametrize("codec", ["h264", "av1", None])
 def test_lerobot_reads_it(rlds, tmp_path, codec):
     """lerobot's own reader on what `convert_episodes` wrote: frames, rows, tasks, windows with masks."""
     convert_episodes(rlds, tmp_path / "lerobot", to="lerobot", fps=10, codec=codec, crf=20, workers=2)
@@ -399,9 +452,9 @@ def test_lerobot_reads_it(rlds, tmp_path, codec):
             assert str(single[f"{frame}/task"]) == steps["language_instruction"][step].decode()
             assert int(single[f"{frame}/episode_index"]) == number
             times = [min(max(step + shift, 0), length - 1) for shift in (-1, 0, 2)]
-            for slot, time in enumerate(times):
+            for slot, shown in enumerate(times):
                 image = windows[f"{frame}/observation.images.image"][slot].transpose(1, 2, 0) * 255
-                assert np.abs(image - picture(number, time)).mean() < 12
+                assert np.abs(image - picture(number, shown)).mean() < 12
             is_pad = [not 0 <= step + shift < length for shift in (-1, 0, 2)]
             assert windows[f"{frame}/observation.images.image_is_pad"].tolist() == is_pad
             frame += 1

@@ -50,7 +50,7 @@ def open_aloha(
 class _Aloha(Layout):
     def __init__(self, files: list[ArrayFile], splits: dict[str, np.ndarray], reverse: bool, pad: bool):
         self.episodes = [(file, "") for file in files]
-        self.splits, self.fps, self._pad = splits, _FPS, pad
+        self.splits, self.fps, self._pad, self.settings = splits, _FPS, pad, (reverse, pad)
         content = files[0].open()
         with describing_damage(files[0].shown):
             self._keys = [f"{_IMAGES}{camera}" for camera in sorted(content.get("observations/images", {}))]

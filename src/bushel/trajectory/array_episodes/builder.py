@@ -29,6 +29,8 @@ class Layout(abc.ABC):
     """The reader of the images."""
     fps: float | None
     """Steps per second, if the files say it."""
+    settings: Sequence[Any]
+    """The options of the format on which trajectories depend."""
 
     @abc.abstractmethod
     def read(self, number: int) -> Tree:
@@ -72,7 +74,7 @@ class ArrayEpisodes:
         """The layout, the versions of the files, and which episodes these are."""
         files = dict.fromkeys((file.path, str(file.version)) for file, _ in self._layout.episodes)
         versions = [version for _, version in files]
-        return [type(self._layout).__name__, versions, self._numbers.tolist()]
+        return [type(self._layout).__name__, versions, self._numbers.tolist(), list(self._layout.settings)]
 
     def __repr__(self) -> str:
         return f"ArrayEpisodes({self._name}: {len(self)} episodes)"
@@ -111,11 +113,16 @@ class ArrayEpisodesBuilder(EpisodeBuilder):
         return f"ArrayEpisodesBuilder({self.name}; {counts})"
 
 
-def is_image(name: str, shape: Sequence[int]) -> bool:
-    """Whether an array is one image per step: frames with channels, or frames without that are named so."""
-    if len(shape) == 4:
+def is_image(name: str, array: Any) -> bool:
+    """Whether an array is one image per step: frames of uint8 with channels, or frames that are named so.
+
+    Other arrays with three axes per step, such as rotation matrices, are numbers.
+    """
+    shape = array.shape
+    if len(shape) == 4 and array.dtype == np.uint8:
         return shape[3] in (1, 3, 4)
-    return len(shape) == 3 and ("image" in name or "depth" in name)
+    is_named = "image" in name or "depth" in name
+    return is_named and (len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3, 4)))
 
 
 def repeat_text(text: str | bytes, length: int) -> np.ndarray:

@@ -46,9 +46,9 @@ def open_npz(
 class _Npz(Layout):
     def __init__(self, files: list[ArrayFile], splits: dict[str, np.ndarray], fps: float | None, pad: bool):
         self.episodes = [(file, "") for file in files]
-        self.splits, self.fps, self._pad = splits, fps, pad
+        self.splits, self.fps, self._pad, self.settings = splits, fps, pad, (pad,)
         first: Mapping[str, np.ndarray] = files[0].open()
-        self._keys = sorted(key for key, array in first.items() if is_image(key, array.shape))
+        self._keys = sorted(key for key, array in first.items() if is_image(key, array))
         self.frames = StoredFrames(self.episodes, self._keys)
 
     def read(self, number: int) -> Tree:
@@ -68,7 +68,7 @@ class _Npz(Layout):
                 raise DamagedFile(f"{where}: {key!r} has {len(array)} steps, but {main!r} has {length}.")
             elif key in self._keys:
                 leaves[_place(key)] = self.frames.handles(number, key, length, array)
-            elif not is_image(key, array.shape):
+            elif not is_image(key, array):
                 leaves[_place(key)] = read_numbers(array, length, key, where)
         for key in self._keys:
             if key not in arrays:

@@ -61,7 +61,7 @@ class _Robomimic(Layout):
                 f"{file.shown} has no groups 'data/demo_0', 'data/demo_1' ... of robomimic; it has {sorted(content)}."
             )
         demos = sort_by_number(groups)
-        self._file, self._pad = file, pad
+        self._file, self._pad, self.settings = file, pad, (pad,)
         self._demos = demos
         self.episodes = [(file, f"data/{demo}/") for demo in demos]
         self.splits = _number_splits(masks, demos, file)
@@ -142,7 +142,7 @@ def _list_arrays(group: Any) -> dict[str, Any]:
 
 
 def _is_frame(key: str, array: Any) -> bool:
-    return key.startswith(("obs/", "next_obs/")) and is_image(key, array.shape)
+    return key.startswith(("obs/", "next_obs/")) and is_image(key, array)
 
 
 def _parse_json(text: Any) -> Any:

@@ -80,7 +80,7 @@ def convert_episodes(
     fps: float | None = None,
     task: str = "",
     robot_type: str | None = None,
-    codec: str = "h264",
+    codec: str | None = "h264",
     key_frame_interval: int = 2,
     crf: int = 30,
     file_format: str = "tfrecord",
@@ -109,7 +109,7 @@ def convert_episodes(
       fps: steps per second, for LeRobot; by default what the source says.
       task: for LeRobot, the instruction of steps that have none.
       robot_type: for LeRobot, the name of the robot.
-      codec: for LeRobot, the codec of videos: "h264", "hevc" or "av1".
+      codec: for LeRobot, the codec of videos: "h264", "hevc" or "av1". None keeps images in the rows, without loss.
       key_frame_interval: for LeRobot, frames from one key frame to the next.
       crf: for LeRobot, the quality of videos; smaller numbers are better.
       file_format: for RLDS, "tfrecord" or "array_record".
@@ -136,13 +136,15 @@ def convert_episodes(
     if to == "rlds" and not is_version(address.rstrip("/").rpartition("/")[2]):
         address = places.join(address, "1.0.0")
     folder = places.folder(address, storage_options if target_options is None else target_options)
+    refuse_same(stores.local(source), folder)
     if to == "rlds":
         written: Target = RLDSTarget(folder.address, file_format, image_format)
     elif to == "lerobot":
         rate = fps or builder.fps
         if rate is None:
             raise ValueError(f"{builder.name} does not say how many steps a second has. Pass fps (--fps).")
-        written = LeRobotTarget(rate, Encoding(codec, key_frame_interval, crf), task, robot_type)
+        encoding = None if codec is None else Encoding(codec, key_frame_interval, crf)
+        written = LeRobotTarget(rate, encoding, task, robot_type)
     else:
         raise ValueError(f"to must be one of {', '.join(FORMATS)}; got {to!r}.")
     function = None if standardize_fn is None else load_function(standardize_fn)
@@ -181,6 +183,15 @@ def _open_source(
     )
 
 
+def refuse_same(source: str, folder: Folder) -> None:
+    """Raises ValueError if the target would be written over the source."""
+    here, there = source.rstrip("/"), folder.address.rstrip("/")
+    if folder.on_disk and not stores.is_url(here):
+        here, there = os.path.realpath(here), os.path.realpath(there)
+    if f"{here}/".startswith(f"{there}/") or f"{there}/".startswith(f"{here}/"):
+        raise ValueError(f"The target {folder.name} lies in the source, or contains it. Choose another folder.")
+
+
 def _begin(folder: Folder, target: Target, identity: str, overwrite: bool, workers: int) -> int:
     """Looks at what is in the folder: nothing, a part of this conversion, or something else.
 
@@ -188,7 +199,8 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool, worke
     """
     has_plan = folder.exists(_PLAN)
     if overwrite:
-        _remove_data_set(folder, target)
+        if has_plan or folder.exists(target.last_file):  # else the files that look like ours are someone else's
+            _remove_data_set(folder, target)
     elif folder.exists(target.last_file) and not has_plan:
         raise FileExistsError(
             f"{folder.name} has a data set already ({target.last_file}). Pass overwrite=True (--overwrite) to replace "
@@ -199,10 +211,12 @@ def _begin(folder: Folder, target: Target, identity: str, overwrite: bool, worke
         if plan["identity"] == identity:
             remove_half_files(folder)
             return int(plan["workers"])
-        raise FileExistsError(
-            f"{folder.name} has a part of another conversion, which was interrupted: of other data, or with other "
-            "arguments. Pass overwrite=True (--overwrite) to begin anew."
-        )
+        if any(map(target.belongs, folder.names(deep=True))):
+            raise FileExistsError(
+                f"{folder.name} has a part of another conversion, which was interrupted: of other data, or with other "
+                "arguments. Pass overwrite=True (--overwrite) to begin anew."
+            )
+        _remove_data_set(folder, target)  # it ended before it had written a file of the data set
     folder.write(_PLAN, sealed.json_bytes({"identity": identity, "workers": workers}))
     return workers
 

@@ -136,6 +136,8 @@ def concatenate_state(table: Episodes, state_keys: Sequence[str]) -> Episodes:
     if not state_keys:
         return table
     columns = flatten_tree(table.columns)
+    if ("observation", "state") in columns and "state" not in state_keys:
+        raise ValueError("The observations have a 'state' already. Add it to state_keys, or leave it out (drop).")
     parts = []
     for key in state_keys:
         path = ("observation", *key.split("/"))

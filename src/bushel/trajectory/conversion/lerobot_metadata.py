@@ -16,7 +16,10 @@ from bushel.sources.writing import Folder
 from bushel.trajectory.conversion.lerobot_statistics import summarize_numbers, summarize_pixels
 from bushel.trajectory.conversion.targets import Shard
 from bushel.trajectory.conversion.video_encoding import Encoding, choose_pixel_format
+from bushel.trajectory.encoded_images import read_all
 from bushel.trajectory.episodes import Episodes
+from bushel.trajectory.rlds.episode_encoder import encode_image
+from bushel.trajectory.stored_pixels import MAGIC, unpack_pixels
 
 DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -34,9 +37,10 @@ def make_paths(template: str, files: Iterable[int], camera: str = "") -> list[st
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Description:
-    """Which columns of a table are videos, numbers and texts, by the names of their features."""
+    """Which columns of a table are videos, images in the rows, numbers and texts, by the names of their features."""
 
     cameras: dict[str, Any]
+    stills: dict[str, Any]
     numbers: dict[str, Any]
     texts: dict[str, Any]
     task: Any
@@ -45,7 +49,8 @@ class Description:
     def arrow_types(self) -> dict[str, Any]:
         """The type of each column of the rows."""
         pa: Any = package("pyarrow", "parquet", "LeRobot data sets")
-        types: dict[str, Any] = {}
+        image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+        types: dict[str, Any] = dict.fromkeys(self.stills, image)
         for name, column in self.numbers.items():
             dtype, shape = _describe_numbers(column)
             kind = pa.from_numpy_dtype(dtype)
@@ -63,16 +68,17 @@ class Description:
         """The schema of the rows."""
         return package("pyarrow", "parquet", "LeRobot data sets").schema(list(self.arrow_types().items()))
 
-    def features(self, shapes: dict[str, list[int]], fps: float, encoding: Encoding) -> dict[str, Any]:
+    def features(self, shapes: dict[str, list[int]], fps: float, encoding: Encoding | None) -> dict[str, Any]:
         """The features in `info.json`."""
         features: dict[str, Any] = {}
-        for camera in self.cameras:
-            height, width, channels = shapes[camera]
+        for camera, (height, width, channels) in shapes.items():
             features[camera] = {
-                "dtype": "video",
+                "dtype": "image" if encoding is None else "video",
                 "shape": [height, width, channels],
                 "names": ["height", "width", "channels"],
-                "info": {
+            }
+            if encoding is not None:
+                features[camera]["info"] = {
                     "video.height": height,
                     "video.width": width,
                     "video.codec": encoding.codec,
@@ -81,8 +87,7 @@ class Description:
                     "video.fps": _plain(fps),
                     "video.channels": channels,
                     "has_audio": False,
-                },
-            }
+                }
         for name, column in self.numbers.items():
             dtype, shape = _describe_numbers(column)
             features[name] = {"dtype": dtype.name, "shape": list(shape), "names": None}
@@ -92,6 +97,15 @@ class Description:
         for name in ("frame_index", "episode_index", "index", "task_index"):
             features[name] = {"dtype": "int64", "shape": [1], "names": None}
         return features
+
+    def images(self, table: Episodes, episode: int) -> dict[str, list[dict[str, Any]]]:
+        """The images in the rows of an episode. Pixels become PNG; encoded images stay as they are."""
+        frames = table.starts[episode] + np.arange(int(table.lengths[episode]))
+        found = {}
+        for name, column in self.stills.items():
+            contents = (_encode_still(content, name) for content in _read_contents(column, frames))
+            found[name] = [{"bytes": content, "path": f"frame-{step:06d}.png"} for step, content in enumerate(contents)]
+        return found
 
     def columns(self, table: Episodes, episode: int, fps: float) -> dict[str, np.ndarray]:
         """The numbers and texts of an episode, by the names of their columns."""
@@ -111,9 +125,11 @@ class Description:
     def rows(self, table: Episodes, episode: int, fps: float) -> Any:
         """The rows of an episode, as a table of Arrow."""
         pa: Any = package("pyarrow", "parquet", "LeRobot data sets")
-        arrays = []
         schema = self.schema()
-        for field, values in zip(schema, self.columns(table, episode, fps).values()):
+        pictures = self.images(table, episode)
+        arrays = [pa.array(rows, schema.field(name).type) for name, rows in pictures.items()]
+        for name, values in self.columns(table, episode, fps).items():
+            field = schema.field(name)
             if values.dtype == object:
                 arrays.append(pa.array([value.decode(errors="replace") for value in values.tolist()], field.type))
             elif values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1):
@@ -139,6 +155,20 @@ class Description:
         numbers = {text: number for number, text in enumerate(self.tasks)}
         texts = [value.decode(errors="replace") or self.default_task for value in self.task.values.tolist()]
         return np.array([numbers[text] for text in texts], np.int64)[self.task.codes]
+
+
+def _read_contents(column: Any, frames: np.ndarray) -> list[Any]:
+    """Images of a column: encoded, or pixels."""
+    entries = column.take(frames)
+    return read_all(entries.tolist()) if entries.dtype == object else list(entries)
+
+
+def _encode_still(content: Any, name: str) -> bytes:
+    """An encoded image as it is; pixels as PNG."""
+    if isinstance(content, bytes) and not content.startswith(MAGIC):
+        return content
+    pixels = unpack_pixels(content) if isinstance(content, bytes) else content
+    return encode_image(pixels[:, :, None] if pixels.ndim == 2 else pixels, "png", name)
 
 
 def _describe_numbers(column: Any) -> tuple[np.dtype, tuple[int, ...]]:
@@ -168,7 +198,7 @@ def write_metadata(
     shards: Sequence[Shard],
     facts: Sequence[Any],
     fps: float,
-    encoding: Encoding,
+    encoding: Encoding | None,
     robot_type: str | None,
 ) -> None:
     """Writes the files of `meta/`, `info.json` last."""
@@ -207,7 +237,7 @@ def write_metadata(
 def _find_shapes(description: Description, shards: Sequence[Shard], facts: Sequence[Any]) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for shard, found in zip(shards, facts):
-        for camera in description.cameras:
+        for camera in (*description.cameras, *description.stills):
             shape = found["cameras"][camera]["shape"]
             if shapes.setdefault(camera, shape) != shape:
                 raise ValueError(
@@ -240,14 +270,15 @@ def _describe_episode(
         "dataset_to_index": start + length,
     }
     statistics: dict[str, Any] = {}
-    for camera in description.cameras:
+    for camera in (*description.cameras, *description.stills):
         own = facts["cameras"][camera]["episodes"][place]
-        row |= {
-            f"videos/{camera}/chunk_index": chunk,
-            f"videos/{camera}/file_index": file,
-            f"videos/{camera}/from_timestamp": own["first"] / fps,
-            f"videos/{camera}/to_timestamp": (own["first"] + length) / fps,
-        }
+        if camera in description.cameras:
+            row |= {
+                f"videos/{camera}/chunk_index": chunk,
+                f"videos/{camera}/file_index": file,
+                f"videos/{camera}/from_timestamp": own["first"] / fps,
+                f"videos/{camera}/to_timestamp": (own["first"] + length) / fps,
+            }
         statistics[camera] = summarize_pixels(np.array(own["histogram"]), own["sampled"])
     for name, values in description.columns(table, episode, fps).items():
         if values.dtype != object:
@@ -291,7 +322,7 @@ def _write_tasks(folder: Folder, tasks: list[str]) -> None:
 def _summarize_all(table: Episodes, description: Description, facts: Sequence[Any], fps: float) -> dict[str, Any]:
     """The statistics of all episodes together."""
     statistics: dict[str, Any] = {}
-    for camera in description.cameras:
+    for camera in (*description.cameras, *description.stills):
         episodes = [episode for found in facts for episode in found["cameras"][camera]["episodes"]]
         histogram = np.sum([np.array(episode["histogram"]) for episode in episodes], axis=0)
         statistics[camera] = summarize_pixels(histogram, sum(episode["sampled"] for episode in episodes))

@@ -6,6 +6,7 @@ What the files of `meta/` hold is in `lerobot_metadata.py`.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,11 @@ from bushel.trajectory.pixels import decode_image
 INFO = "meta/info.json"
 TASK = "language_instruction"
 _FRAMES_AT_ONCE = 32
+_FILES = re.compile(
+    r"meta/(info|stats)\.json|meta/tasks\.parquet|(meta/episodes|data)/chunk-\d+/file-\d+\.parquet"
+    r"|videos/[^/]+/chunk-\d+/file-\d+\.mp4"
+)
+"""The files of a LeRobot v3 data set. `overwrite` removes these, and no others."""
 _MADE = ("timestamp", "frame_index", "episode_index", "index", "task_index", "task")
 """Columns that the writer makes itself, whatever the source has under these names."""
 
@@ -42,63 +48,73 @@ class LeRobotTarget(Target):
 
     Args:
       fps: steps per second.
-      encoding: how videos are encoded.
+      encoding: how videos are encoded; None for images in the rows, without loss.
       task: the instruction of steps that have none.
       robot_type: the name of the robot, for `info.json`.
     """
 
     last_file = INFO
 
-    def __init__(self, fps: float, encoding: Encoding, task: str = "", robot_type: str | None = None):
+    def __init__(self, fps: float, encoding: Encoding | None, task: str = "", robot_type: str | None = None):
         as_rate(fps)
         package("pyarrow", "parquet", "LeRobot data sets")
-        package("av", "video", "Video files")
+        if encoding is not None:
+            package("av", "video", "Video files")
         self._fps, self._encoding, self._task, self._robot = fps, encoding, task, robot_type
 
     def settings(self) -> Any:
-        return ["lerobot", self._fps, dataclasses.astuple(self._encoding), self._task, self._robot]
+        encoding = None if self._encoding is None else dataclasses.astuple(self._encoding)
+        return ["lerobot", self._fps, encoding, self._task, self._robot]
 
     def prepare(self, table: Episodes) -> Episodes:
-        describe_table(table, self._task)
+        self._describe(table)
         return table
 
+    def _describe(self, table: Episodes) -> Description:
+        return describe_table(table, self._task, has_videos=self._encoding is not None)
+
     def belongs(self, name: str) -> bool:
-        return name.startswith(("meta/", "data/chunk-", "videos/"))
+        return _FILES.fullmatch(name) is not None
 
     def write_shard(self, table: Episodes, shard: Shard, folder: Folder, verify: bool) -> Iterator[tuple[int, Any]]:
-        description = describe_table(table, self._task)
+        description = self._describe(table)
         cameras: dict[str, Any] = {}
-        share = len(description.cameras) or 1
+        share = len(description.cameras) + len(description.stills) + 1  # the rows count as one more camera
         done = 0
-        for camera in description.cameras:
-            facts: dict[str, Any] = {}
-            for frames in self._write_video(table, shard, folder, description, camera, verify, facts):
+        for camera, column in {**description.cameras, **description.stills}.items():
+            facts = cameras[camera] = {"episodes": []}
+            if self._encoding is None:
+                steps = _inspect_images(table, shard, camera, column, facts)
+            else:
+                steps = self._write_video(table, shard, folder, camera, column, self._encoding, verify, facts)
+            for frames in steps:
                 done += frames
                 yield done // share - (done - frames) // share, None
-            cameras[camera] = facts
-        self._write_rows(table, shard, folder, description, verify)
-        if not description.cameras:
-            yield int(table.lengths[shard.low : shard.high].sum()), None
+        for frames in self._write_rows(table, shard, folder, description, verify):
+            done += frames
+            yield done // share - (done - frames) // share, None
         yield 0, {"cameras": cameras}
 
     # Rows.
 
     def _write_rows(
         self, table: Episodes, shard: Shard, folder: Folder, description: Description, verify: bool
-    ) -> None:
+    ) -> Iterator[int]:
         parquet = package("pyarrow.parquet", "parquet", "LeRobot data sets")
         (name,) = make_paths(DATA_PATH, [shard.index])
         schema = description.schema()
-        rows = [description.rows(table, episode, self._fps) for episode in range(shard.low, shard.high)]
         with folder.new_file(name) as path:
             with writing(folder.shown(name)), parquet.ParquetWriter(path, schema, compression="snappy") as writer:
-                for batch in rows:  # one row group per episode, as LeRobot's recorder writes
-                    writer.write_table(batch)
+                for episode in range(shard.low, shard.high):  # one row group each, as LeRobot's recorder writes
+                    writer.write_table(description.rows(table, episode, self._fps))
+                    yield int(table.lengths[episode])
             if verify:
-                found = parquet.read_table(path)
-                expected = package("pyarrow", "parquet", "LeRobot data sets").concat_tables(rows)
-                if not found.equals(expected):
-                    raise DamagedFile(f"{folder.shown(name)}: what was written is not what was read back.")
+                with parquet.ParquetFile(path) as file:
+                    for group, episode in enumerate(range(shard.low, shard.high)):
+                        if not file.read_row_group(group).equals(description.rows(table, episode, self._fps)):
+                            raise DamagedFile(
+                                f"{folder.shown(name)}: the rows of episode {episode} are not what was written."
+                            )
 
     # Videos.
 
@@ -107,38 +123,48 @@ class LeRobotTarget(Target):
         table: Episodes,
         shard: Shard,
         folder: Folder,
-        description: Description,
         camera: str,
+        column: Any,
+        encoding: Encoding,
         verify: bool,
         facts: dict[str, Any],
     ) -> Iterator[int]:
         """Writes the video of one camera. Yields how many frames each step wrote, and fills `facts`."""
-        column = description.cameras[camera]
         (name,) = make_paths(VIDEO_PATH, [shard.index], camera)
         prints, starts, shape = [], [], None
-        episodes = facts["episodes"] = []
         with folder.new_file(name) as path:
             with writing(folder.shown(name)), joining(path, self._fps) as video:
                 for episode in range(shard.low, shard.high):
                     frames = _Frames(table, column, episode, camera, shape)
-                    data, summary = encode_frames(frames, self._fps, self._encoding)
+                    data, summary = encode_frames(frames, self._fps, encoding)
                     shape = frames.shape
                     starts.append(video.frames)
                     video.add(data, frames.count)
                     prints.append(summary)
-                    episodes.append(
-                        {"histogram": frames.histogram.tolist(), "sampled": frames.sampled, "first": starts[-1]}
-                    )
+                    facts["episodes"].append({**frames.facts(), "first": starts[-1]})
                     yield frames.count
             if verify:
                 verify_video(path, folder.shown(name), self._fps, np.concatenate(prints), starts)
         facts["shape"] = list(shape or ())
 
     def finish(self, table: Episodes, shards: Sequence[Shard], facts: Sequence[Any], folder: Folder) -> None:
-        description = describe_table(table, self._task)
+        description = self._describe(table)
         lerobot_metadata.write_metadata(
             folder, table, description, shards, facts, self._fps, self._encoding, self._robot
         )
+
+
+def _inspect_images(table: Episodes, shard: Shard, camera: str, column: Any, facts: dict[str, Any]) -> Iterator[int]:
+    """Decodes the images of one camera, which are stored in the rows, for their size and statistics."""
+    shape = None
+    for episode in range(shard.low, shard.high):
+        frames = _Frames(table, column, episode, camera, shape)
+        for _ in frames:
+            pass
+        shape = frames.shape
+        facts["episodes"].append(frames.facts())
+        yield frames.count
+    facts["shape"] = list(shape or ())
 
 
 class _Frames:
@@ -152,6 +178,10 @@ class _Frames:
         self._column, self._first = column, int(table.starts[episode])
         number = episode if table.numbers is None else int(table.numbers[episode])
         self._where = f"episode {number}, {camera}"
+
+    def facts(self) -> dict[str, Any]:
+        """The histogram of the sampled frames, and their number."""
+        return {"histogram": self.histogram.tolist(), "sampled": self.sampled}
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for low in range(0, self.count, _FRAMES_AT_ONCE):
@@ -179,13 +209,14 @@ class _Frames:
                 try:
                     content = decode_image(content)
                 except ValueError as error:
-                    raise ValueError(f"{self._where}: step {step}: {error}") from error
+                    where = f"{self._where}: step {step}"
+                    raise ValueError(f"{where}: {error} Leave the camera out (drop), or repair it.") from error
             if content.shape[2] == 1:
                 content = np.repeat(content, 3, axis=2)
             yield content[:, :, :3]
 
 
-def describe_table(table: Episodes, default_task: str) -> Description:
+def describe_table(table: Episodes, default_task: str, *, has_videos: bool) -> Description:
     """Which column of a table becomes which feature. Raises ValueError for one that LeRobot cannot hold."""
     cameras: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
@@ -195,19 +226,21 @@ def describe_table(table: Episodes, default_task: str) -> Description:
         name = ".".join(path)
         if path == (TASK,) and isinstance(column, Texts):
             task = column
-        elif isinstance(column, Images) or _is_image(column):
-            cameras[_name_camera(path)] = column
-        elif name in _MADE:
             continue
+        if name in _MADE:
+            continue
+        is_camera = isinstance(column, Images) or _is_image(column)
+        name = _name_camera(path) if is_camera else name
+        if name in {**cameras, **numbers, **texts}:
+            raise ValueError(f"Two entries would get the name {name!r} in the LeRobot data set. Leave one out (drop).")
+        if is_camera:
+            cameras[name] = column
         elif column.is_numeric:
             numbers[name] = _check_numbers(name, column)
         else:
-            texts[name] = column
-    names = [*cameras, *numbers, *texts]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise ValueError(f"Two entries would get the same name in the LeRobot data set: {sorted(twice)}.")
-    return Description(cameras, numbers, texts, task, default_task)
+            texts[name] = _check_texts(name, column)
+    videos, stills = (cameras, {}) if has_videos else ({}, cameras)
+    return Description(videos, stills, numbers, texts, task, default_task)
 
 
 def _is_image(column: Any) -> bool:
@@ -219,6 +252,12 @@ def _is_image(column: Any) -> bool:
 def _name_camera(path: tuple[str, ...]) -> str:
     rest = [part for part in (path[1:] if path[0] == "observation" else path) if part != "images"]
     return ".".join(["observation", "images", *rest]).replace("images.images.", "images.")
+
+
+def _check_texts(name: str, column: Any) -> Any:
+    if column.take(np.zeros(1, np.int64)).ndim > 1:
+        raise ValueError(f"{name} has several texts per step, which LeRobot does not store. Leave it out (drop).")
+    return column
 
 
 def _check_numbers(name: str, column: Any) -> Any:

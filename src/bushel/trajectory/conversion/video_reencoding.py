@@ -16,7 +16,7 @@ from bushel.sources import writing as places
 from bushel.sources.stores import Options, Path
 from bushel.sources.writing import Folder
 from bushel.state.digest import whole_digest
-from bushel.trajectory.conversion.episode_conversion import remove_half_files
+from bushel.trajectory.conversion.episode_conversion import refuse_same, remove_half_files
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
 
 _WORK = ".converting/"
@@ -57,6 +57,7 @@ def reencode_videos(
     encoding = Encoding(codec, key_frame_interval, crf)
     here = places.folder(source, storage_options)
     there = places.folder(target, storage_options if target_options is None else target_options)
+    refuse_same(stores.local(source), there)
     try:
         info = json.loads(here.read(INFO))
     except FileNotFoundError:

@@ -85,6 +85,9 @@ class EpisodeEncoder:
         if values.dtype.hasobject:
             contents = read_all(values.ravel().tolist())
             if any(content.startswith(MAGIC) for content in contents):
+                arrays = _unpack_floats(contents, where)
+                if arrays is not None:
+                    return arrays
                 contents = [self._encode_pixels(content, keys, where) for content in contents]
             return to_objects(contents).reshape(values.shape)
         colours = (values.dtype == np.uint8 and values.shape[-1] in (1, 3, 4)) or (
@@ -93,7 +96,7 @@ class EpisodeEncoder:
         if values.ndim != 4 or not colours:
             return values
         chosen = self._choose_format(keys)
-        return to_objects([_encode_image(value, chosen, where) for value in values])
+        return to_objects([encode_image(value, chosen, where) for value in values])
 
     def _choose_format(self, keys: tuple[str, ...]) -> Any:
         path = "/".join(keys[1:] if keys[0] == "steps" else keys)
@@ -106,12 +109,7 @@ class EpisodeEncoder:
             return content
         pixels = unpack_pixels(content)
         pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-        if pixels.dtype not in (np.uint8, np.uint16):
-            raise ValueError(
-                f"{where} has images of {pixels.dtype}, which no image format of TFDS stores. Convert them to uint8 or "
-                "uint16, or leave them out."
-            )
-        return _encode_image(pixels, self._choose_format(keys) if pixels.dtype == np.uint8 else "png", where)
+        return encode_image(pixels, self._choose_format(keys) if pixels.dtype == np.uint8 else "png", where)
 
     def features(self) -> dict[str, Any]:
         """The content of `features.json`."""
@@ -218,7 +216,19 @@ def _make_array(value: Any, where: str) -> np.ndarray:
     raise TypeError(f"{where} should be numbers, bytes or strings, got {array.dtype}.")
 
 
-def _encode_image(pixels: np.ndarray, kind: ImageFormat, where: str) -> bytes:
+def _unpack_floats(contents: Sequence[bytes], where: str) -> np.ndarray | None:
+    """Frames of other numbers than uint8 and uint16, which no image format stores, as one array. Else None."""
+    frames = [unpack_pixels(content) if content.startswith(MAGIC) else None for content in contents]
+    kinds = {str(frame.dtype) for frame in frames if frame is not None}
+    if kinds <= {"uint8", "uint16"}:
+        return None
+    shapes = {None if frame is None else frame.shape for frame in frames}
+    if len(kinds) > 1 or len(shapes) > 1:
+        raise ValueError(f"{where} has frames of {sorted(kinds)} and of the shapes {shapes}, or steps without one.")
+    return np.stack([frame for frame in frames if frame is not None])
+
+
+def encode_image(pixels: np.ndarray, kind: ImageFormat, where: str) -> bytes:
     """Encodes pixels as an image."""
     images = package("PIL.Image", "robots", "Encoded images")
     if kind == "jpeg" and (pixels.dtype != np.uint8 or pixels.shape[-1] == 4):
