@@ -364,6 +364,7 @@ def broken(tmp_path: Path, change: Any, **more: Any) -> Any:
         (lambda demo: demo.__delitem__("obs/state"), ValueError, "no 'state', which proprio_obs_keys names"),
         (lambda demo: demo.__delitem__("actions"), ValueError, "have no action"),
         (lambda demo: demo.__delitem__("obs/front_image"), ValueError, "has no 'obs/front_image'"),
+        (lambda demo: demo.attrs.__setitem__("num_samples", -1), DamagedFile, "num_samples is .*-1"),
         (lambda demo: demo.attrs.__setitem__("num_samples", 9), DamagedFile, "has 5 steps, but the episode has 9"),
     ],
 )

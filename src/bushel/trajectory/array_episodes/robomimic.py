@@ -49,8 +49,15 @@ def check_choice(missing_images: str) -> bool:
 class _Robomimic(Layout):
     def __init__(self, file: ArrayFile, pad: bool):
         content = file.open()
+        for name in ("data", "mask"):
+            if name in content and not hasattr(content[name], "keys"):
+                raise ValueError(f"{file.shown}: {name!r} must be a group, as robomimic has it, but it is an array.")
         with describing_damage(file.shown):
-            groups = [name for name in content.get("data", {}) if re.fullmatch(r".*\d+", name)]
+            groups = [
+                name
+                for name in content.get("data", {})
+                if re.fullmatch(r".*\d+", name) and hasattr(content["data"][name], "keys")
+            ]
             masks = {
                 split: [_as_text(entry) for entry in np.ravel(names[()]).tolist()]
                 for split, names in content.get("mask", {}).items()
@@ -79,8 +86,11 @@ class _Robomimic(Layout):
         with describing_damage(self._file.shown):
             group = content[f"data/{self._demos[number]}"]
             arrays = _list_arrays(group)
-            length = int(group.attrs.get("num_samples", len(arrays["actions"]) if "actions" in arrays else 0))
+            stated = group.attrs.get("num_samples", len(arrays["actions"]) if "actions" in arrays else 0)
             words = _parse_json(group.attrs.get("ep_meta"))
+        if not isinstance(stated, (int, np.integer)) or stated < 0:
+            raise DamagedFile(f"{where}: num_samples is {stated!r}, and not a number of steps.")
+        length = int(stated)
         leaves: dict[tuple[str, ...], Any] = {}
         for key, array in arrays.items():
             top, *rest = key.split("/")

@@ -32,7 +32,7 @@ from bushel.trajectory.conversion.rlds_target import RLDSTarget
 from bushel.trajectory.conversion.targets import Shard, Target
 from bushel.trajectory.conversion.video_encoding import Encoding
 from bushel.trajectory.encoded_images import ImageParts
-from bushel.trajectory.episode_builder import EpisodeBuilder
+from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
 from bushel.trajectory.episode_formats import detect_kind, open_episodes
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.module_spec import Function, identify_function, load_function
@@ -161,7 +161,7 @@ def convert_episodes(
 
     with _working_folder(folder) as work:
         table, counts = _load_or_build(work, builder.episodes("all").parts, build)
-        planned = _plan_shards(table, counts, shards, together)
+        planned = _plan_shards(table, counts, shards, together, builder.episodes("all"))
         _run(table, planned, written, folder, workers, verify, report or (lambda done, of: None))
         facts = [sealed.parse_json(folder.read(_name_facts(shard)), _name_facts(shard))["facts"] for shard in planned]
         written.finish(table, planned, facts, folder)
@@ -265,8 +265,11 @@ def _load_or_build(
     return table, counts
 
 
-def _plan_shards(table: Episodes, counts: Mapping[str, int], shards: int | None, workers: int) -> list[Shard]:
+def _plan_shards(
+    table: Episodes, counts: Mapping[str, int], shards: int | None, workers: int, source: EpisodeSource
+) -> list[Shard]:
     """Consecutive episodes of each split, with about the same number of frames in each shard."""
+    assert table.numbers is not None
     planned: list[Shard] = []
     first = 0
     for split, count in counts.items():
@@ -277,7 +280,9 @@ def _plan_shards(table: Episodes, counts: Mapping[str, int], shards: int | None,
         bounds = [0, *np.unique(np.clip(cuts, 1, count - 1)).tolist(), count] if count > 1 else [0, count]
         bounds = sorted(set(bounds))
         for number, (low, high) in enumerate(itertools.pairwise(bounds)):
-            planned.append(Shard(split, number, len(bounds) - 1, len(planned), first + low, first + high))
+            ends_at = first + low, first + high
+            names = tuple(source.describe(int(place)) for place in table.numbers[slice(*ends_at)])
+            planned.append(Shard(split, number, len(bounds) - 1, len(planned), *ends_at, names))
         first += count
     return planned
 

@@ -187,6 +187,25 @@ def _nest(pa: Any, values: np.ndarray) -> Any:
     return nested
 
 
+def same_rows(found: Any, expected: Any) -> bool:
+    """Whether two tables of Arrow are equal. NaN equals NaN, which it does not for Arrow."""
+    if found.schema != expected.schema or len(found) != len(expected):
+        return False
+    pairs = zip(found.itercolumns(), expected.itercolumns())
+    return all(_same_values(a.combine_chunks(), b.combine_chunks()) for a, b in pairs)
+
+
+def _same_values(found: Any, expected: Any) -> bool:
+    types: Any = package("pyarrow.types", "parquet", "LeRobot data sets")
+    if types.is_list(found.type) or types.is_fixed_size_list(found.type):
+        if found.value_lengths().equals(expected.value_lengths()):
+            return _same_values(found.flatten(), expected.flatten())
+        return False
+    if types.is_floating(found.type):
+        return np.array_equal(found.to_numpy(False), expected.to_numpy(False), equal_nan=True)
+    return found.equals(expected)
+
+
 def _plain(fps: float) -> float | int:
     return int(fps) if float(fps).is_integer() else fps
 

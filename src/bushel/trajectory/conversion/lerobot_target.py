@@ -111,7 +111,8 @@ class LeRobotTarget(Target):
             if verify:
                 with parquet.ParquetFile(path) as file:
                     for group, episode in enumerate(range(shard.low, shard.high)):
-                        if not file.read_row_group(group).equals(description.rows(table, episode, self._fps)):
+                        expected = description.rows(table, episode, self._fps)
+                        if not lerobot_metadata.same_rows(file.read_row_group(group), expected):
                             raise DamagedFile(
                                 f"{folder.shown(name)}: the rows of episode {episode} are not what was written."
                             )
@@ -135,7 +136,7 @@ class LeRobotTarget(Target):
         with folder.new_file(name) as path:
             with writing(folder.shown(name)), joining(path, self._fps) as video:
                 for episode in range(shard.low, shard.high):
-                    frames = _Frames(table, column, episode, camera, shape)
+                    frames = _Frames(table, column, shard, episode, camera, shape)
                     data, summary = encode_frames(frames, self._fps, encoding)
                     shape = frames.shape
                     starts.append(video.frames)
@@ -158,7 +159,7 @@ def _inspect_images(table: Episodes, shard: Shard, camera: str, column: Any, fac
     """Decodes the images of one camera, which are stored in the rows, for their size and statistics."""
     shape = None
     for episode in range(shard.low, shard.high):
-        frames = _Frames(table, column, episode, camera, shape)
+        frames = _Frames(table, column, shard, episode, camera, shape)
         for _ in frames:
             pass
         shape = frames.shape
@@ -170,14 +171,21 @@ def _inspect_images(table: Episodes, shard: Shard, camera: str, column: Any, fac
 class _Frames:
     """The frames of one camera in one episode, decoded some at a time, and what they have in common."""
 
-    def __init__(self, table: Episodes, column: Any, episode: int, camera: str, shape: tuple[int, ...] | None):
+    def __init__(
+        self,
+        table: Episodes,
+        column: Any,
+        shard: Shard,
+        episode: int,
+        camera: str,
+        shape: tuple[int, ...] | None,
+    ):
         self.count, self.shape = int(table.lengths[episode]), shape
         self.histogram = np.zeros((3, 256), np.int64)
         sample = lerobot_statistics.sample_frames(self.count)
         self.sampled, self._wanted = len(sample), set(sample.tolist())
         self._column, self._first = column, int(table.starts[episode])
-        number = episode if table.numbers is None else int(table.numbers[episode])
-        self._where = f"episode {number}, {camera}"
+        self._where = f"{shard.describe(episode)}, {camera}"
 
     def facts(self) -> dict[str, Any]:
         """The histogram of the sampled frames, and their number."""

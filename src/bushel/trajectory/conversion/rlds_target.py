@@ -56,7 +56,7 @@ class RLDSTarget(Target):
                 writer = _WRITERS[self._format](path, compress=False)
             try:
                 for episode in range(shard.low, shard.high):
-                    record = encoder.encode(make_episode(table, episode), f"episode {episode}")
+                    record = encoder.encode(make_episode(table, episode), shard.describe(episode))
                     with writing(folder.shown(name)):
                         writer.write(record)
                     digest, size, count = zlib.crc32(record, digest), size + len(record), count + 1

@@ -20,6 +20,7 @@ class Shard:
       number, of: which of how many shards of its split it is.
       index: its number among all shards.
       low, high: the episodes of the table, from `low` up to but without `high`.
+      sources: each of these episodes and its file, for messages.
     """
 
     split: str
@@ -28,6 +29,11 @@ class Shard:
     index: int
     low: int
     high: int
+    sources: tuple[str, ...] = ()
+
+    def describe(self, episode: int) -> str:
+        """An episode of the table, and the file that it comes from, for messages."""
+        return self.sources[episode - self.low] if self.sources else f"episode {episode}"
 
 
 class Target(abc.ABC):
