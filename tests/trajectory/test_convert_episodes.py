@@ -22,7 +22,7 @@ from bushel.trajectory import RLDSBuilder, decode_image, write_rlds
 from bushel.trajectory.conversion import convert_episodes, reencode_videos
 from bushel.trajectory.conversion.lerobot_statistics import sample_frames
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
-from bushel.trajectory.episode_formats import detect_kind, open_episodes
+from bushel.trajectory.episode_formats import KINDS, detect_kind, open_episodes
 
 av = pytest.importorskip("av")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -180,6 +180,21 @@ def test_images_in_rows(rlds, tmp_path):
     np.testing.assert_allclose(
         np.ravel(statistics["observation.images.image"]["mean"]), (images / 255).mean(axis=(0, 1, 2)), atol=1e-6
     )
+
+
+@pytest.mark.skipif("lerobot" not in KINDS, reason="LeRobot data sets are not read")
+def test_there_and_back(rlds, tmp_path):
+    """RLDS to LeRobot and back: all numbers, texts, splits, and images that are not encoded as videos."""
+    convert_episodes(rlds, tmp_path / "lerobot", to="lerobot", fps=10, codec=None)
+    convert_episodes(tmp_path / "lerobot", tmp_path / "back" / "arm", to="rlds")
+    builder = RLDSBuilder("arm", tmp_path / "back")
+    assert builder.splits == {"train": 3, "val": 1}
+    for found, expected in zip(builder.episodes(), episodes()):
+        steps = expected["steps"]
+        pictures = steps["observation"].pop("image")
+        (camera,) = (name for name in found["observation"] if name.startswith("image"))
+        np.testing.assert_array_equal([decode_image(image) for image in found["observation"][camera]], pictures)
+        same(found, steps)
 
 
 def test_hdf5_to_both(tmp_path):
