@@ -70,8 +70,10 @@ class TableBuilder:
                 f"Trajectory {len(self._lengths)} does not have the same entries as those before: {other}."
             )
         for path, leaf in leaves.items():
+            # A view may lie in the shared memory of a worker's result, which is needed for the next results.
+            array = np.asarray(leaf)
             try:
-                self._leaves[path].add(np.asarray(leaf))
+                self._leaves[path].add(array if array.base is None else array.copy())
             except ValueError as error:
                 raise ValueError(f"{'/'.join(path)} of trajectory {len(self._lengths)}: {error}") from None
         self._lengths.append(size)
