@@ -21,7 +21,9 @@ def picture(row: int, size: tuple[int, int], camera: int = 0) -> np.ndarray:
     """The picture of a row: moving stripes, and the row as 8 blocks of light and dark in the top sixth."""
     height, width = size
     y, x = np.mgrid[:height, :width]
-    image = np.stack([(3 * x + 5 * row) % 256, (4 * y + 7 * camera * 31) % 256, (x + y + row) % 256], -1).astype(np.uint8)
+    image = np.stack([(3 * x + 5 * row) % 256, (4 * y + 7 * camera * 31) % 256, (x + y + row) % 256], -1).astype(
+        np.uint8
+    )
     for bit in range(8):
         image[: height // 6, bit * width // 8 : (bit + 1) * width // 8] = 235 if row >> bit & 1 else 20
     return image

@@ -296,7 +296,14 @@ def make_dataset_from_rlds(
         known = [argument for argument in inspect.signature(make_dataset_from_rlds).parameters if argument != "others"]
         refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
     cache, seed = _find_cache_folder(cache_dir), checks.seed(seed)
-    builder = open_episodes(name, data_dir, kind=kind, storage_options=storage_options, format_options=format_options)
+    builder = open_episodes(
+        name,
+        data_dir,
+        kind=kind,
+        storage_options=storage_options,
+        format_options=format_options,
+        cache_dir=cache,
+    )
     proprio_keys = dict(as_mapping(proprio_obs_keys or {}, f"proprio_obs_keys of {name}"))
     if proprio_obs_key is not None:
         if not isinstance(proprio_obs_key, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ _OPENERS = {
     "robomimic": "bushel.trajectory.array_episodes.robomimic:open_robomimic",
     "aloha": "bushel.trajectory.array_episodes.aloha:open_aloha",
     "npz": "bushel.trajectory.array_episodes.npz:open_npz",
+    "lerobot": "bushel.trajectory.lerobot.builder:open_lerobot",
 }
 """Functions of (name, data_dir, storage_options) and options of the format. They are imported when one is needed."""
 
@@ -32,6 +34,7 @@ def open_episodes(
     kind: str = "rlds",
     storage_options: Options | None = None,
     format_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
 ) -> EpisodeBuilder:
     """Opens a data set of episodes: its splits, and its raw trajectories at any position.
 
@@ -45,9 +48,10 @@ def open_episodes(
     Args:
       name: the name of the data set.
       data_dir: a path or URL. The data set lies in data_dir/name, or is `data_dir` itself.
-      kind: the format: "rlds", "robomimic", "aloha" or "npz".
+      kind: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot".
       storage_options: the options of the store.
       format_options: the options of the format: the other arguments of the function that opens it.
+      cache_dir: the folder for what some formats keep between runs; by default the cache folder of Bushel.
     """
     check_kind(kind, name)
     opener = _load_opener(kind)
@@ -56,6 +60,8 @@ def open_episodes(
     if given and not known:
         raise ValueError(f"Data set {name!r}: the format {kind!r} has no format_options; got {sorted(given)}.")
     refuse_unknown(given, known, f"Data set {name!r}: the format {kind!r}", "option")
+    if "cache_dir" in known:
+        given = {"cache_dir": cache_dir, **given}
     return opener(name, data_dir, storage_options, **given)
 
 

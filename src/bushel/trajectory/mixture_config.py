@@ -37,7 +37,7 @@ class DatasetConfig:
     `make_dataset_from_rlds`, except these:
 
     Args:
-      kind: the format: "rlds", "robomimic", "aloha" or "npz"; see `open_episodes`.
+      kind: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot"; see `open_episodes`.
       weight: its share of a mixture, in any unit.
       frame_filter: a function of a trajectory that returns one bool per frame: which frames are samples.
       override_traj_transform_kwargs: arguments that replace those in the mixture's `traj_transform_kwargs`.

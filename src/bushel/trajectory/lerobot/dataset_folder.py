@@ -262,13 +262,14 @@ class LeRobotFolder:
         facts = self.episode_facts.get(episode)
         if facts is None:
             raise ValueError("meta/episodes has no row for it")
-        values = {part: facts.get(f"videos/{camera}/{part}") for part in ("chunk_index", "file_index", "from_timestamp")}
-        missing = [f"videos/{camera}/{part}" for part, value in values.items() if value is None or not _is_finite(value)]
-        if missing:
-            raise ValueError(f"meta/episodes has no value for {' and '.join(missing)}")
-        chunk, number = int(values["chunk_index"]), int(values["file_index"])
-        path = template.format(video_key=camera, chunk_index=chunk, file_index=number)
-        return VideoPlace(path, float(values["from_timestamp"]))
+        values: list[float] = []
+        for part in ("chunk_index", "file_index", "from_timestamp"):
+            value = facts.get(f"videos/{camera}/{part}")
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise ValueError(f"meta/episodes has no value for videos/{camera}/{part}, it is {value}")
+            values.append(value)
+        path = template.format(video_key=camera, chunk_index=int(values[0]), file_index=int(values[1]))
+        return VideoPlace(path, float(values[2]))
 
     # Statistics and splits.
 
@@ -309,10 +310,6 @@ class LeRobotFolder:
 
     def __repr__(self) -> str:
         return f"LeRobotFolder({redact.show(self.path)}: v{self.version}, {self.fps:g} fps)"
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def aggregate_statistics(parts: list[Mapping[str, Any]]) -> dict[str, dict[str, np.ndarray]]:

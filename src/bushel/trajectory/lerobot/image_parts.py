@@ -21,7 +21,8 @@ from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources.parquet import ParquetDataSource
 from bushel.sources.stores import Options
-from bushel.trajectory.encoded_images import PixelParts
+from bushel.trajectory.encoded_images import ImageFiles as ImageParts
+from bushel.trajectory.stored_pixels import pack_pixels
 from bushel.trajectory.video.packet_table import PacketTables
 from bushel.trajectory.video.video_files import VideoFiles
 
@@ -47,8 +48,11 @@ class Catalog:
     faults: list[tuple[str, tuple[int, int, int]]]
 
 
-class LeRobotImages(PixelParts):
-    """Reads frames of videos as pixels, and images in rows as encoded bytes.
+class LeRobotImages(ImageParts):
+    """Reads frames of videos and images in rows. A place is (record, start, size).
+
+    `read` returns frames of videos as packed pixels (`stored_pixels.py`); `read_into` decodes them into arrays. The size
+    of an image in a row is not known before it is read: it is 1.
 
     A place of a fault raises DamagedFile when it is read, so that the other episodes can be used.
     """
@@ -79,22 +83,20 @@ class LeRobotImages(PixelParts):
 
     def read(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
-    ) -> list[Any]:
-        """Pictures in the given order: pixels of frames of videos, bytes of images in rows."""
-        out: list[Any] = [None] * len(records)
-        pixels: list[int] = []
+    ) -> list[bytes]:
+        """Pictures in the given order: packed pixels of frames, images in rows as they are stored."""
+        out: list[Any] = [b""] * len(records)
+        frames: list[int] = []
         rows: dict[int, list[int]] = {}
         for place, (record, size) in enumerate(zip(records, sizes)):
-            shape = self.pixel_shape(int(record))
-            if shape is None:
-                out[place] = b""
-                if size:
-                    rows.setdefault(int(record), []).append(place)
-            else:
-                out[place] = np.zeros(shape, np.uint8) if not size else np.empty(shape, np.uint8)
-                if size:
-                    pixels.append(place)
-        self.read_into([records[i] for i in pixels], [starts[i] for i in pixels], [out[i] for i in pixels])
+            if size and self.pixel_shape(int(record)) is None:
+                rows.setdefault(int(record), []).append(place)
+            elif size:
+                frames.append(place)
+        pixels = [np.empty(self.pixel_shape(int(records[place])) or (), np.uint8) for place in frames]
+        self.read_into([records[place] for place in frames], [starts[place] for place in frames], pixels)
+        for place, image in zip(frames, pixels):
+            out[place] = pack_pixels(image)
         for record, places in rows.items():
             for place, data in zip(places, self._read_rows(record, [int(starts[place]) for place in places])):
                 out[place] = data
@@ -125,8 +127,8 @@ class LeRobotImages(PixelParts):
         contents = [_get_content(found[place][name], name, int(row)) for place, row in enumerate(distinct.tolist())]
         return [contents[place] for place in back.tolist()]
 
-    def select_file(self, record: int) -> tuple[PixelParts, int]:
-        """This reader itself: its pickled form is small if its tables are mapped."""
+    def select_file(self, record: int) -> tuple[ImageParts, int]:
+        """This reader itself: what is pickled of it is small, since its tables are mapped."""
         return self, record
 
     # Files.

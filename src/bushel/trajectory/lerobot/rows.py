@@ -142,9 +142,7 @@ def _first_odd(column: Any, size: int, episode: np.ndarray | None) -> str:
     return ""
 
 
-def _find_faults(
-    rows: Rows, folder: LeRobotFolder, names: list[str], tolerance_s: float, starts: np.ndarray
-) -> None:
+def _find_faults(rows: Rows, folder: LeRobotFolder, names: list[str], tolerance_s: float, starts: np.ndarray) -> None:
     """Notes episodes whose frames are not numbered 0, 1, 2, ..., or whose rows are not 1 / fps seconds apart."""
     frame, seconds = rows.columns["frame_index"], rows.columns["timestamp"].astype(np.float64)
     expected = np.arange(len(frame)) - np.repeat(starts, rows.lengths)
@@ -156,8 +154,10 @@ def _find_faults(
         (frame != expected, lambda row: f"frame_index is {frame[row]} where {expected[row]} should come"),
         (
             uneven,
-            lambda row: f"timestamp goes from {seconds[row - 1]:.6g} to {seconds[row]:.6g} s, but meta/info.json says "
-            f"{folder.fps:g} fps, and tolerance_s is {tolerance_s:g}",
+            lambda row: (
+                f"timestamp goes from {seconds[row - 1]:.6g} to {seconds[row]:.6g} s, but meta/info.json says "
+                f"{folder.fps:g} fps, and tolerance_s is {tolerance_s:g}"
+            ),
         ),
     ):
         found = np.flatnonzero(wrong)

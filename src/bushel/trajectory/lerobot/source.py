@@ -13,7 +13,6 @@ from bushel.base import checks, redact
 from bushel.base.blocks import Columns
 from bushel.sources.stores import Options, Path
 from bushel.trajectory.config_values import refuse_unknown
-from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.episodes import Episodes, find_parts
 from bushel.trajectory.frame_columns import Images
 from bushel.trajectory.lerobot.dataset_folder import Feature, LeRobotFolder
@@ -156,28 +155,33 @@ class LeRobotSource:
         for name, rows in wanted.items():
             column: Images = self._table.columns[name]
             places = column.places[rows.ravel()]
-            if column.pixel_shape is None:
-                out[name] = self._decode_rows(column.parts, places, name, rows.shape)
+            shape = self._parts.pixel_shape(int(places[0, 0])) if len(places) else None
+            if shape is None:
+                out[name] = self._decode_rows(places, name, rows.shape)
                 continue
-            pixels = np.empty((len(places), *column.pixel_shape), np.uint8)
+            pixels = np.empty((len(places), *shape), np.uint8)
             there = places[:, 2] != 0
             pixels[~there] = 0
             records.append(places[there, 0])
             starts.append(places[there, 1])
             targets += [pixels[place] for place in np.flatnonzero(there).tolist()]
-            out[name] = pixels.reshape(*rows.shape, *column.pixel_shape)
-        parts = find_parts(self._table)
+            out[name] = pixels.reshape(*rows.shape, *shape)
         if targets:
-            assert isinstance(parts, LeRobotImages)
-            parts.read_into(np.concatenate(records), np.concatenate(starts), targets)
+            self._parts.read_into(np.concatenate(records), np.concatenate(starts), targets)
         if not self._float_images:
             return out
         return {name: np.moveaxis(pixels, -1, -3).astype(np.float32) / np.float32(255) for name, pixels in out.items()}
 
-    def _decode_rows(self, parts: ImageParts, places: np.ndarray, name: str, axes: tuple[int, ...]) -> np.ndarray:
+    @functools.cached_property
+    def _parts(self) -> LeRobotImages:
+        parts = find_parts(self._table)
+        assert isinstance(parts, LeRobotImages)
+        return parts
+
+    def _decode_rows(self, places: np.ndarray, name: str, axes: tuple[int, ...]) -> np.ndarray:
         """The pixels of images in rows, each decoded once."""
         distinct, back = np.unique(places, axis=0, return_inverse=True)
-        contents = parts.read(*distinct.T)
+        contents = self._parts.read(*distinct.T)
         pixels = [decode_image(content) for content in contents]
         shapes = {image.shape for image in pixels}
         if len(shapes) > 1:

@@ -100,8 +100,11 @@ def _build(folder: LeRobotFolder, tolerance_s: float, bad_episodes: BadEpisodes)
         dropped |= {episode for episode, _ in videos.faults}
     texts = broken + list(videos.faults.values())
     if texts:
-        done = {"raise": "Reading their frames raises an error", "drop": "They are left out", "mask": "Their frames are "
-                "black, and masked"}[bad_episodes]
+        done = {
+            "raise": "Reading their frames raises an error",
+            "drop": "They are left out",
+            "mask": "Their frames are black, and masked",
+        }[bad_episodes]
         warnings.warn(
             f"{redact.show(folder.path)}: {len(texts)} faults in episodes. {done}. The first: {texts[0]}.", stacklevel=4
         )
@@ -246,8 +249,14 @@ def _make_table(folder: LeRobotFolder, rows: Rows, videos: _Videos, kept: np.nda
     for feature in folder.features.values():
         places = np.zeros((int(chosen.sum()), 3), np.int64)
         if feature.dtype == "image":
-            places[:] = np.stack([np.full(len(places), parts.image_record(feature.name)), rows.places[chosen],
-                                  np.ones(len(places), np.int64)], axis=1)
+            places[:] = np.stack(
+                [
+                    np.full(len(places), parts.image_record(feature.name)),
+                    rows.places[chosen],
+                    np.ones(len(places), np.int64),
+                ],
+                axis=1,
+            )
         elif feature.dtype == "video":
             shape = videos.shapes[feature.name]
             places[:, :2] = videos.places[feature.name][chosen]

@@ -209,9 +209,7 @@ def _sample_offsets(table: _Boxes, sizes: np.ndarray) -> np.ndarray:
     return before + np.repeat(chunks - before[np.minimum(firsts_in_chunks, len(before) - 1)], each) if count else before
 
 
-def _find_start(
-    box: bytes | None, times: np.ndarray, durations: np.ndarray, timescale: int, movie_scale: int
-) -> int:
+def _find_start(box: bytes | None, times: np.ndarray, durations: np.ndarray, timescale: int, movie_scale: int) -> int:
     """The time of the media that is shown at second 0. Edit lists that do more than shift are not understood."""
     if box is None or not len(times):
         return 0

@@ -159,7 +159,7 @@ class PacketTables:
             files[number + 1, 1:] = files[number, 1:] + (frames, packets)
         known = [table for table in tables if table is not None]
         arrays = {name: [getattr(table, name) for table in known] for name in _ARRAYS}
-        joined = {
+        joined: dict[str, Any] = {
             name: np.concatenate([np.zeros(0, kind), *arrays[name]]).astype(kind) for name, kind in _ARRAYS.items()
         }
         return PacketTables(tuple(streams), files, **joined)
