@@ -1,6 +1,6 @@
 """LeRobot data sets for tests and benchmarks, written with PyAV and pyarrow alone: rows, videos and `meta`.
 
-Each picture has its row in 8 bits in the top sixth, so that a frame that is off by one is seen without comparing pixels.
+Each picture has its row as 8 bits in the top sixth, so that a wrong frame is seen without comparing pixels.
 """
 
 import json

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bushel.trajectory.augmentations import augment_image
     from bushel.trajectory.conversion import convert_episodes, reencode_videos
     from bushel.trajectory.dataset import TrajectoryDataset
+    from bushel.trajectory.dataset_from_lerobot import make_dataset_from_lerobot
     from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
     from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
     from bushel.trajectory.device_augmentations import augment_images
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from bushel.trajectory.episode_formats import open_episodes
     from bushel.trajectory.episodes import Episodes
     from bushel.trajectory.frame_windows import Windows
+    from bushel.trajectory.lerobot import LeRobotBuilder, LeRobotEpisodes, LeRobotFolder, LeRobotSource
     from bushel.trajectory.loader import TrajectoryLoader, build_dataset_from_config, get_dataloader, get_dataset
     from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
     from bushel.trajectory.module_spec import ModuleSpec
@@ -55,6 +57,7 @@ _MODULES = {
     "augmentations": "augment_image",
     "conversion": "convert_episodes reencode_videos",
     "dataset": "TrajectoryDataset",
+    "dataset_from_lerobot": "make_dataset_from_lerobot",
     "dataset_from_rlds": "make_dataset_from_rlds",
     "dataset_transforms": "apply_frame_transforms apply_trajectory_transforms",
     "device_augmentations": "augment_images",
@@ -63,6 +66,7 @@ _MODULES = {
     "episode_formats": "open_episodes",
     "episodes": "Episodes",
     "frame_windows": "Windows",
+    "lerobot": "LeRobotBuilder LeRobotEpisodes LeRobotFolder LeRobotSource",
     "loader": "TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
     "mixture_config": "DatasetConfig MixtureConfig",
     "module_spec": "ModuleSpec",
@@ -85,6 +89,10 @@ __all__ = [
     "EpisodeBuilder",
     "Episodes",
     "HFTokenizer",
+    "LeRobotBuilder",
+    "LeRobotEpisodes",
+    "LeRobotFolder",
+    "LeRobotSource",
     "MixtureConfig",
     "ModuleSpec",
     "NormalizationType",
@@ -111,6 +119,7 @@ __all__ = [
     "get_dataset_statistics",
     "goal_relabeling",
     "load_statistics",
+    "make_dataset_from_lerobot",
     "make_dataset_from_rlds",
     "make_interleaved_dataset",
     "make_oxe_dataset_kwargs",

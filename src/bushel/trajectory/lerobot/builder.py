@@ -10,12 +10,14 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.sources.stores import Options, Path
+from bushel.trajectory.encoded_images import Encoded
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.frame_columns import take_entries
+from bushel.trajectory.frame_columns import Images
 from bushel.trajectory.lerobot.dataset_folder import DEFAULT_COLUMNS, LeRobotFolder
 from bushel.trajectory.lerobot.image_parts import Catalog, LeRobotImages
 from bushel.trajectory.lerobot.table import TASK, BadEpisodes, open_table
+from bushel.trajectory.numpy_or_jax import to_objects
 from bushel.trajectory.rlds.splits import parse_split
 from bushel.trajectory.video.packet_table import PacketTables
 
@@ -97,7 +99,7 @@ class LeRobotEpisodes:
 
     `observation` has the features without the prefix "observation.", pictures as handles. `action` and features such as
     `next.reward` are at the top, with `timestamp`, `frame_index` and others. `language_instruction` is the text of each
-    step's task. Features without a prefix, as openpi has them, are in the observation, and `actions` counts as `action`.
+    step's task. Features without a prefix, as openpi has them, are in the observation; `actions` counts as `action`.
     """
 
     def __init__(self, folder: LeRobotFolder, table: Episodes, positions: np.ndarray):
@@ -131,7 +133,7 @@ class LeRobotEpisodes:
         action = "action" if "action" in columns else "actions"
         tree: dict[str, Any] = {"observation": {}}
         for name, column in columns.items():
-            values = take_entries(column, frames)
+            values = _make_handles(column, frames) if isinstance(column, Images) else column.take(frames)
             if name == TASK:
                 tree["language_instruction"] = values
             elif name == action:
@@ -160,3 +162,8 @@ class LeRobotEpisodes:
 
     def __repr__(self) -> str:
         return f"LeRobotEpisodes({redact.base_name(self._folder.path)}: {len(self)} episodes)"
+
+
+def _make_handles(column: Images, frames: np.ndarray) -> np.ndarray:
+    """Handles of pictures, also of those that are masked: a trajectory has handles in all steps, or in none."""
+    return to_objects([Encoded(column.parts, *place) for place in column.places[frames].tolist()])

@@ -6,8 +6,10 @@ Counts, splits and numbers of files in `meta` are wrong in many data sets. So th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
 import io
 import json
 import math
@@ -112,7 +114,7 @@ class LeRobotFolder:
             ) from error
         if dtype in ("image", "video"):
             names = entry.get("names") or ()
-            first = list(names)[0] if isinstance(names, list) and names else None
+            first = next(iter(names), None) if isinstance(names, list) else None
             if len(shape) == 3 and (first in ("channels", "channel", "rgb") or (first is None and shape[0] in (1, 3))):
                 shape = (*shape[1:], shape[0])
         elif dtype not in ("string", "language"):
@@ -182,23 +184,36 @@ class LeRobotFolder:
         return list(self._probe(template))
 
     def _probe(self, template: str) -> Iterator[str]:
-        for chunk in range(1 << 20):
-            for number in range(1 << 20):
-                name = template.format(chunk_index=chunk, file_index=number)
-                try:
-                    stores.open_file(self.address(name), {**self.options, "cache_dir": None})
-                except FileNotFoundError:
-                    break
+        chunk, number = 0, 0
+        while True:
+            name = template.format(chunk_index=chunk, file_index=number)
+            if self._exists(name):
                 yield name
-            if not number:
+                number += 1
+            elif number:
+                chunk, number = chunk + 1, 0
+            else:
                 return
 
     def fingerprint(self) -> list[Any]:
-        """The versions of the files that say what is in the data set: those of `meta`, and local files of rows."""
-        names = [*self._meta_files()]
-        if not stores.is_url(self.path):
-            names += [name for name in self.data_files.values() if os.path.exists(self.address(name))]
-        return ["lerobot", stores.fingerprint([self.address(name) for name in names], self.options)]
+        """The versions of the files of `meta`, and of local rows and videos. Of a store only `meta` is asked for."""
+        versions = stores.fingerprint([self.address(name) for name in self._meta_files()], self.options)
+        if stores.is_url(self.path):
+            return ["lerobot", versions]
+        digest = hashlib.blake2b(digest_size=16)
+        for name in dict.fromkeys([*self.data_files.values(), *self._video_names()]):
+            try:
+                facts = os.stat(self.address(name))
+                digest.update(f"{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+            except OSError:
+                digest.update(f"{name} is missing\n".encode())
+        return ["lerobot", versions, digest.hexdigest()]
+
+    def _video_names(self) -> Iterator[str]:
+        for episode in self.episode_facts:
+            for camera in self.cameras:
+                with contextlib.suppress(ValueError, KeyError, IndexError):
+                    yield self.video_place(episode, camera.name).path
 
     def _meta_files(self) -> list[str]:
         rest = self._episode_files if self.version == 3 else ["meta/episodes.jsonl"]
@@ -288,8 +303,9 @@ class LeRobotFolder:
         return aggregate_statistics([line["stats"] for line in lines])
 
     def _exists(self, name: str) -> bool:
+        options = {key: value for key, value in self.options.items() if not key.startswith("cache_")}  # makes no copy
         try:
-            stores.open_file(self.address(name), self.options)
+            stores.open_file(self.address(name), options)
         except FileNotFoundError:
             return False
         return True

@@ -51,8 +51,8 @@ class Catalog:
 class LeRobotImages(ImageParts):
     """Reads frames of videos and images in rows. A place is (record, start, size).
 
-    `read` returns frames of videos as packed pixels (`stored_pixels.py`); `read_into` decodes them into arrays. The size
-    of an image in a row is not known before it is read: it is 1.
+    `read` returns frames of videos as packed pixels (`stored_pixels.py`); `read_into` decodes them into arrays. The
+    size of an image in a row is not known before it is read: it is 1.
 
     A place of a fault raises DamagedFile when it is read, so that the other episodes can be used.
     """

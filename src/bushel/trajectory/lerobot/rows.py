@@ -162,7 +162,8 @@ def _find_faults(rows: Rows, folder: LeRobotFolder, names: list[str], tolerance_
     ):
         found = np.flatnonzero(wrong)
         owners = np.searchsorted(starts, found, "right") - 1
-        for place, row in dict(zip(owners.tolist()[::-1], found.tolist()[::-1])).items():
+        firsts = np.unique(owners, return_index=True)[1]
+        for place, row in zip(owners[firsts].tolist(), found[firsts].tolist()):
             key = "frame_index" if wrong is not uneven else "timestamp"
             file = f"{redact.show(folder.path)}/{names[int(rows.files[place])]}"
             episode = int(rows.episodes[place])

@@ -25,9 +25,9 @@ from bushel.trajectory.pixels import decode_image
 class LeRobotSource:
     """Rows of a LeRobot data set (v2.0, v2.1, v3.0), each with the windows that `delta_timestamps` asks for.
 
-    The entries are lerobot's: the features by name, `<name>_is_pad` for windows, and `task`. Two things differ. Pictures
-    are uint8 (height, width, channels), which is a quarter of the memory; `float_images=True` gives lerobot's float32
-    (channels, height, width) between 0 and 1. Numbers are NumPy arrays: float32, int64 or bool, as in lerobot.
+    The entries are lerobot's: the features by name, `<name>_is_pad` for windows, and `task`. Two things differ.
+    Pictures are uint8 (height, width, channels), which is a quarter of the memory; `float_images=True` gives lerobot's
+    float32 (channels, height, width) between 0 and 1. Numbers are NumPy arrays: float32, int64 or bool, as in lerobot.
 
     A batch is read in one plan: `bushel.MapDataset.source(LeRobotSource(...)).shuffle(seed=0).batch(32)`.
 

@@ -53,8 +53,14 @@ class Index:
 
 def read_index(file: File) -> Index:
     """The index of an MP4 file. Raises NotUnderstood for other files, and DamagedFile for an MP4 file without index."""
-    moov = _read_moov(file)
-    boxes = _Boxes(moov)
+    try:
+        return _read_index(file)
+    except (struct.error, IndexError, OverflowError) as error:  # a box that is shorter than its content
+        raise NotUnderstood(str(error)) from error
+
+
+def _read_index(file: File) -> Index:
+    boxes = _Boxes(_read_moov(file))
     if boxes.find("mvex") is not None:
         raise NotUnderstood("the file is fragmented")
     movie_scale = _time_scale(boxes.need("mvhd"))

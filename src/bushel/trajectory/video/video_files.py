@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -58,8 +59,8 @@ class VideoFiles:
         file = stores.open_file(self.paths[number], self._options)
         if file.size != self.sizes[number]:
             raise DamagedFile(
-                f"{file.name} has {file.size} bytes, and had {self.sizes[number]} when its frames were indexed. Make the "
-                "data set again."
+                f"{file.name} has {file.size} bytes, and had {self.sizes[number]} when its frames were indexed. Remove "
+                "the cached table of the data set, or choose another cache_dir."
             )
         with self._lock:
             self._files[number] = file
@@ -119,7 +120,7 @@ class VideoFiles:
 def _split(values: np.ndarray) -> list[tuple[int, int]]:
     """The runs of equal values: pairs (first, last + 1)."""
     cuts = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    return list(zip(cuts[:-1], cuts[1:])) if len(values) else []
+    return list(itertools.pairwise(cuts)) if len(values) else []
 
 
 def _copy_pixels(frame: Any, out: np.ndarray) -> None:
