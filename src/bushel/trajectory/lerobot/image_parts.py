@@ -21,7 +21,7 @@ from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources.parquet import ParquetDataSource
 from bushel.sources.stores import Options
-from bushel.trajectory.encoded_images import ImageFiles as ImageParts
+from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.stored_pixels import pack_pixels
 from bushel.trajectory.video.packet_table import PacketTables
 from bushel.trajectory.video.video_files import VideoFiles
