@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import checks, redact
+from bushel.base import checks, memory, redact
 from bushel.base.blocks import Columns
 from bushel.sources.stores import Options, Path
 from bushel.trajectory.config_values import refuse_unknown
@@ -159,7 +159,7 @@ class LeRobotSource:
             if shape is None:
                 out[name] = self._decode_rows(places, name, rows.shape)
                 continue
-            pixels = np.empty((len(places), *shape), np.uint8)
+            pixels = memory.output((len(places), *shape), np.uint8)
             there = places[:, 2] != 0
             pixels[~there] = 0
             records.append(places[there, 0])

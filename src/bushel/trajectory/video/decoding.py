@@ -30,7 +30,7 @@ _SMALL_GAP = 2
 _SOFTWARE = {"av1": ("libdav1d", "libaom-av1")}
 """Decoders by codec, where FFmpeg's decoder of the same name needs special hardware."""
 
-_pools: collections.OrderedDict[Stream, HandlePool[Any]] = collections.OrderedDict()
+_pools: collections.OrderedDict[Stream, HandlePool[_Decoder]] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
@@ -44,7 +44,7 @@ def _forget_decoders() -> None:
 os.register_at_fork(after_in_child=_forget_decoders)
 
 
-def _find_pool(stream: Stream) -> HandlePool[Any]:
+def _find_pool(stream: Stream) -> HandlePool[_Decoder]:
     with _lock:
         pool = _pools.get(stream)
         if pool is None:
@@ -57,7 +57,19 @@ def _find_pool(stream: Stream) -> HandlePool[Any]:
     return pool
 
 
-def _make_decoder(stream: Stream) -> Any:
+class _Decoder:
+    """A decoder and a converter to RGB. Both keep memory between frames, and serve one thread at a time."""
+
+    def __init__(self, context: Any, converter: Any):
+        self.context, self._converter = context, converter
+        self._options = {"threads": 1} if "threads" in (converter.reformat.__doc__ or "") else {}  # since PyAV 17
+
+    def convert(self, frame: Any) -> Any:
+        """The frame as RGB, with the colours of swscale's defaults, as in torchcodec and lerobot."""
+        return self._converter.reformat(frame, format="rgb24", **self._options)
+
+
+def _make_decoder(stream: Stream) -> _Decoder:
     av: Any = package("av", "video", "Video files")
     for name in _SOFTWARE.get(stream.codec, (stream.codec,)):
         try:
@@ -70,13 +82,13 @@ def _make_decoder(stream: Stream) -> Any:
     decoder.thread_count, decoder.thread_type = 1, "NONE"  # more threads take up to twice the CPU time
     if stream.extradata:
         decoder.extradata = stream.extradata
-    return decoder
+    return _Decoder(decoder, av.video.reformatter.VideoReformatter())
 
 
 def decode_frames(
     file: File, table: PacketTable, numbers: Sequence[int] | np.ndarray, put: Callable[[int, Any], None]
 ) -> None:
-    """Calls `put(position in numbers, frame of PyAV)` once for each number, in any order.
+    """Calls `put(position in numbers, frame of PyAV as RGB)` once for each number, in any order.
 
     Frames are decoded in runs: from the packet where decoding must begin up to the last frame of the run.
 
@@ -137,7 +149,7 @@ def _read_packets(file: File, table: PacketTable, runs: Sequence[tuple[int, int,
 
 
 def _decode_run(
-    decoder: Any,
+    decoder: _Decoder,
     packets: Sequence[bytes],
     first: int,
     left: dict[int, int],
@@ -152,13 +164,13 @@ def _decode_run(
             packet = av.Packet(content)
             # A frame comes out with the time of its packet. Here this is the number of the packet, which names it.
             packet.pts = packet.dts = number
-            for frame in decoder.decode(packet):
+            for frame in decoder.context.decode(packet):
                 if frame.pts in left:
-                    put(left.pop(frame.pts), frame)
-        for frame in decoder.decode(None):  # frames that the decoder holds back to put them in order
+                    put(left.pop(frame.pts), decoder.convert(frame))
+        for frame in decoder.context.decode(None):  # frames that the decoder holds back to put them in order
             if frame.pts in left:
-                put(left.pop(frame.pts), frame)
-        decoder.flush_buffers()
+                put(left.pop(frame.pts), decoder.convert(frame))
+        decoder.context.flush_buffers()
     except av.FFmpegError as error:
         raise DamagedFile(
             f"{file.name}: {_describe(left, table)} cannot be decoded ({type(error).__name__}: {error})."

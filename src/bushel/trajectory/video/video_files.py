@@ -124,9 +124,9 @@ def _split(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _copy_pixels(frame: Any, out: np.ndarray) -> None:
-    """The pixels of a frame as RGB, with the colours of swscale's defaults, as in torchcodec and lerobot."""
+    """Copies the pixels of a frame that is RGB. Its rows may be padded."""
     if (frame.height, frame.width) != out.shape[:2]:
         raise DamagedFile(f"A frame has {frame.height} x {frame.width} pixels, but its file says {out.shape[:2]}.")
-    plane = frame.reformat(format="rgb24").planes[0]
+    plane = frame.planes[0]
     rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
     out.reshape(out.shape[0], -1)[...] = rows[: out.shape[0], : 3 * out.shape[1]]
