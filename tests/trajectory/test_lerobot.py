@@ -204,6 +204,20 @@ def test_images_in_rows_and_shapes_with_channels_first(tmp_path):
     assert source.features["image"].shape == (24, 32, 3)
 
 
+def test_depth_in_videos_and_kinds_of_later_versions_are_left_out(copy):
+    folder = copy(3)
+    video = {"dtype": "video", "shape": [48, 64, 1], "names": None, "info": {"video.is_depth_map": True}}
+    change_info(folder, add={"observation.depth": video, "language": {"dtype": "language", "shape": [1]}})
+    with pytest.warns(UserWarning, match=r"'observation\.depth' is depth in a video, which is not read"):
+        source = LeRobotSource(folder)
+    assert {"observation.depth", "language"}.isdisjoint(source[0])
+
+
+def test_a_folder_whose_name_looks_like_a_pattern(folders, tmp_path):
+    folder = shutil.copytree(folders[3], tmp_path / "arm [1]*")
+    assert rows_of(LeRobotSource(folder)[26])[FRONT] == [26]
+
+
 def encode_png(image):
     import io
 

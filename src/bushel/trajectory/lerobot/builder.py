@@ -74,6 +74,7 @@ class LeRobotBuilder(EpisodeBuilder):
         assert self._table.numbers is not None
         places = {episode: place for place, episode in enumerate(self._table.numbers.tolist())}
         listed = {split: [places[e] for e in own if e in places] for split, own in folder.splits.items()}
+        folder.forget()
         self._positions = {split: np.array(own, np.int64) for split, own in listed.items()}
         if list(listed) == ["train"]:
             self._positions = {"train": np.arange(len(self._table))}  # rows may have episodes that `meta` lacks

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import glob
 import hashlib
 import io
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -28,6 +30,8 @@ from bushel.sources.stores import Options, Path
 T = TypeVar("T")
 
 DEFAULT_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
+_UNKNOWN = "language"
+"""The dtype of features that are left out: those of later versions of the format, and depth in videos."""
 _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
@@ -54,7 +58,7 @@ class Feature:
     @property
     def is_number(self) -> bool:
         """Whether an entry is an array of numbers."""
-        return not self.is_picture and self.dtype not in ("string", "language")
+        return not self.is_picture and self.dtype != "string"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +107,7 @@ class LeRobotFolder:
         if not isinstance(features, Mapping):
             raise ValueError(f"{self._show('meta/info.json')}: features must be a dict, it is {type(features)}.")
         self.features = {name: self._feature(name, entry) for name, entry in features.items()}
-        self.features = {name: feature for name, feature in self.features.items() if feature.dtype != "language"}
+        self.features = {name: feature for name, feature in self.features.items() if feature.dtype != _UNKNOWN}
 
     def _feature(self, name: str, entry: Any) -> Feature:
         try:
@@ -112,16 +116,23 @@ class LeRobotFolder:
             raise ValueError(
                 f"{self._show('meta/info.json')}: the feature {name!r} has no dtype and shape: {entry!r}."
             ) from error
+        facts = entry.get("info") or entry.get("video_info") or {}
+        if dtype == "video" and (facts.get("video.is_depth_map") or facts.get("is_depth_map")):
+            warnings.warn(
+                f"{self._show('meta/info.json')}: the feature {name!r} is depth in a video, which is not read.",
+                stacklevel=4,
+            )
+            dtype = _UNKNOWN
         if dtype in ("image", "video"):
             names = entry.get("names") or ()
             first = next(iter(names), None) if isinstance(names, list) else None
             if len(shape) == 3 and (first in ("channels", "channel", "rgb") or (first is None and shape[0] in (1, 3))):
                 shape = (*shape[1:], shape[0])
-        elif dtype not in ("string", "language"):
+        elif dtype not in ("string", _UNKNOWN):
             try:
                 np.dtype(dtype)
             except TypeError:
-                dtype = "language"  # a kind that a later version may have
+                dtype = _UNKNOWN
         return Feature(name, dtype, shape)
 
     def _need(self, name: str) -> Any:
@@ -175,6 +186,8 @@ class LeRobotFolder:
 
     def _list(self, template: str, pattern: str) -> list[str]:
         """The names of the files that a pattern finds. Of a web server, which cannot list, files numbered in order."""
+        if not stores.is_url(self.path):
+            return sorted(glob.glob(pattern, root_dir=self.path))  # the folder's own name may hold signs of patterns
         if not self.path.startswith(("http://", "https://")):
             try:
                 found = stores.find(self.address(pattern), self.options)
@@ -323,6 +336,15 @@ class LeRobotFolder:
             if low.strip().isdecimal() and high.strip().isdecimal():
                 splits[str(name)] = [episode for episode in known if int(low) <= episode < int(high)]
         return {"train": known} if len(splits) < 2 else splits
+
+    def forget(self) -> None:
+        """Drops what was read of the episodes, which may be many. It is read again when it is needed."""
+        for name in ("episode_facts", "data_files", "_episode_files"):
+            vars(self).pop(name, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        dropped = ("episode_facts", "data_files", "_episode_files", "tasks")
+        return {name: value for name, value in vars(self).items() if name not in dropped}
 
     def __repr__(self) -> str:
         return f"LeRobotFolder({redact.show(self.path)}: v{self.version}, {self.fps:g} fps)"

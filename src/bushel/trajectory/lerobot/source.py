@@ -66,6 +66,7 @@ class LeRobotSource:
         self._table = open_table(self.folder, tolerance_s=tolerance_s, bad_episodes=bad_episodes, cache_dir=cache_dir)
         self._float_images, self._masked = bool(float_images), bad_episodes == "mask"
         self._chosen = _choose_episodes(self._table, episodes, self.folder)
+        self.folder.forget()
         self._ends = np.cumsum(self._table.lengths[self._chosen])
 
     @property

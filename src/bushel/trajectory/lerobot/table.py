@@ -56,6 +56,7 @@ def open_table(
     root = stores.local(cache_dir) if cache_dir else cache_folder()
     key = whole_digest([tables.FORMAT, *fingerprint])
     place, pictures = os.path.join(root, "episodes", key), os.path.join(root, "videos", key)
+    folder.forget()
     if os.path.exists(place):
         try:
             known = os.path.exists(pictures)
@@ -67,6 +68,7 @@ def open_table(
                 stacklevel=3,
             )
     table = dataclasses.replace(_build(folder, tolerance_s, bad_episodes), fingerprint=fingerprint)
+    folder.forget()
     try:
         parts = tables.find_parts(table)
         if isinstance(parts, LeRobotImages):
