@@ -19,8 +19,7 @@ import numpy as np
 import optax
 
 import bushel
-from bushel.trajectory import LeRobotSource, make_interleaved_dataset, write_rlds
-from bushel.trajectory.conversion import convert_episodes
+from bushel.trajectory import LeRobotSource, convert_episodes, make_interleaved_dataset, write_rlds
 
 jax.config.update("jax_platforms", "cpu")  # the network is too small to be worth an accelerator
 

@@ -12,13 +12,13 @@ from bushel.trajectory import (
     LeRobotBuilder,
     LeRobotFolder,
     LeRobotSource,
+    convert_episodes,
     decode_image,
     get_dataloader,
     make_dataset_from_lerobot,
     make_interleaved_dataset,
     write_rlds,
 )
-from bushel.trajectory.conversion import convert_episodes
 
 LENGTHS = [7, 1, 2, 12, 5]
 FRONT, WRIST = CAMERAS

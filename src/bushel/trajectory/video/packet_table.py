@@ -74,13 +74,16 @@ def demux(file: File) -> Index:
     """The index of a video file by PyAV, which reads the whole file."""
     av: Any = package("av", "video", "Video files")
     try:
-        with stores.stream(file) as content, av.open(content) as container:
+        # `metadata_errors`: names inside a damaged file need not be texts
+        with stores.stream(file) as content, av.open(content, metadata_errors="replace") as container:
             video = container.streams.video[0]
+            if video.codec_context is None:
+                raise DamagedFile(f"{file.name}: its video codec is not known, so it cannot be decoded.")
             packets = [packet for packet in container.demux(video) if packet.size and packet.pts is not None]
             context, scale = video.codec_context, fractions.Fraction(video.time_base)
             facts = [(packet.pts, packet.pos, packet.size, packet.is_keyframe) for packet in packets]
             same = not packets or bytes(packets[0]) == file.read(packets[0].pos or 0, packets[0].size)
-    except (av.FFmpegError, IndexError, OSError) as error:
+    except (av.FFmpegError, IndexError, OSError, UnicodeDecodeError) as error:
         raise DamagedFile(f"{file.name} cannot be read as a video: {type(error).__name__}: {error}") from error
     if not same or any(position is None for _, position, _, _ in facts):
         raise DamagedFile(
