@@ -16,8 +16,7 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
 from bushel.index import words
-from bushel.sources.fixed import FixedRecords
-from bushel.sources.memory import ArrayDataSource, received, sent
+from bushel.sources.memory import received, sent
 from bushel.sources.protocol import gives_new_records, many_reads
 from bushel.sources.ragged import RaggedDataSource
 
@@ -65,7 +64,8 @@ class Source(Leaf):
 
     @property
     def in_place(self) -> InPlace:
-        return InPlace.AS_COLUMNS if type(self.source) in (FixedRecords, ArrayDataSource) else InPlace.NEVER
+        # Asked of the class itself: a subclass may do other things with its arrays.
+        return InPlace.AS_COLUMNS if vars(type(self.source)).get("reads_in_place", False) else InPlace.NEVER
 
     def element_spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)

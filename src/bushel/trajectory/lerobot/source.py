@@ -48,6 +48,9 @@ class LeRobotSource:
       storage_options: options of the store, if `path` is a URL. With "cache_dir" in it, videos are copied to disk.
     """
 
+    reads_in_place = True
+    """`__getitems__` makes the arrays of pictures with `memory.output`: workers decode straight into shared memory."""
+
     def __init__(
         self,
         path: Path,
