@@ -199,7 +199,7 @@ def check_equal(folder: Path, cache: Path) -> None:
         mine, item = source[index], other[index]
         assert mine.keys() == item.keys(), mine.keys() ^ item.keys()
         for key, value in item.items():
-            expected = value if isinstance(value, str) else value.numpy()
+            expected: Any = value if isinstance(value, str) else value.numpy()
             if key in CAMERAS:
                 expected = np.rint(255 * np.moveaxis(expected, -3, -1)).astype(np.uint8)
             np.testing.assert_array_equal(mine[key], expected, err_msg=f"row {index}, {key}")
@@ -301,7 +301,7 @@ def main() -> None:
     packages = ["numpy", "av", *(["lerobot", "torch", "torchcodec"] if has_lerobot else [])]
     about = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}, "
     about += ", ".join(f"{package} {version(package)}" for package in packages)
-    text = "\n".join(["# LeRobot windows", "", __doc__.partition("\n\n")[2].strip(), "", about, "", *lines, ""])
+    text = "\n".join(["# LeRobot windows", "", str(__doc__).partition("\n\n")[2].strip(), "", about, "", *lines, ""])
     print(text)
     if asked.save:
         (Path(__file__).parent / "results" / "lerobot.md").write_text(text)
