@@ -189,6 +189,17 @@ def test_splits_and_tasks_go_by_number(copy):
     assert LeRobotSource(folder)[0]["task"] == TASKS[0]
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_without_tasks_instructions_are_empty_and_masked(copy, version):
+    folder = copy(version)
+    (folder / ("meta/tasks.parquet" if version == 3 else "meta/tasks.jsonl")).unlink()
+    assert LeRobotSource(folder)[0]["task"] == ""
+    keys = {"language_key": "language_instruction", "train_split": "train"}
+    ds, _ = make_dataset_from_lerobot(folder.name, folder.parent, train=True, **keys)
+    assert ds.samples is not None
+    assert not ds.samples.episodes.columns["task"]["language_instruction"].is_present(np.arange(27)).any()
+
+
 def test_images_in_rows_and_shapes_with_channels_first(tmp_path):
     folder = write_dataset(tmp_path / "set", [4, 3], cameras=(), version=2)
     change_info(
