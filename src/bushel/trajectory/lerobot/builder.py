@@ -14,7 +14,7 @@ from bushel.trajectory.encoded_images import Encoded
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.frame_columns import Images
-from bushel.trajectory.lerobot.dataset_folder import DEFAULT_COLUMNS, LeRobotFolder
+from bushel.trajectory.lerobot.dataset_folder import LeRobotFolder
 from bushel.trajectory.lerobot.image_parts import Catalog, LeRobotImages
 from bushel.trajectory.lerobot.table import TASK, BadEpisodes, open_table
 from bushel.trajectory.numpy_or_jax import to_objects
@@ -98,9 +98,10 @@ class LeRobotBuilder(EpisodeBuilder):
 class LeRobotEpisodes:
     """Episodes of a LeRobot data set as raw trajectories, by position.
 
-    `observation` has the features without the prefix "observation.", pictures as handles. `action` and features such as
-    `next.reward` are at the top, with `timestamp`, `frame_index` and others. `language_instruction` is the text of each
-    step's task. Features without a prefix, as openpi has them, are in the observation; `actions` counts as `action`.
+    `observation` has the features whose names begin with "observation.", without this prefix; pictures are handles.
+    `language_instruction` is the text of each step's task. All other features are at the top: `action`, `next.reward`,
+    `timestamp`, `frame_index` and others. The names of openpi's data sets are understood, too: pictures and `state`
+    without a prefix are part of the observation, and `actions` counts as `action`.
     """
 
     def __init__(self, folder: LeRobotFolder, table: Episodes, positions: np.ndarray):
@@ -139,10 +140,10 @@ class LeRobotEpisodes:
                 tree["language_instruction"] = values
             elif name == action:
                 tree["action"] = values
-            elif name in DEFAULT_COLUMNS or name.startswith("next."):
-                tree[name] = values
-            else:
+            elif name.startswith(_OBSERVATION) or isinstance(column, Images) or name == "state":
                 tree["observation"][name.removeprefix(_OBSERVATION)] = values
+            else:
+                tree[name] = values
         tree["traj_metadata"] = {"episode_index": np.full(length, self._number(episode))}
         tree["_len"] = np.full(length, length, np.int32)
         tree["_traj_index"] = np.full(length, episode, np.int64)
