@@ -6,28 +6,47 @@ SERVERS_VENV := .venv-servers
 LIBRARIES_VENV := .venv-libraries
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
+# Tests start hundreds of Python programs. Without files of bytecode, each would compile Bushel and its tests again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # One process of pytest for each core, four at most: each needs about 2 GB of memory.
 PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 
-.PHONY: demo test test-all test-libraries quick bench bench-check lint types clean
+.PHONY: demo test test-all test-libraries quick bench bench-check lint types clean parallel-tests all-parallel-tests \
+	quick-types quick-tests
 
 demo: $(VENV)/.jax-installed
 	$(VENV)/bin/python examples/digits.py
 
-test: lint types $(SERVERS_VENV)/.installed
-	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial"
+# pyright runs beside the tests, since tests often wait. Make fails if either of the two fails.
+test: lint $(SERVERS_VENV)/.installed
+	$(MAKE) --jobs=2 types parallel-tests
 	$(VENV)/bin/python -m pytest -m "not slow and serial" $(SERIAL_FILES)
 
-# The tests of what has changed since branch `main`. Exit code 5 of pytest: all tests there are marked `slow`.
-quick: lint types $(SERVERS_VENV)/.installed
+parallel-tests:
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial"
+
+# The tests of what has changed since branch `main`, and pyright on the changed files and on those that import them.
+quick: lint $(SERVERS_VENV)/.installed
+	$(MAKE) --jobs=2 quick-types quick-tests
+
+quick-types:
+	@files=$$($(VENV)/bin/python tests/changed.py --types) && if [ -n "$$files" ]; \
+	then set -x; $(VENV)/bin/pyright --pythonpath $(VENV)/bin/python $$files; else echo "No Python file has changed."; fi
+
+# Exit code 5 of pytest: all tests there are marked `slow`.
+quick-tests:
 	@tests=$$($(VENV)/bin/python tests/changed.py) && if [ -n "$$tests" ]; \
 	then set -x; $(VENV)/bin/python -m pytest $(PARALLEL) $$tests || [ $$? -eq 5 ]; else echo "No test belongs to what has changed."; fi
 
-test-all: lint types $(SERVERS_VENV)/.installed test-libraries
-	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not serial"
+test-all: lint $(SERVERS_VENV)/.installed test-libraries
+	$(MAKE) --jobs=2 types all-parallel-tests
 	$(VENV)/bin/python -m pytest -m serial $(SERIAL_FILES)
+
+all-parallel-tests:
+	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not serial"
 
 # The sources that read PyTorch, TFDS and Hugging Face, in a venv of its own: these packages have gigabytes.
 test-libraries: $(LIBRARIES_VENV)/.installed

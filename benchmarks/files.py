@@ -24,7 +24,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 import bushel
 from benchmarks.libraries import BUSHEL, GRAIN, exhaust, read_inline
 from benchmarks.measure import Contender, Row, Settings, Timing, compare, require_same_elements, rows
-from bushel.sources import ArrayRecordDataSource, BagzDataSource, FixedRecords, stores
+from bushel.sources import ArrayRecordDataSource, BagzDataSource, FixedRecords, file_access
 
 WITHIN = 1 / 1.15
 """As fast as the bare library, but for 15 %."""
@@ -214,7 +214,7 @@ def remote(settings: Settings) -> list[Row]:
     found: list[Row] = []
     for latency_ms in (0, 20) if settings.quick else (0, 5, 20, 50):
         with slow_server(content, latency_ms / 1000) as url:
-            file = stores.open_file(f"{url}/x")
+            file = file_access.open_file(f"{url}/x")
             require_same_elements("ranges", file.read_many(starts, lengths), expected)
             one, many = [], []
             for _ in range(max(2, settings.repetitions // 2)):

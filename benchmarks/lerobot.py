@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 import bushel
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 from bushel.trajectory.conversion import convert_episodes
 from bushel.trajectory.lerobot import LeRobotSource
 from bushel.trajectory.video.packet_table import PacketTable
@@ -97,7 +97,7 @@ def floor(folder: Path, cache: Path) -> Iterator[Any]:
     """The least work by hand: all rows and videos in memory, sorted batches, one decoder for each camera."""
     source = LeRobotSource(folder, cache_dir=cache)
     videos: Any = source._table.columns[CAMERAS[0]].parts._videos
-    av: Any = package("av", "video", "Video files")
+    av: Any = import_package("av", "video", "Video files")
     numbers = {camera: source._table.columns[camera].places[:, :2] for camera in CAMERAS}
     contents = [Path(path).read_bytes() for path in videos.paths]
     tables = [videos.tables[number] for number in range(len(videos.paths))]
@@ -232,7 +232,7 @@ def measure_memory(folder: Path, cache: Path, episodes: int) -> float:
 
 def _repeat_episodes(folder: Path, target: Path, episodes: int) -> None:
     """A data set with many episodes that all show the same videos."""
-    pa, pq = (package(name, "parquet", "Parquet files") for name in ("pyarrow", "pyarrow.parquet"))
+    pa, pq = (import_package(name, "parquet", "Parquet files") for name in ("pyarrow", "pyarrow.parquet"))
     for name in ("data/chunk-000", "meta/episodes/chunk-000"):
         (target / name).mkdir(parents=True)
     (target / "videos").symlink_to(folder / "videos")

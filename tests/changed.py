@@ -1,6 +1,7 @@
-"""Prints the tests of what has changed since branch `main`; `make quick` runs them. `make test` runs all tests.
+"""Prints what `make quick` checks: the tests of what has changed since branch `main`, or the files for pyright.
 
 Changed are the files that differ from the commit at which this branch left `main`: committed, uncommitted, new.
+`make test` runs all tests, and pyright on all files.
 """
 
 from __future__ import annotations
@@ -16,6 +17,28 @@ LIBRARY = PurePosixPath("src/bushel")
 OF_EVERY_MODULE = "tests/test_layers.py"
 OF_THE_PUBLIC_NAMES = ("tests/test_names.py", "tests/test_arguments.py", "tests/test_kinds.py")
 """For a module that no test is named after: all of them are reached by what is public."""
+CHECKED_FOLDERS = ("src", "tests", "examples", "benchmarks")
+"""What pyright checks in `make test`."""
+
+OF_WORKERS = ("delivery", "faults", "processes", "slabs", "stall", "wire", "zygote")
+OF_DELIVERY = ("delivery", "executors", "in_place", "progress", "pulling", "skip_counts", "stages", "trouble")
+ENGINE_TESTS = dict.fromkeys(
+    (
+        *("assigning", "blame", "by_value", "connections", "pool", "processes", "shipping"),
+        *("slabs", "supervisor", "wire", "worker", "zygote"),
+    ),
+    OF_WORKERS,
+) | dict.fromkeys(
+    (
+        *("block_size", "delivery", "drawn", "opener", "positions", "program", "pulling"),
+        *("stream_delivery", "stream_program", "tasks"),
+    ),
+    OF_DELIVERY,
+)
+"""The tests in `tests/engine` of a module in `src/bushel/engine`. All of them would take `make quick` two minutes.
+
+A module that is not named here has all tests of the folder.
+"""
 
 
 def changed_files(root: Path = ROOT) -> set[str]:
@@ -48,7 +71,10 @@ def _tests_of_one(path: PurePosixPath, root: Path) -> list[str]:
     if path.is_relative_to(LIBRARY) and path.suffix == ".py":
         package = path.relative_to(LIBRARY).parent.parts[:1]
         named = [str(test.relative_to(root)) for test in (root / "tests").rglob(f"test_{path.stem}.py")]
-        named += [f"tests/{name}" for name in package] + [f"tests/test_{name}.py" for name in package]
+        if package == ("engine",) and path.stem in ENGINE_TESTS:
+            named += [f"tests/engine/test_{name}.py" for name in ENGINE_TESTS[path.stem]]
+        else:
+            named += [f"tests/{name}" for name in package] + [f"tests/test_{name}.py" for name in package]
         if not any((root / test).exists() for test in named):
             named += OF_THE_PUBLIC_NAMES
         return [OF_EVERY_MODULE, *named]
@@ -66,6 +92,36 @@ def _tests_of_one(path: PurePosixPath, root: Path) -> list[str]:
     return []
 
 
+def find_files_to_type_check(changed: Iterable[str], root: Path = ROOT) -> list[str]:
+    """The changed Python files, and the files that import one of them; all folders if the settings have changed."""
+    paths = {PurePosixPath(name) for name in changed}
+    if PurePosixPath("pyproject.toml") in paths:
+        return list(CHECKED_FOLDERS)
+    paths = {path for path in paths if path.suffix == ".py" and path.parts[0] in CHECKED_FOLDERS}
+    if not paths:
+        return []
+    imports = re.compile("|".join(_pattern_of_imports(path) for path in sorted(paths)), re.MULTILINE)
+    files = {str(path) for path in paths if (root / path).exists()}
+    for folder in CHECKED_FOLDERS:
+        for file in (root / folder).rglob("*.py"):
+            if imports.search(file.read_text(encoding="utf-8")):
+                files.add(file.relative_to(root).as_posix())
+    return sorted(files)
+
+
+def _pattern_of_imports(path: PurePosixPath) -> str:
+    """A regular expression for the statements that import this file, by its dotted name or from its package."""
+    parts = (path.parent if path.name == "__init__.py" else path.with_suffix("")).parts
+    if parts[0] != "benchmarks":
+        parts = parts[1:] if parts[0] != "tests" else parts[-1:]  # helpers of tests have plain names
+    *package, name = map(re.escape, parts)
+    above = r"\.".join(package)
+    if not above:
+        return rf"^\s*(?:from|import) {name}(?:\s|$|,)"
+    from_package = rf"^\s*from {above} import (?:\([^)]*|[^\n(]*)\b{name}\b"
+    return rf"^\s*(?:from|import) {above}\.{name}(?:\s|$|,)|{from_package}"
+
+
 def _tests_that_import(helper: PurePosixPath, root: Path) -> list[str]:
     """The test files that import a helper by its plain name, and those that run it as a program."""
     used = re.compile(rf"^\s*(from|import) {re.escape(helper.stem)}\b|\b{re.escape(helper.name)}\b", re.MULTILINE)
@@ -78,4 +134,5 @@ def _git(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("".join(f"{test}\n" for test in find_tests(changed_files())))
+    find = find_files_to_type_check if "--types" in sys.argv[1:] else find_tests
+    sys.stdout.write("".join(f"{path}\n" for path in find(changed_files())))

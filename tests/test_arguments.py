@@ -348,13 +348,13 @@ ARGUMENTS = {
     "source of a text": (
         lambda g: g.MapDataset.source("train-*.array_record"),
         TypeError,
-        "A source holds records, and 'train-*.array_record' is a text. If it names files, open them with the source of "
+        "A source holds records, but 'train-*.array_record' is a str. If it names files, open them with the source of "
         "their format, such as bushel.sources.ArrayRecordDataSource",
     ),
     "source of splits": (
         lambda g: g.MapDataset.source({"train": [1, 2], "test": [3]}),
         TypeError,
-        "A source is read by positions from 0 on, and this dict has the keys 'train', 'test'. Pass one of its entries",
+        "A source is read by position from 0 on, but this dict has the keys 'train', 'test'. Pass one of its values",
     ),
     "ds[1.5]": (
         lambda g: g.MapDataset.range(10)[1.5],

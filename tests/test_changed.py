@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from changed import LIBRARY, ROOT, changed_files, find_tests
+from changed import ENGINE_TESTS, LIBRARY, ROOT, changed_files, find_files_to_type_check, find_tests
 
 MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / LIBRARY).rglob("*.py"))
 
@@ -17,6 +17,7 @@ MODULES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / LIBRARY).rglob(
         ("src/bushel/iterator.py", ["tests/test_iterator.py", "tests/test_layers.py"]),
         ("src/bushel/state/envelope.py", ["tests/state", "tests/test_layers.py"]),
         ("src/bushel/base/redact.py", ["tests/base", "tests/test_layers.py", "tests/test_redact.py"]),
+        ("src/bushel/engine/tally.py", ["tests/engine", "tests/test_layers.py"]),
         ("tests/graph/test_pack.py", ["tests/graph/test_pack.py"]),
         ("tests/changed.py", ["tests/test_changed.py"]),
         ("tests/trajectory/golden/README.md", ["tests/trajectory"]),
@@ -43,6 +44,54 @@ def test_a_helper_has_the_tests_that_import_it():
 
 def test_a_file_in_a_listed_folder_is_not_listed_again():
     assert find_tests(["src/bushel/index/mix.py", "tests/index/test_mix.py"]) == ["tests/index", "tests/test_layers.py"]
+
+
+@pytest.mark.parametrize("name", sorted(ENGINE_TESTS))
+def test_the_table_of_the_engine_names_modules_and_tests(name):
+    assert (ROOT / LIBRARY / "engine" / f"{name}.py").is_file()
+    assert [test for test in ENGINE_TESTS[name] if not (ROOT / f"tests/engine/test_{test}.py").is_file()] == []
+    tests = find_tests([f"src/bushel/engine/{name}.py"])
+    assert {f"tests/engine/test_{test}.py" for test in ENGINE_TESTS[name]} <= set(tests)
+    assert "tests/engine" not in tests
+
+
+@pytest.mark.parametrize(
+    ("changed", "among", "not_among"),
+    [
+        (
+            "src/bushel/engine/wire.py",
+            ["src/bushel/engine/worker.py", "tests/engine/test_wire.py"],
+            ["tests/recipes.py"],
+        ),
+        ("src/bushel/engine/deleted.py", [], ["src/bushel/engine/deleted.py"]),
+        ("src/bushel/base/__init__.py", ["src/bushel/base/__init__.py"], []),
+        ("tests/recipes.py", ["tests/recipes.py", "tests/test_equal_to_grain.py"], ["tests/test_layers.py"]),
+        ("pyproject.toml", ["src", "tests", "examples", "benchmarks"], []),
+        ("docs/workers.md", [], ["docs/workers.md"]),
+    ],
+)
+def test_pyright_checks_a_changed_file_and_those_that_import_it(changed, among, not_among):
+    files = find_files_to_type_check([changed])
+    assert set(among) <= set(files) and not set(not_among) & set(files)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from bushel.base.trees import leaves",
+        "import bushel.base.trees",
+        "    from bushel.base import trees",
+        "from bushel.base import errors, trees",
+        "from bushel.base import (\n    errors,\n    trees,\n)",
+    ],
+)
+def test_an_import_is_found_however_it_is_written(statement, tmp_path):
+    file = tmp_path / "src" / "bushel" / "a.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"import os\n{statement}\n")
+    assert find_files_to_type_check(["src/bushel/base/trees.py"], tmp_path) == ["src/bushel/a.py"]
+    for other in ("src/bushel/base/tree.py", "src/bushel/base/leaves.py", "src/bushel/trees.py"):
+        assert find_files_to_type_check([other], tmp_path) == []
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -142,7 +142,7 @@ def test_rows_of_a_table_become_examples_and_lose_nothing(columns, group, tmp_pa
 def test_floats_are_rounded_when_told(tmp_path):
     pq.write_table(pa.table({"x": [[0.5, 0.1], [float("nan")], None, [1e300]]}), tmp_path / "in.parquet")
     with pytest.raises(
-        ValueError, match=r"'x' holds float64 numbers such as 0\.1, and a .*To round them pass round_fl"
+        ValueError, match=r"'x' holds float64 numbers such as 0\.1, but a .*To round them, pass round_fl"
     ):
         convert(tmp_path / "in.parquet", tmp_path / "out.bag")
     assert bushel("convert", tmp_path / "in.parquet", tmp_path / "out.bag", "--round-floats").returncode == 0
@@ -152,13 +152,13 @@ def test_floats_are_rounded_when_told(tmp_path):
 
 
 REFUSED = {
-    "date": ([datetime.date(2020, 1, 1)], "is of type date32[day], and a tf.train.Example holds numbers, bytes, text"),
+    "date": ([datetime.date(2020, 1, 1)], "is of type date32[day], but a tf.train.Example holds only numbers, bytes"),
     "time": ([datetime.datetime(2020, 1, 1)], "is of type timestamp[us]"),
     "struct": ([{"a": 1}], "is of type struct<a: int64>"),
     "lists of lists": ([[[1]]], "is of type list<element: list<element: int64>>"),
     "decimal": ([decimal.Decimal("1.5")], "is of type decimal128(2, 1)"),
-    "nulls in lists": ([[1, 2], [1, None]], "has nulls inside of lists"),
-    "large numbers": (pa.array([2**63, None], pa.uint64()), f"holds {2**63}, and a tf.train.Example has int64"),
+    "nulls in lists": ([[1, 2], [1, None]], "has nulls inside lists"),
+    "large numbers": (pa.array([2**63, None], pa.uint64()), f"holds {2**63}, which does not fit into int64"),
 }
 
 
@@ -213,7 +213,7 @@ def test_a_part_of_a_file(of, tmp_path):
     sources = [f"{tmp_path}/in.{of}[30:130]", f"{tmp_path}/in.{of}", f"{tmp_path}/in.{of}[7:7]"]
     made = convert(sources, tmp_path / "out.bag", shards=3)
     assert [record for path in made for record in BagzDataSource(path)] == RECORDS[30:130] + RECORDS
-    with pytest.raises(ValueError, match=rf"in\.{of} has 250 records; there is no part \[5:251\] of it"):
+    with pytest.raises(ValueError, match=rf"in\.{of} has 250 records, so it has no part \[5:251\]"):
         convert(f"{tmp_path}/in.{of}[5:251]", tmp_path / "out.bag")
 
 
@@ -222,7 +222,7 @@ def conversion_workers(pid=None):
     found = set()
     for child in offspring(pid):
         with contextlib.suppress(OSError):  # ended meanwhile
-            if b"clean_workers.serve" in Path(f"/proc/{child}/cmdline").read_bytes():
+            if b"conversion_workers.serve" in Path(f"/proc/{child}/cmdline").read_bytes():
                 found.add(child)
     return found
 
@@ -242,7 +242,7 @@ def test_a_worker_that_was_killed_is_an_error(when, tmp_path):
         convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, report=kill)
     assert re.fullmatch(
         rf"Worker process {killed[0]} was killed by SIGKILL while it wrote {tmp_path}/out-0000[01]-of-00002.parquet"
-        r"[.\d-]+part\. The system kills processes that need more memory .* use fewer workers\.",
+        r"[.\d-]+part\. The system kills processes if memory runs out: .* use fewer workers\.",
         str(error.value),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]
@@ -309,7 +309,7 @@ def test_what_is_there_stays_unless_told(tmp_path):
     (tmp_path / "out.bag").write_bytes(b"mine")
     done = bushel("convert", tmp_path / "in.bag", tmp_path / "out.bag", "--workers", 1)
     assert done.returncode == 1
-    assert "out.bag is there already. Pass overwrite=True (--overwrite) to replace it." in done.stderr
+    assert "out.bag exists already. Pass overwrite=True (--overwrite) to replace it." in done.stderr
     assert (tmp_path / "out.bag").read_bytes() == b"mine"
     assert cli.main(["convert", f"{tmp_path}/in.bag", f"{tmp_path}/out.bag", "--workers", "1", "--overwrite"]) == 0
     assert list(BagzDataSource(tmp_path / "out.bag")) == RECORDS
@@ -341,18 +341,20 @@ def test_targets_are_paths_of_any_form(tmp_path, monkeypatch):
     bag(tmp_path / "in.bag", RECORDS)
     assert convert("in.bag", f"file://{tmp_path}/one.bag") == [f"{tmp_path}/one.bag"]
     assert convert("in.bag", "~/two.bag") == [f"{tmp_path}/home/two.bag"]
-    with pytest.raises(ValueError, match=r"https://...@host cannot be written: web servers take no files"):
+    with pytest.raises(ValueError, match=r"https://...@host cannot be written: web servers accept no files"):
         convert("in.bag", "https://me:secret@host/x.bag")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "in.bag", "one.bag"]
 
 
 def test_what_was_written_wrong_is_noticed(tmp_path, monkeypatch):
     bag(tmp_path / "in.bag", RECORDS)
-    from bushel.sources import writers
+    from bushel.sources import record_writers
 
-    real = writers.BagWriter.write
-    monkeypatch.setattr(writers.BagWriter, "write", lambda self, record: real(self, record.replace(b"\x07", b"\x08")))
-    with pytest.raises(DamagedFile, match="what was written is not what was read back"):
+    real = record_writers.BagWriter.write
+    monkeypatch.setattr(
+        record_writers.BagWriter, "write", lambda self, record: real(self, record.replace(b"\x07", b"\x08"))
+    )
+    with pytest.raises(DamagedFile, match=r"records were written, and other records .* were read back"):
         convert(tmp_path / "in.bag", tmp_path / "out.bag")
     assert [path.name for path in tmp_path.iterdir()] == ["in.bag"]
 
@@ -434,7 +436,9 @@ def test_a_source_that_is_replaced_meanwhile(tmp_path):
             (tmp_path / "new.txt").write_text("new\n" * 3_000)
             os.replace(tmp_path / "new.txt", tmp_path / "in.txt")
 
-    with pytest.raises(DamagedFile, match=r"in\.txt was \['in\.txt', 12000, .*when its records were counted, and is"):
+    with pytest.raises(
+        DamagedFile, match=r"in\.txt has changed: it was \['in\.txt', 12000, .*when its records were counted, and it is"
+    ):
         convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=3, report=replace)
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
@@ -444,7 +448,7 @@ def test_sets_of_bagz_files(tmp_path):
     made = convert(tmp_path / "in.bag", tmp_path / "set.bag", shards=3)
     convert(tmp_path / "set@3.bag", tmp_path / "whole.bag")
     assert list(BagzDataSource(tmp_path / "whole.bag")) == RECORDS
-    with pytest.raises(ValueError, match=r"set@3\.bag is a name for several files"):
+    with pytest.raises(ValueError, match=r"set@3\.bag is a name for reading several files"):
         convert(tmp_path / "in.bag", tmp_path / "set@3.bag")
     os.unlink(made[1])
     os.mkdir(made[1])

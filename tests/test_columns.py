@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -17,6 +18,8 @@ import bushel
 from bushel import MapDataset, MultiprocessingOptions
 from bushel import columns as computing
 from bushel.base import sealed
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 TWO = MultiprocessingOptions(num_workers=2)
 HERE = MultiprocessingOptions(num_workers=0)

@@ -1,23 +1,17 @@
 """Abstract or final: a class is an interface or a leaf, and no method with a body is replaced in a subclass.
 
-A method marked `@optional` (base/contract.py) has a documented default and may be replaced, once. Whatever else is
-replaced is counted in REPLACED below, by file and with a reason. The numbers must only fall.
+A method marked `@optional` (base/contract.py) has a documented default and may be replaced, once. No other method with
+a body may be replaced.
 """
 
 from __future__ import annotations
 
 import ast
-import collections
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARY = Path(__file__).parent.parent / "src" / "bushel"
-
-# Files, how many methods with a body they replace, and why that is allowed. Numbers must only fall.
-REPLACED: dict[str, tuple[int, str]] = {
-    "sources/stored_arrays": (9, "a store of groups is a store of arrays with another layout"),
-}
 
 
 @dataclasses.dataclass
@@ -95,13 +89,8 @@ def ancestors(one: Class, by_name: dict[str, list[Class]]) -> Iterator[Class]:
 
 def test_no_method_with_a_body_is_replaced():
     found = overridden(LIBRARY)
-    by_file = collections.Counter(line.split(":")[0] for line in found)
-    for file, count in by_file.items():
-        allowed, _ = REPLACED.get(file, (0, ""))
-        mine = "\n".join(line for line in found if line.startswith(f"{file}:"))
-        assert count <= allowed, f"Make the method abstract, or mark its default as @optional:\n{mine}"
-    fewer = {file: by_file[file] for file, (allowed, _) in REPLACED.items() if by_file[file] < allowed}
-    assert not fewer, f"Fewer methods are replaced than the table REPLACED allows. Lower its numbers: {fewer}"
+    lines = "\n".join(found)
+    assert not found, f"Make the method abstract, or mark its default as @optional:\n{lines}"
 
 
 def library(folder: Path, text: str) -> Path:

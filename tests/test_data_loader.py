@@ -3,7 +3,9 @@
 import itertools
 import json
 import logging
+import sys
 
+import cloudpickle
 import grain
 import grain.python
 import numpy as np
@@ -30,6 +32,8 @@ import bushel
 import bushel.python
 from bushel import StateMismatch
 from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 MOST = 30
 

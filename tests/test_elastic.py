@@ -3,7 +3,9 @@
 import itertools
 import json
 import logging
+import sys
 
+import cloudpickle
 import grain
 import numpy as np
 import pytest
@@ -15,6 +17,8 @@ import bushel
 from bushel import StateMismatch
 from bushel.experimental import ElasticIterator
 from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 
 def pipeline(lib, length, epochs=1, mixed=False):

@@ -431,7 +431,7 @@ def test_a_state_that_the_data_refuse_leaves_the_datasets_that_wait():
 
     it.set_shard_states({0: entry(3, 1), 1: entry(2, 1)})
     before = it.get_state()
-    with pytest.raises(StateMismatch, match="after part 5 of an element that flat_map makes 2 of"):
+    with pytest.raises(StateMismatch, match="after row 5 of what flat_map makes of an element, which has 2"):
         it.set_shard_states({0: entry(3, 5), 1: entry(0, 0)})
     assert it.get_state() == before
     assert list(it) == [3, 102, 103, 103]

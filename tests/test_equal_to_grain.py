@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import recipes
 import strategies
+from cases import cases
 from grain._src.python.dataset.transformations import shuffle as grain_shuffle
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -218,7 +219,7 @@ def check(recipe: Recipe, numbers: list[int], cut: int) -> None:
 indices = st.lists(st.integers(0, 10_000), min_size=1, max_size=5)
 
 
-@random_pipelines(max_examples=400)
+@random_pipelines(max_examples=cases(200, 400))
 @given(recipe=strategies.recipes(), numbers=indices, cut=st.integers(0, MOST))
 def test_random_pipelines_are_equal(recipe, numbers, cut):
     check(recipe, numbers, cut)
@@ -541,7 +542,7 @@ def test_golden_states(lib):
 # Where we differ from Grain on purpose. Each test shows both.
 
 
-@pytest.mark.parametrize("length", [65_537, 262_145])
+@pytest.mark.parametrize("length", [65_537, pytest.param(262_145, marks=pytest.mark.slow)])
 def test_we_differ_a_shuffle_one_past_a_power_of_two_is_a_permutation(length):
     def is_permutation(order):
         return len(order) == length and set(order) == set(range(length))

@@ -12,6 +12,7 @@ import cloudpickle
 import grain
 import numpy as np
 import pytest
+from cases import cases
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ import bushel
 from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
-from bushel.graph.options import options_of
+from bushel.graph.streams import options_of
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
@@ -193,7 +194,7 @@ def run(it: Any) -> tuple[list[Any], type | None]:
     return elements, None
 
 
-@settings(laws, max_examples=25)
+@settings(laws, max_examples=cases(10, 25))
 @given(
     name=st.sampled_from(sorted(PIPELINES)),
     seed=st.integers(0, 99),
@@ -201,6 +202,7 @@ def run(it: Any) -> tuple[list[Any], type | None]:
     shares=st.lists(st.sampled_from([0.0, 0.05, 0.5, 0.7, 1.0]), min_size=1, max_size=4),
 )
 @example(name="a map", seed=0, ratio=0.9, shares=[1.0, 0.0, 0.05, 0.0])  # drops nothing at first
+@example(name="a map", seed=0, ratio=1, shares=[0.0, 0.0])  # drops exactly as many as are too many
 def test_a_filter_that_drops_too_much_ends_where_grains_does(warm, name, seed, ratio, shares):
     rng = np.random.default_rng(seed)
     kept = np.concatenate([rng.random(700) < share for share in shares]).tolist()

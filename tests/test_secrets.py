@@ -18,6 +18,7 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import cloudpickle
 import fsspec
 import h5py
 import numpy as np
@@ -43,9 +44,11 @@ from bushel.experimental import (
     WebDatasetIterDataset,
     WithOptionsIterDataset,
 )
-from bushel.sources import stores
+from bushel.sources import file_access
 from bushel.state.identity import fingerprint, identify
 from bushel.trajectory import DatasetConfig, make_dataset_from_rlds
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 MARKER = "Zq7mArKeRx9"
 RECORDS = [bytes([number]) * 40 for number in range(30)]
@@ -471,13 +474,13 @@ def test_lance_checksums_and_conversion(places, caplog, tmp_path, monkeypatch):
             lambda: sources.convert(f"{web}.unknown", tmp_path / "x.bag"),
             lambda: sources.convert(hush, web, storage_options=secret),
             lambda: MapDataset.source(web),
-            lambda: stores.open_file(web, {**options, "wrong": MARKER}),
-            lambda: stores.open_file("s3://bucket/x", {"secret_access_key": MARKER, "odd": object()}),
-            lambda: stores.open_file("s3://bucket/x", {"secret_access_key": MARKER, "nested": {"a": {MARKER}}}),
-            lambda: stores.open_file("s3://bucket/x", {"secret_access_key": MARKER, "wrong": "x"}),
-            lambda: stores.open_file("az://c/x", {"account_name": "a", "account_key": MARKER}),
-            lambda: stores.open_file("gs://c/x", {"service_account_key": MARKER}),
-            lambda: stores.open_file(f"{web}", {"cache_dir": web}),
+            lambda: file_access.open_file(web, {**options, "wrong": MARKER}),
+            lambda: file_access.open_file("s3://bucket/x", {"secret_access_key": MARKER, "odd": object()}),
+            lambda: file_access.open_file("s3://bucket/x", {"secret_access_key": MARKER, "nested": {"a": {MARKER}}}),
+            lambda: file_access.open_file("s3://bucket/x", {"secret_access_key": MARKER, "wrong": "x"}),
+            lambda: file_access.open_file("az://c/x", {"account_name": "a", "account_key": MARKER}),
+            lambda: file_access.open_file("gs://c/x", {"service_account_key": MARKER}),
+            lambda: file_access.open_file(f"{web}", {"cache_dir": web}),
         ):
             assert attempted(act, seen)
         seen.append(repr(sources.file_fingerprint([web, hush])))

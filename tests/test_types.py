@@ -7,25 +7,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FILE = Path(__file__).parent / "typing" / "elements.py"
 
 
-def errors_in(path):
-    """What pyright says of a file, an error a line."""
-    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(path)]
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    """The errors that pyright finds in the file, and in a copy with one wrong statement, by the name of the file."""
+    wrong = tmp_path_factory.mktemp("typing") / "wrong.py"
+    right = FILE.read_text(encoding="utf-8")
+    text = right.replace("MapDataset.range(3), MapDataset[int]", "MapDataset.range(3), MapDataset[str]")
+    assert text != right
+    wrong.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", str(FILE), str(wrong)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout)
-    assert found["summary"]["filesAnalyzed"] == 1
-    return [f"{entry['range']['start']['line'] + 1}: {entry['message']}" for entry in found["generalDiagnostics"]]
+    output = json.loads(done.stdout)
+    assert output["summary"]["filesAnalyzed"] == 2
+    errors: dict[str, list[str]] = {FILE.name: [], wrong.name: []}
+    for entry in output["generalDiagnostics"]:
+        errors[Path(entry["file"]).name].append(f"{entry['range']['start']['line'] + 1}: {entry['message']}")
+    return errors
 
 
-def test_elements_have_the_types_that_are_stated():
-    assert errors_in(FILE) == []
+def test_elements_have_the_types_that_are_stated(errors):
+    assert errors["elements.py"] == []
 
 
-def test_a_wrong_statement_is_found(tmp_path):
-    wrong = tmp_path / "wrong.py"
-    wrong.write_text(
-        FILE.read_text().replace("MapDataset.range(3), MapDataset[int]", "MapDataset.range(3), MapDataset[str]")
-    )
-    assert len(errors_in(wrong)) == 1
+def test_a_wrong_statement_is_found(errors):
+    assert len(errors["wrong.py"]) == 1

@@ -7,9 +7,11 @@ import copy
 import dataclasses
 import functools
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cloudpickle
 import grain
 import numpy as np
 import pytest
@@ -20,6 +22,8 @@ import bushel
 from bushel.experimental import IterableIterDataset
 from bushel.sources import ArrayDataSource, Columns, RaggedDataSource, load_arrays
 from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 RECORDS = 5
 EPOCHS = 3

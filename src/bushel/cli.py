@@ -188,7 +188,7 @@ def _reencode(options: argparse.Namespace) -> int:
 def _convert(options: argparse.Namespace) -> int:
     if options.to is not None:
         return _convert_episodes(options)
-    from bushel.sources import stores
+    from bushel.sources import file_access
     from bushel.sources.conversion import convert
 
     source_options = dict(map(_setting, options.option))
@@ -209,7 +209,7 @@ def _convert(options: argparse.Namespace) -> int:
         report=progress,
     )
     progress.end()
-    size = sum(stores.open_file(path, target_options).size for path in made)
+    size = sum(file_access.open_file(path, target_options).size for path in made)
     print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
 

@@ -26,8 +26,8 @@ from bushel.graph.columns import Column, NoneMissing, Part, find_records
 from bushel.graph.node import MapNode
 from bushel.graph.streams import Ahead, Elements
 from bushel.iterator import PipelineIterator
-from bushel.sources import writing
-from bushel.sources.writing import Folder
+from bushel.sources import output_folders
+from bushel.sources.output_folders import Folder
 from bushel.state.digest import digest
 from bushel.state.identity import PYTHON, freeze, functions_digest, identify
 
@@ -48,7 +48,7 @@ def column(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Column:
     """The column of `function` over the records of `node`; see `MapDataset.column`."""
-    folder = None if cache is None else writing.folder(cache, storage_options)
+    folder = None if cache is None else output_folders.open_folder(cache, storage_options)
     freeze(node)  # the nodes computed below may be copies of its nodes, with the same functions
     parts = []
     for record, made in find_records(node):

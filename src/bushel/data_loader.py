@@ -18,12 +18,11 @@ from bushel.graph.batch import BatchFn
 from bushel.graph.elementwise import FilterStream, MapStream
 from bushel.graph.leaves import Source
 from bushel.graph.node import Node
-from bushel.graph.options import WithOptions
 from bushel.graph.ordered import BatchStream, FlatMapStream
 from bushel.graph.sampling import IndexSampler, Sampled, Sampler
-from bushel.graph.streams import Ahead, Elements, StreamNode
+from bushel.graph.streams import Ahead, Elements, StreamNode, WithOptions
 from bushel.iterator import PipelineIterator
-from bushel.sources.given import as_source, check_source
+from bushel.sources.user_sources import as_source, check_source
 from bushel.state import envelope, files
 from bushel.state import loader as loader_state
 from bushel.state.loader import LoaderFacts

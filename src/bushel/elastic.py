@@ -23,11 +23,10 @@ from bushel.engine import Report
 from bushel.graph.apply import MapWithIndex
 from bushel.graph.batch import Batch
 from bushel.graph.explain import Explanation
-from bushel.graph.node import MapNode
-from bushel.graph.options import WithOptions
-from bushel.graph.reindex import IndexMap, Reindex
+from bushel.graph.node import Epochs, MapNode
+from bushel.graph.reindex import Reindex
 from bushel.graph.state_fields import State, read_count
-from bushel.graph.streams import Ahead, Elements, StreamNode
+from bushel.graph.streams import Ahead, Elements, StreamNode, WithOptions
 from bushel.index import epochs
 from bushel.iterator import DatasetIterator, PipelineIterator, get_next_index
 from bushel.state import envelope, identity
@@ -320,7 +319,7 @@ class _Hosts:
         self, node: MapNode, start: int, read_options: ReadOptions | None, workers: MultiprocessingOptions | None
     ) -> StreamNode:
         """The batches of one host from a global position on."""
-        rows = Reindex(node, _Rows(start, self))
+        rows = _Rows(node, start, self)
         batches: MapNode = Batch(rows, self.batch_size // self.shard.shard_count)
         if self.pads:
             batches = MapWithIndex(batches, functools.partial(_with_mask, hosts=self, start=start))
@@ -332,22 +331,26 @@ class _Hosts:
         return -(-left // self.batch_size) if self.pads else left // self.batch_size
 
 
-@dataclasses.dataclass(frozen=True)
-class _Rows(IndexMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows(Reindex):
     """Row of a host -> element of the dataset; past the end, the first element of the last batch stands in."""
 
     start: int
     hosts: _Hosts
 
-    def length(self, parent_length: int) -> int:
+    def find_length(self) -> int:
         return self.hosts.batches_from(self.start) * (self.hosts.batch_size // self.hosts.shard.shard_count)
 
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
-        elements = self.start + _global(indices, self.hosts.shard)
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
+        elements, parent_length = self.start + _global(indices, self.hosts.shard), self.parent.length
         if not self.hosts.pads:
             return elements
         tail = self.start + (parent_length - self.start) // self.hosts.batch_size * self.hosts.batch_size
         return np.where(elements < parent_length, elements, tail)
+
+    @property
+    def epochs(self) -> Epochs:
+        return Epochs.DIFFERENT
 
     def call(self) -> str:
         return f"rows of shard {self.hosts.shard.shard_index} of {self.hosts.shard.shard_count}"

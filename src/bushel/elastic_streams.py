@@ -19,13 +19,12 @@ from bushel.engine import Report, open_alone
 from bushel.graph.elementwise import Elementwise
 from bushel.graph.interleave import Interleave
 from bushel.graph.node import MapNode, Node, replace_parents, skip_transparent
-from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchStream
 from bushel.graph.portions import RepeatStream
-from bushel.graph.reindex import Reindex, Slice
+from bushel.graph.reindex import Slice
 from bushel.graph.shard_states import check_entry, join_states, pick_entries, split_state
 from bushel.graph.state_fields import State
-from bushel.graph.streams import Ahead, Elements, SeedStream, StreamNode
+from bushel.graph.streams import Ahead, Elements, SeedStream, StreamNode, WithOptions, options_of
 from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.state import envelope, identity
 from bushel.state.files import SHARD_COUNT, SHARD_INDEX
@@ -234,7 +233,7 @@ def _take_share(interleave: Interleave, shard: ShardOptions) -> Interleave:
             f"would have none. Use at most {count} hosts, or more datasets."
         )
     if isinstance(parts, MapNode):
-        share = Reindex(parts, Slice(shard.shard_index, count, shard.shard_count))
+        share = Slice(parts, shard.shard_index, count, shard.shard_count)
         return Interleave(share, interleave.cycle_length)
     return Interleave(parts[shard.shard_index :: shard.shard_count], interleave.cycle_length)
 

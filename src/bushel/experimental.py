@@ -20,7 +20,7 @@ from bushel.elastic import ElasticIterator
 from bushel.files import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.graph.batch import batch_and_pad
 from bushel.graph.concat_split import BOSHandling
-from bushel.graph.pack_and_batch import PackAndBatchOperation
+from bushel.graph.legacy import PackAndBatchOperation
 from bushel.index.shuffle import index_shuffle
 from bushel.iterator import ThreadPrefetchDatasetIterator, get_next_index, set_next_index
 from bushel.operations import (

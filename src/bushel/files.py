@@ -43,7 +43,7 @@ class TFRecordIterDataset(IterPipeline[bytes]):
         from bushel.sources import crc
         from bushel.sources.tfrecord_stream import TFRecordStream
 
-        checked = crc.can_verify(verify)  # decided here, so that workers do the same as this process
+        checked = crc.decide_verify(verify)  # decided here, so that workers do the same as this process
 
         def source(name: str) -> SequentialSource:
             return TFRecordStream(name, checked, storage_options)
@@ -108,12 +108,12 @@ class WebDatasetIterDataset(IterPipeline[dict[str, Any]]):
         *,
         storage_options: Mapping[str, Any] | None = None,
     ):
-        from bushel.sources.webdataset import WebDatasetStream, shards
+        from bushel.sources.webdataset import WebDatasetStream, expand_braces
 
         def source(name: str) -> SequentialSource:
             return WebDatasetStream(name, storage_options)
 
-        super().__init__(_build_node(shards(path), storage_options, "WebDatasetIterDataset", source))
+        super().__init__(_build_node(expand_braces(path), storage_options, "WebDatasetIterDataset", source))
 
 
 class IterableIterDataset(IterPipeline[Any]):
@@ -154,10 +154,10 @@ class _NoFiles(SequentialSource):
 def _build_node(
     path: Any, options: Mapping[str, Any] | None, name: str, source: Callable[[str], SequentialSource]
 ) -> StreamNode:
-    from bushel.sources import stores
+    from bushel.sources import file_access
 
     try:
-        paths = stores.find(path, options)
+        paths = file_access.find_files(path, options)
     except FileNotFoundError as error:  # a pattern that matches nothing
         return Records(_NoFiles(str(error)), name)
     files = tuple(Records(source(entry), f"{name}({redact.base_name(entry)})") for entry in paths)

@@ -28,8 +28,7 @@ from bushel.base_dataset import (
 )
 from bushel.engine import Executor
 from bushel.graph import custom, elementwise, ordered, streams
-from bushel.graph.options import WithOptions, options_of
-from bushel.graph.streams import StreamNode
+from bushel.graph.streams import StreamNode, WithOptions, options_of
 from bushel.index import mix as mix_index
 from bushel.iterator import DatasetIterator, PipelineIterator
 from bushel.state import identity

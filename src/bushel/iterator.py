@@ -284,7 +284,7 @@ class PipelineIterator(_CursorIterator[T]):
 
     def _begin(self) -> Passes:
         try:
-            _ = self.identity  # before any function runs: a function may change what it closes over
+            identity.prepare(self._node)  # before any function runs: a function may change what it closes over
         except OSError:
             # A file is gone. Reading it will raise, or skip it; only a state needs the file's fingerprint.
             identity.freeze(self._node)

@@ -35,8 +35,8 @@ from bushel.index import mix as mix_index
 from bushel.index import words
 from bushel.iter_dataset import IterDataset, IterPipeline
 from bushel.iterator import DatasetIterator
-from bushel.sources.given import as_source, check_source
 from bushel.sources.protocol import RandomAccessDataSource
+from bushel.sources.user_sources import as_source, check_source
 from bushel.state import identity
 
 if TYPE_CHECKING:
@@ -132,14 +132,14 @@ class _MapDatasetMeta(abc.ABCMeta):
                 )
         checked = checks.weights(weights, len(nodes))  # type: ignore[arg-type]
         integers = (1,) * len(nodes) if checked is None else mix_index.integer_weights(checked)
-        return MapPipeline(reindex.Select(nodes, reindex.Mix(integers)))
+        return MapPipeline(reindex.Mix(nodes, integers))
 
     def select_from_datasets(
         cls, datasets: Sequence[MapDataset[T]], selection_map: tf.DatasetSelectionMap
     ) -> MapDataset[T]:
         """Elements of several datasets. `selection_map` gives for each index the dataset and the index in it."""
         nodes = _nodes_of(datasets, "select_from_datasets")
-        return MapPipeline(reindex.Select(nodes, reindex.SelectByUser(selection_map)))
+        return MapPipeline(reindex.SelectByUser(nodes, selection_map))
 
     def concatenate(cls, datasets: Sequence[MapDataset[T]]) -> MapDataset[T]:
         """Datasets one after the other; epoch n of the whole is epoch n of each.
@@ -151,7 +151,7 @@ class _MapDatasetMeta(abc.ABCMeta):
         for part in nodes:
             if part.length >= checks.INFINITE:
                 raise ValueError(f"Cannot concatenate infinite datasets. {part.call()} is infinite.")
-        return MapPipeline(reindex.Select(nodes, reindex.Concatenate()))
+        return MapPipeline(reindex.Concatenate(nodes))
 
 
 class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
@@ -337,7 +337,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
         If you add an operation before a shuffle, the seed of the shuffle changes. `shuffle(seed=...)` avoids that.
         """
-        return MapPipeline(reindex.Reindex(self._node, reindex.Seed(checks.seed(seed))))
+        return MapPipeline(reindex.Seed(self._node, checks.seed(seed)))
 
     def shuffle(self, seed: int | None = None) -> MapDataset[T]:
         """All elements in random order, another order in every epoch. It computes the order: there is no buffer.
@@ -348,7 +348,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(10).shuffle(seed=42))
         [8, 6, 7, 9, 0, 5, 1, 2, 4, 3]
         """
-        return MapPipeline(reindex.Reindex(self._node, reindex.Shuffle(derive_seed(self, seed, "shuffle"))))
+        return MapPipeline(reindex.Shuffle(self._node, derive_seed(self, seed, "shuffle")))
 
     def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T]:
         """Shuffles inside windows of `window_size` consecutive elements, so that elements stay near their place.
@@ -358,9 +358,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         >>> list(MapDataset.range(8).window_shuffle(4, seed=3))
         [2, 3, 0, 1, 5, 4, 6, 7]
         """
-        return MapPipeline(
-            reindex.Reindex(self._node, reindex.WindowShuffle(window_size, derive_seed(self, seed, "window_shuffle")))
-        )
+        return MapPipeline(reindex.WindowShuffle(self._node, window_size, derive_seed(self, seed, "window_shuffle")))
 
     def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
         """Tuples of the elements at the same index of this dataset and others, which must have the same length.
@@ -386,8 +384,8 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         if isinstance(sl, builtins.slice):
             if sl.step == 0:
                 raise ValueError(f"A slice needs a step other than zero, got {sl}.")
-            return MapPipeline(reindex.Reindex(self._node, reindex.Slice(*sl.indices(length))))
-        return MapPipeline(reindex.Reindex(self._node, reindex.Listed(_check_positions(sl, length))))
+            return MapPipeline(reindex.Slice(self._node, *sl.indices(length)))
+        return MapPipeline(reindex.Listed(self._node, _check_positions(sl, length)))
 
     def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T]:
         """`num_epochs` epochs, or endlessly many.
@@ -403,7 +401,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
             num_epochs = checks.positive(num_epochs, "num_epochs")
         if self._node.length >= checks.INFINITE:
             raise ValueError(f"Repeating already infinite dataset {self._node.call()} does nothing.")
-        return MapPipeline(reindex.Reindex(self._node, reindex.Repeat(num_epochs, bool(reseed_each_epoch))))
+        return MapPipeline(reindex.Repeat(self._node, num_epochs, bool(reseed_each_epoch)))
 
     def column(
         self,

@@ -13,7 +13,7 @@ from bushel.graph.interleave import Interleave
 from bushel.graph.ordered import ZipStream
 from bushel.graph.pack_stream import Pack
 from bushel.graph.portions import Limit, Rebatch, RepeatStream
-from bushel.graph.reindex import Reindex, WindowShuffle
+from bushel.graph.reindex import WindowShuffle
 from bushel.graph.streams import StreamNode
 from bushel.graph.windows import WindowShuffleStream
 from bushel.iter_dataset import IterDataset, IterPipeline
@@ -222,7 +222,7 @@ class WindowShuffleMapDataset(MapPipeline[T]):
     """
 
     def __init__(self, parent: MapDataset[T], *, window_size: int, seed: int):
-        super().__init__(Reindex(parent._node, WindowShuffle(window_size, seed)))
+        super().__init__(WindowShuffle(parent._node, window_size, seed))
 
 
 class WindowShuffleIterDataset(IterPipeline[T]):

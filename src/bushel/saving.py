@@ -1,6 +1,6 @@
-"""Saving the elements of a pipeline in files, sharded and resumable: `ds.save`. `sources/saved.py` reads them back.
+"""`ds.save`: writes the elements of a pipeline to files, sharded and resumable. `sources/saved_elements.py` reads them.
 
-Where files are written, here or in a store, is decided by `sources/writing.py`.
+`sources/output_folders.py` writes the files, to a local folder or to a store.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress
 from bushel.graph.streams import Ahead, StreamNode
 from bushel.iterator import PipelineIterator
-from bushel.sources import elements, writers
-from bushel.sources import writing as places
+from bushel.sources import element_records, output_folders, record_writers
+from bushel.sources.element_records import Layout
 from bushel.sources.element_rows import RowWriter
-from bushel.sources.elements import Layout
-from bushel.sources.saved import MANIFEST, Manifest
-from bushel.sources.stores import Options
-from bushel.sources.writing import Folder
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options
+from bushel.sources.saved_elements import MANIFEST, Manifest
 from bushel.state.digest import digest
 
 Format = Literal["array_record", "bagz", "parquet", "rlds", "tfrecord"]
 SHARD_BYTES = 256 << 20
-"""About how large a file becomes where the number of files is not given."""
+"""The approximate size of a file if the user does not say how many files to write."""
 
 INFO = "dataset_info.json"
-"""What makes a folder an RLDS data set, or another one that TFDS reads."""
+"""The file that makes a folder a data set of TFDS, such as an RLDS data set."""
 
 _PROGRESS = ".saving.json"
 _ELSEWHERE = {"rlds": "bushel.trajectory.rlds.saved_episodes"}
-"""Formats of higher layers: modules with a function `form(folder)`, loaded when such a format is asked for."""
+"""Formats of higher layers: modules with a function `form(folder)`, imported when the format is used."""
 _RECORDS = {
-    "array_record": writers.ArrayRecordWriter,
-    "bagz": writers.BagWriter,
-    "tfrecord": writers.TFRecordWriter,
+    "array_record": record_writers.ArrayRecordWriter,
+    "bagz": record_writers.BagWriter,
+    "tfrecord": record_writers.TFRecordWriter,
 }
 FORMATS = (*_RECORDS, "parquet", *_ELSEWHERE)
 
@@ -57,10 +56,10 @@ def save(
     overwrite: bool = False,
     storage_options: Options | None = None,
 ) -> list[str]:
-    """Saves all elements of a stream; see `MapDataset.save`. Returns the files."""
+    """Saves all elements of a stream; see `MapDataset.save`. Returns the paths of the files."""
     if format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}; got {format!r}.")
-    folder = places.folder(path, storage_options)
+    folder = output_folders.open_folder(path, storage_options)
     length = node.length
     if length is not None and length >= INFINITE:
         raise ValueError("An endless dataset cannot be saved: leave out `repeat()`, or limit it with `limit(count)`.")
@@ -68,11 +67,11 @@ def save(
     if shards is not None:
         if length is None:
             raise ValueError(
-                "shards needs a dataset whose length is known without reading. Leave it out: files then have about "
-                f"{SHARD_BYTES >> 20} MB each."
+                "shards can only be given if the length of the dataset is known without reading it. Leave shards out: "
+                f"each file then has about {SHARD_BYTES >> 20} MB."
             )
         per_shard = max(1, -(-length // checks.positive(shards, "shards")))
-    # A node of its own, so that saving does not count as a pass of the user's: see graph/passes.py.
+    # A new node, so that saving does not count as a pass of the user over the dataset: see graph/passes.py.
     with PipelineIterator(Ahead(node, MultiprocessingOptions() if options is None else options)) as iterator:
         work = _Work(folder, format, _form(format, folder.address), digest(iterator.identity, per_shard))
         if not work.begin(overwrite=overwrite):
@@ -104,10 +103,10 @@ def _write_all(iterator: PipelineIterator[Any], work: _Work, per_shard: int | No
 
 
 class Writer(Protocol):
-    """A file that takes elements."""
+    """Writes elements to one file."""
 
     def write(self, element: Any) -> int:
-        """Writes an element; returns about how many bytes it takes."""
+        """Writes an element. Returns the approximate number of bytes that it takes."""
         ...
 
     def close(self) -> None:
@@ -117,7 +116,7 @@ class Writer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """The complete files of a folder: their names, how many elements each has, and about how many bytes these take."""
+    """The complete files of a folder: names, numbers of elements, and approximate sizes in bytes."""
 
     names: tuple[str, ...] = ()
     counts: tuple[int, ...] = ()
@@ -128,14 +127,14 @@ class Files:
 
 
 class Form(abc.ABC):
-    """How elements become files of one format, and which other files make a folder of them readable."""
+    """One format: how elements are written to files, and which other files make the folder readable."""
 
     layout: Any = None
-    """What all elements have in common, as JSON has it: known after the first, kept for a run that goes on."""
+    """What all elements have in common, as plain JSON. The first element sets it; a resumed run restores it."""
 
     @abc.abstractmethod
     def file_name(self, number: int) -> str:
-        """The name of a file of elements."""
+        """The name of the file of elements with this number."""
 
     @abc.abstractmethod
     def belongs(self, name: str) -> bool:
@@ -143,11 +142,11 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def open(self, path: str, first: Any) -> Writer:
-        """A new file, whose first element will be `first`."""
+        """Opens a new file, whose first element will be `first`."""
 
     @abc.abstractmethod
     def finish(self, folder: Folder, files: Files, identity: str) -> None:
-        """Writes the files that make the folder readable, the decisive one last."""
+        """Writes the files that make the folder readable. Readers look for the last of them."""
 
 
 class _ElementForm(Form):
@@ -164,10 +163,10 @@ class _ElementForm(Form):
 
     def open(self, path: str, first: Any) -> Writer:
         if self.layout is None:
-            self.layout = elements.layout_of(first)
+            self.layout = element_records.infer_layout(first)
         if self._format == "parquet":
             return RowWriter(path, self.layout, first)
-        return _RecordFile(_RECORDS[self._format](path, True), self.layout)  # compressed, where the format can be
+        return _RecordFile(_RECORDS[self._format](path, True), self.layout)  # compressed, if the format can be
 
     def finish(self, folder: Folder, files: Files, identity: str) -> None:
         layout = {"dict": {}} if self.layout is None else self.layout
@@ -176,13 +175,13 @@ class _ElementForm(Form):
 
 
 class _RecordFile:
-    """A file of records that takes elements."""
+    """Encodes elements as records and writes them to a file of records."""
 
-    def __init__(self, writer: writers.Writer, layout: Layout):
+    def __init__(self, writer: record_writers.Writer, layout: Layout):
         self._writer, self._layout = writer, layout
 
     def write(self, element: Any) -> int:
-        record = elements.encode(element, self._layout)
+        record = element_records.encode(element, self._layout)
         self._writer.write(record)
         return len(record)
 
@@ -198,7 +197,7 @@ def _form(format: str, folder: str) -> Form:
 
 @dataclasses.dataclass
 class _Shard:
-    """A file that is being written."""
+    """A file that is being written, and how much is in it."""
 
     name: str
     shown: str
@@ -216,10 +215,10 @@ class _Shard:
 
 
 class _Work:
-    """The folder while it is written: finished files, and after each of them the state to go on from.
+    """The folder while it is written: its complete files, and the state of the pipeline after the last of them.
 
-    A file has a name of its own once it is complete, and counts once `.saving.json` has it: what a killed run left
-    behind it is written again.
+    A file gets its name when it is complete, and it counts when `.saving.json` lists it. Files that a killed run has
+    written after that are written again.
     """
 
     def __init__(self, folder: Folder, format: Format, form: Form, identity: str):
@@ -231,11 +230,11 @@ class _Work:
         return [self._folder.path(name) for name in self.files.names]
 
     def begin(self, *, overwrite: bool) -> bool:
-        """Looks at what is in the folder; False where it has these very elements already."""
+        """Reads the state of the folder. Returns False if the folder already has all of these elements."""
         ours = [name for name in (MANIFEST, _PROGRESS) if self._folder.exists(name)]
         if not ours and self._folder.exists(INFO):
             raise FileExistsError(
-                f"{self._folder.name} has a data set that `save` has not written ({INFO}). Save to another folder."
+                f"{self._folder.name} has a data set that `save` did not write ({INFO}). Save to another folder."
             )
         if overwrite:
             self._remove_saved(ours)
@@ -254,7 +253,7 @@ class _Work:
         self.files = Files(tuple(names), tuple(counts), tuple(kept.get("sizes", [0] * len(names))))
         self._form.layout, self.state = kept["layout"], kept["state"]
         half = [name for name in self._folder.names() if name.startswith(".") and name.endswith(sealed.WRITING)]
-        self._folder.remove(half)  # of a run that was killed
+        self._folder.remove(half)  # left by a run that was killed
         return not kept.get("finished")
 
     def _compare(self, identity: str, format: str, *, interrupted: bool = False) -> None:
@@ -262,16 +261,16 @@ class _Work:
             return
         if interrupted:
             raise FileExistsError(
-                f"{self._folder.name} has a part of the elements of another pipeline, whose saving was interrupted. "
-                "Pass overwrite=True to begin anew."
+                f"{self._folder.name} has some elements of another pipeline, whose saving was interrupted. "
+                "Pass overwrite=True to begin again."
             )
         raise FileExistsError(
-            f"{self._folder.name} has elements of another pipeline, format or number of shards. Pass overwrite=True "
-            "to replace them, or save to another folder."
+            f"{self._folder.name} has elements of another pipeline, or of another format or number of shards. Pass "
+            "overwrite=True to replace them, or save to another folder."
         )
 
     def _remove_saved(self, ours: list[str]) -> None:
-        """Removes what a save has written, and nothing else: first the files that make the others readable."""
+        """Removes the files that `save` has written. The files that make the folder readable are removed first."""
         formats: set[Any] = {self._format}
         for name in ours:
             with contextlib.suppress(DamagedFile):
@@ -283,7 +282,7 @@ class _Work:
 
     @contextlib.contextmanager
     def new_file(self, first: Any) -> Iterator[_Shard]:
-        """A file that gets its name when it is complete, and is removed where that fails."""
+        """A new file. It gets its name when the block ends, and is removed after an error."""
         name = self._form.file_name(len(self.files.names))
         shown = self._folder.shown(name)
         with self._folder.new_file(name) as path:
@@ -292,14 +291,14 @@ class _Work:
             try:
                 yield shard
             except BaseException:
-                with contextlib.suppress(Exception):  # what went wrong first is what matters
+                with contextlib.suppress(Exception):  # the first error is reported, not one of the clean-up
                     shard.writer.close()
                 raise
             with writing(shown):
                 shard.writer.close()
 
     def keep(self, shard: _Shard, state: Any) -> None:
-        """Counts a file as done: a run that is killed after this goes on from `state`."""
+        """Lists a file as complete. If the run is killed after this, the next run goes on from `state`."""
         self.files += Files((shard.name,), (shard.count,), (shard.size_bytes,))
         self.state = state
         self._write_progress(finished=False)
@@ -318,7 +317,7 @@ class _Work:
         self._folder.write(_PROGRESS, sealed.json_bytes(kept))
 
     def finish(self) -> None:
-        """Writes what makes the folder readable. Where that is no manifest of ours, `.saving.json` stays."""
+        """Writes the files that make the folder readable. Unless one is `bushel.json`, `.saving.json` stays."""
         self._form.finish(self._folder, self.files, self._identity)
         if self._form.belongs(MANIFEST):
             self._folder.remove([_PROGRESS])

@@ -15,6 +15,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import strategies
+from cases import cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from recipes import Facts, Leaf, Recipe, as_stream
@@ -87,7 +88,7 @@ def placing(place: str) -> Iterator[None]:
 
 
 laws = settings(
-    max_examples=50,
+    max_examples=cases(25, 50),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import recipes
 import strategies
+from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe, build
@@ -31,13 +32,15 @@ import bushel
 from bushel.engine import Executor, Ticket, opener, positions
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
+
 SOON_S = 45.0  # what takes longer hangs
 EXECUTORS = [(0, 0), (1, 1), (3, 7), (16, 500)]
 executors = pytest.mark.parametrize("executor", EXECUTORS, ids=["inline", "1 thread", "3 threads", "16 threads"])
 threaded = pytest.mark.parametrize("executor", EXECUTORS[1:], ids=["1 thread", "3 threads", "16 threads"])
 
 laws = settings(
-    max_examples=100,
+    max_examples=cases(50, 100),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

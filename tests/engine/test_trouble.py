@@ -13,14 +13,17 @@ import itertools
 import json
 import logging
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
 import pytest
 import recipes
 import strategies
+from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe
@@ -33,6 +36,8 @@ from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 MOST = 30
 """Elements that are read of a pipeline."""
@@ -264,7 +269,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "bushel")
 
 
-@settings(laws, max_examples=60)
+@settings(laws, max_examples=cases(30, 60))
 @given(plan=plans())
 def test_trouble_is_the_same_on_every_executor(pools, plan):
     with watchdog(pools):

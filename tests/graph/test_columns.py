@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -12,6 +15,8 @@ import bushel
 from bushel import MapDataset
 from bushel.base.checks import INFINITE
 from bushel.graph.node import Epochs
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 
 def fact(record) -> int:

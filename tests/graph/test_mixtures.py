@@ -42,7 +42,7 @@ def test_shares_are_exact_after_dense_filters(weights, lengths, kept):
         counts[part] += 1
         assert (np.abs(counts - number * shares) < 1 + 1e-9).all()
     # It ends because a part has: one more element would begin an epoch anew.
-    part, index = (int(array[0]) for array in mixture._node.map(np.array([len(found)]), ()))
+    part, index = (int(array[0]) for array in mixture._node.choose(np.array([len(found)])))
     assert index == len(filtered[part])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grain
 import numpy as np
 import pytest
+from cases import cases
 from comparing import check_equal, restored, run, stream
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ import bushel
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 PACKERS = ["FirstFitPackIterDataset", "BestFitPackIterDataset"]
-quick = settings(deadline=None, max_examples=120)
+quick = settings(deadline=None, max_examples=cases(50, 120))
 
 
 def tokens(lengths, dtype=np.int32, inner=()):
@@ -89,7 +90,7 @@ def test_batches_of_packed_rows_are_grains(packing, name, size, cut):
     check_equal(lambda lib: getattr(lib.experimental, name)(stream(lib, records), **arguments).batch(size), cut)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(12, 30))
 @given(packing=packings(), name=st.sampled_from(PACKERS))
 def test_packers_resume_anywhere_and_run_on_any_executor(packing, name):
     records, arguments = packing
@@ -230,7 +231,7 @@ def test_a_state_of_other_sequences_is_refused():
     state = it.get_state()
     assert state["next_row"] == 1
     other = iter(packed([{"a": np.arange(1)}] * 4))
-    with pytest.raises(bushel.StateMismatch, match="at row 1 of 1 packed ones"):
+    with pytest.raises(bushel.StateMismatch, match="after row 1 of a group of packed rows, which has 1"):
         other.set_state(state, check=False)
     assert other.get_state()["next_row"] == 0
     with pytest.raises(bushel.StateMismatch, match="given 0 rows in all, and 1 of those"):
@@ -325,7 +326,7 @@ def test_concatenated_rows_are_grains(problem, cut):
     check_equal(lambda lib: concatenated(lib, records, arguments), cut, for_grain=as_tuples)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=cases(12, 30))
 @given(problem=concatenations())
 def test_concatenation_resumes_anywhere_and_runs_on_any_executor(problem):
     ds = concatenated(bushel, *problem)

@@ -7,6 +7,7 @@ import itertools
 import grain
 import numpy as np
 import pytest
+from cases import cases
 from comparing import check_equal, plain, restored, run, stream
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from bushel.index.shuffle import window_shuffle
 from bushel.iterator import PipelineIterator
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(deadline=None, max_examples=cases(30, 60))
 
 
 def numbers(count=10, lib=bushel):

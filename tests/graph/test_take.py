@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import recipes
+from cases import cases
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from recipes import LAYOUTS, Recipe, arrays_of, build, on_leaves, source_of, weigh
@@ -21,7 +22,7 @@ from bushel.sources import ArrayDataSource
 from bushel.testing import same
 
 laws = settings(
-    max_examples=150,
+    max_examples=cases(70, 150),
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bushel.graph.fill import fill_rows
+from bushel.graph.pack_stream import fill_rows
 from bushel.index.packing import Bins, concat_split, fit, layout, too_long
 
 CAPACITIES = st.lists(st.integers(1, 12), min_size=1, max_size=3)

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from cases import cases
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +33,7 @@ def shares(stages, count):
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=cases(50, 120), deadline=None)
 @given(stages=schedules())
 @example([(0, (5, 3, 2))])
 @example([(0, (1, 1, 1, 1, 1)), (2, (0, 0, 0, 1, 1)), (3, (1, 0, 0, 0, 0))])

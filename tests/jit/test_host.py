@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import gymnax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -336,6 +335,8 @@ def first_batch(source, size):
 
 
 def test_a_real_environment_of_gymnax_runs():
+    import gymnax  # here, since it imports scipy and matplotlib, too
+
     env = gymnax.make("CartPole-v1")[0]
     params = env.default_params.replace(max_steps_in_episode=12)
     source = GymnaxSource(env, params, lambda obs, _, key: jax.random.bernoulli(key, 0.3).astype(int))

@@ -12,21 +12,21 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bushel.sources import crc
-from bushel.sources.tfrecord import framed
+from bushel.sources.tfrecord import frame_record
 
 
 @given(data=st.one_of(st.binary(max_size=300), st.randoms().map(lambda r: r.randbytes(r.randrange(400, 9000)))))
 @example(data=b"")
 @example(data=bytes(8))
 def test_the_slow_checksum_is_that_of_the_packages(data):
-    assert crc.slow(data) == crc32c.crc32c(data) == google_crc32c.value(data)
-    assert crc.slow(memoryview(bytearray(data))) == crc.slow(data)
+    assert crc.compute_slowly(data) == crc32c.crc32c(data) == google_crc32c.value(data)
+    assert crc.compute_slowly(memoryview(bytearray(data))) == crc.compute_slowly(data)
 
 
 @given(length=st.integers(0, 2**64 - 1))
 def test_checksums_of_lengths_are_those_of_their_bytes(length):
-    expected = crc.masked(crc32c.crc32c(length.to_bytes(8, "little")))
-    assert crc.length_checksums(np.array([length], np.uint64)).tolist() == [expected]
+    expected = crc.mask(crc32c.crc32c(length.to_bytes(8, "little")))
+    assert crc.compute_length_checksums(np.array([length], np.uint64)).tolist() == [expected]
 
 
 RECORDS = [bytes([number]) * (number * 37 % 1000) for number in range(60)]
@@ -125,7 +125,9 @@ from bushel.sources import FixedRecords
 same = FixedRecords(TFRecordDataSource(folder + "/even.tfrecord"), np.uint8, (4,))
 assert same.__getitems__([2, 0]).tree.tolist() == [[2] * 4, [0] * 4]
 assert not seen, [str(w.message) for w in seen]"""
-    (tmp_path / "even.tfrecord").write_bytes(b"".join(framed(bytes([n]) * 4, crc.for_writing()) for n in range(5)))
+    (tmp_path / "even.tfrecord").write_bytes(
+        b"".join(frame_record(bytes([n]) * 4, crc.get_checksum()) for n in range(5))
+    )
     run(tmp_path, body, blocked)
 
 
@@ -134,5 +136,5 @@ def test_googles_package_without_its_c_code_is_too_slow_to_read_with(monkeypatch
     monkeypatch.setattr(google_crc32c, "implementation", "python")
     monkeypatch.setattr(crc, "_warned", False)
     with pytest.warns(UserWarning, match=r"bushel\[tfrecord\]"):
-        assert not crc.can_verify(None)
-    assert crc.for_writing() is crc.slow
+        assert not crc.decide_verify(None)
+    assert crc.get_checksum() is crc.compute_slowly

@@ -146,7 +146,7 @@ def test_a_damaged_record_fails_alone(tmp_path):
     ds = MapDataset.source(opened("tfrecord", path))
     it = iter(ds.to_iter_dataset())
     assert [next(it) for _ in range(20)] == RECORDS[:20]
-    with pytest.raises(DamagedFile, match="record 20 is damaged: its content does not fit its checksum") as raised:
+    with pytest.raises(DamagedFile, match="record 20 is damaged: its content does not match its checksum") as raised:
         next(it)
     assert "record 20 of TFRecordDataSource(records.tfrecord: 30 records)" in "".join(raised.value.__notes__)
     assert ds[21] == RECORDS[21]
@@ -253,7 +253,7 @@ def test_a_file_that_was_replaced_is_not_read_elsewhere(ending, tmp_path):
     write(other, np.arange(20) + 1000)
     os.utime(other, ns=(0, path.stat().st_mtime_ns + 1))
     os.replace(other, path)
-    with pytest.raises(DamagedFile, match=r"when the source was made, and is .* now. Make the source again"):
+    with pytest.raises(DamagedFile, match=r"when the source was made, and it is .* now. Make the source again"):
         pickle.loads(sent)[1]
     with pytest.raises(DamagedFile, match="when the source was made"):
         pickle.loads(pickle.dumps(made))[1]  # packed after that, from what was mapped or read before
@@ -262,5 +262,5 @@ def test_a_file_that_was_replaced_is_not_read_elsewhere(ending, tmp_path):
 @pytest.mark.parametrize("source", [ParquetDataSource, ArrowDataSource, HDF5DataSource])
 def test_a_pipe_is_no_file(source, tmp_path):
     os.mkfifo(tmp_path / "x")
-    with pytest.raises(ValueError, match="is no regular file"):
+    with pytest.raises(ValueError, match="is not a regular file"):
         source(tmp_path / "x")

@@ -123,7 +123,7 @@ def file_rows(base: str) -> list[Any]:
 
 
 def table_rows(_: str) -> list[Any]:
-    """As Grain reads them: `test_tables.py` compares with it."""
+    """As Grain reads them: `test_table_files.py` compares with it."""
     columns = {name: column.to_numpy() for name, column in zip(table().schema.names, table().columns)}
     return [{name: column[place] for name, column in columns.items()} for place in range(53)]
 

@@ -134,7 +134,7 @@ def test_damaged_records_of_a_tfrecord_file_are_left_out_one_by_one(tmp_path, ca
     with opened(TFRecordIterDataset(path)) as it:
         assert list(it) == [*RECORDS[0:30:3], *RECORDS[36:57:3]]
         assert it.skipped == 3
-    message = rf"a record does not fit its checksum \(record 10, at byte {starts[10]}\)"
+    message = rf"a record does not match its checksum \(record 10, at byte {starts[10]}\)"
     assert f"(record 10, at byte {starts[10]})" in caplog.text
     it = iter(TFRecordIterDataset(path))
     for _ in range(10):
@@ -176,7 +176,7 @@ def test_every_byte_of_a_length_and_its_checksum_is_checked(byte, tmp_path):
     place = offsets(RECORDS[0::3])[10]
     changed(path, [place + byte])
     found = []
-    with pytest.raises(DamagedFile, match=rf"a length does not fit its checksum, .* \(record 10, at byte {place}\)"):
+    with pytest.raises(DamagedFile, match=rf"a length does not match its checksum, .* \(record 10, at byte {place}\)"):
         for record in TFRecordIterDataset(path):
             found.append(record)
     assert found == RECORDS[0:30:3]

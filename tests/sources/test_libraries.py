@@ -183,9 +183,9 @@ def test_what_lance_does_not_have(tmp_path):
             LanceDataSource(path, [name])
     assert LanceDataSource(path, ["s.b.c", "x"])[2] == {"s": {"b": {"c": 2}}, "x": 2}
     assert LanceDataSource(path, ["_rowid"])[2] == {"_rowid": 2}
-    with pytest.raises(FileNotFoundError, match=r"nothing\.lance is no Lance data set: "):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.lance is not a Lance data set: "):
         LanceDataSource(tmp_path / "nothing.lance")
-    with pytest.raises(FileNotFoundError, match=r"data\.lance is no Lance data set with a version 9: "):
+    with pytest.raises(FileNotFoundError, match=r"data\.lance is not a Lance data set with a version 9: "):
         LanceDataSource(path, version=9)
 
 

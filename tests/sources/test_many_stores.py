@@ -19,7 +19,7 @@ from servers import Web
 import bushel
 from bushel import MapDataset
 from bushel.base import blocks
-from bushel.sources import ArrayDataSource, DamagedFile, HDF5DataSource, LanceDataSource, ZarrDataSource, joined
+from bushel.sources import ArrayDataSource, DamagedFile, HDF5DataSource, LanceDataSource, ZarrDataSource, joined_stores
 from bushel.sources import open as open_path
 from bushel.testing import check_resumes_anywhere, same
 
@@ -158,7 +158,7 @@ def test_one_of_many_files_that_was_replaced_is_refused(tmp_path):
     write_hdf5(tmp_path / "1.h5", {"x": CONTENT["x"], "y": CONTENT["y"], "z": CONTENT["y"]})
     source = pickle.loads(sent)
     assert same(source[0], EXPECTED[0]) and same(source[2 * TOTAL], EXPECTED[0])
-    with pytest.raises(DamagedFile, match=r"1\.h5 was .* when the source was made"):
+    with pytest.raises(DamagedFile, match=r"1\.h5 has changed: it was .* when the source was made"):
         source[TOTAL]
 
 
@@ -177,7 +177,7 @@ def test_stores_of_different_arrays_are_refused(name, arrays, said, tmp_path):
     write, build = KINDS[name]
     write(tmp_path / f"a.{name}", CONTENT)
     write(tmp_path / f"b.{name}", arrays)
-    with pytest.raises(ValueError, match=rf"b\.{name} and .*a\.{name} cannot be read as one: {said}"):
+    with pytest.raises(ValueError, match=rf"b\.{name} and .*a\.{name} cannot be read as one source: {said}"):
         build(str(tmp_path / f"*.{name}"))
     assert len(build(str(tmp_path / f"*.{name}"), ["x"] if "y" not in arrays else ["y"])) == 2 * TOTAL
 
@@ -189,14 +189,14 @@ def test_lance_data_sets_of_different_columns_are_refused(tmp_path):
         LanceDataSource(str(tmp_path / "*.lance"))
     source = LanceDataSource(str(tmp_path / "*.lance"), ["s"])
     assert source.__getitems__([1, 0]) == [{"s": "y"}, {"s": "x"}]
-    with pytest.raises(ValueError, match="A version belongs to one Lance data set, and these paths name 2"):
+    with pytest.raises(ValueError, match="A version belongs to one Lance data set, but these paths name 2"):
         LanceDataSource(str(tmp_path / "*.lance"), ["s"], version=1)
-    with pytest.raises(ValueError, match=r"patterns name local Lance data sets alone"):
+    with pytest.raises(ValueError, match=r"only local Lance data sets can be named by a pattern"):
         LanceDataSource("s3://bucket/*.lance")
 
 
 def test_few_files_are_open_at_once(monkeypatch, tmp_path):
-    monkeypatch.setattr(joined, "_OPEN_AT_ONCE", 3)
+    monkeypatch.setattr(joined_stores, "_OPEN_AT_ONCE", 3)
     for number in range(12):
         write_hdf5(tmp_path / f"{number:02d}.h5", {"y": np.arange(4) + 4 * number})
 

@@ -10,7 +10,8 @@ from formats import bag, written
 from servers import BUCKET, Web, gcs, s3
 
 from bushel import MapDataset, MultiprocessingOptions
-from bushel.sources import BagzDataSource, DamagedFile, drivers, stores
+from bushel.sources import BagzDataSource, DamagedFile, file_access, fsspec_files
+from bushel.sources.local_files import as_stream
 
 OLD, NEW = (random.Random(seed).randbytes(1_000_000) for seed in (1, 2))
 QUICK = {"timeout_s": 2, "retries": 0}
@@ -39,17 +40,17 @@ READS = {
     "near ranges": lambda file: file.read_many([10, 500], [100, 100]),
     "far ranges": lambda file: file.read_many([10, 400_000, 900_000], [100, 100, 100]),
     "into memory": lambda file: file.read_into(10, [bytearray(100), bytearray(5)]),
-    "as a stream": lambda file: stores.stream(file).read(2_000_000),
+    "as a stream": lambda file: as_stream(file).read(2_000_000),
 }
 
 
 @schemes
 @pytest.mark.parametrize("how", READS)
 def test_an_object_that_is_replaced_is_refused(put, scheme, how, monkeypatch):
-    monkeypatch.setattr(drivers, "_CHECK_S", 0)
+    monkeypatch.setattr(fsspec_files, "_CHECK_S", 0)
     key, read = f"replaced/{how}.bin", READS[how]
     put(key, OLD)
-    file = stores.open_file(f"{scheme}://{BUCKET}/{key}")
+    file = file_access.open_file(f"{scheme}://{BUCKET}/{key}")
     was = file.version()
     read(file)
     put(key, OLD)  # the same content again: nothing has changed for a reader, and S3 gives the same ETag
@@ -58,7 +59,7 @@ def test_an_object_that_is_replaced_is_refused(put, scheme, how, monkeypatch):
     put(key, NEW)
     with pytest.raises(DamagedFile, match=f"{scheme}://{BUCKET}/.* now. Make the source again") as error:
         read(file)
-    now = stores.open_file(f"{scheme}://{BUCKET}/{key}").version()
+    now = file_access.open_file(f"{scheme}://{BUCKET}/{key}").version()
     assert str(was) in str(error.value)
     assert str(now) in str(error.value)
     assert was != now
@@ -66,11 +67,11 @@ def test_an_object_that_is_replaced_is_refused(put, scheme, how, monkeypatch):
 
 @schemes
 def test_an_object_that_is_replaced_by_a_shorter_one(put, scheme, monkeypatch):
-    monkeypatch.setattr(drivers, "_CHECK_S", 1_000)  # the size tells without a question
+    monkeypatch.setattr(fsspec_files, "_CHECK_S", 1_000)  # the size tells without a question
     put("shorter.bin", OLD)
-    file = stores.open_file(f"{scheme}://{BUCKET}/shorter.bin", QUICK)
+    file = file_access.open_file(f"{scheme}://{BUCKET}/shorter.bin", QUICK)
     put("shorter.bin", OLD[:1000])
-    with pytest.raises(DamagedFile, match="when the source was made, and is"):
+    with pytest.raises(DamagedFile, match="when the source was made, and it is"):
         file.read(500_000, 100)
 
 
@@ -82,10 +83,13 @@ def test_a_pipeline_over_an_object_that_is_replaced(put_s3, tmp_path):
     ds = MapDataset.source(source)
     assert ds[0] == records[0]
     put_s3("pipeline.bag", written(tmp_path, "bag", records[::-1]).read_bytes())
-    with pytest.raises(DamagedFile, match="when the source was made, and is"):
+    with pytest.raises(DamagedFile, match="when the source was made, and it is"):
         ds[1]
     parallel = ds.to_iter_dataset().mp_prefetch(MultiprocessingOptions(num_workers=1))
-    with contextlib.closing(iter(parallel)) as it, pytest.raises(DamagedFile, match="when the source was made, and is"):
+    with (
+        contextlib.closing(iter(parallel)) as it,
+        pytest.raises(DamagedFile, match="when the source was made, and it is"),
+    ):
         next(it)
 
 
@@ -106,25 +110,27 @@ def test_what_a_web_server_tells(how, head):
     with Web(OLD, head=head) as web:
         web.tag = {"tag": '"one"', "weak tag": 'W/"one"'}.get(how)
         web.modified = web.modified if how in ("tag", "time") else None
-        file = stores.open_file(f"{web.url}/x?sig=secret", QUICK)
+        file = file_access.open_file(f"{web.url}/x?sig=secret", QUICK)
         for start in (0, 500_000):
             assert file.read(start, 10) == OLD[start : start + 10]
         changes, told = CHANGES[how]
         vars(web).update({"content": NEW, **changes})
-        with pytest.raises(DamagedFile, match=f"/x\\?\\.\\.\\. was .*{told}.*now. Make the source again"):
+        with pytest.raises(
+            DamagedFile, match=f"/x\\?\\.\\.\\. has changed: it was .*{told}.*now. Make the source again"
+        ):
             file.read(500_000, 10)
 
 
 def test_a_time_may_differ_where_the_tag_is_the_same():
     with Web(OLD) as web:  # as those of several machines behind one address do
-        file = stores.open_file(f"{web.url}/x", QUICK)
+        file = file_access.open_file(f"{web.url}/x", QUICK)
         web.modified = "Thu, 02 Jan 2025 00:00:00 GMT"
         assert file.read(5, 5) == OLD[5:10]
 
 
 def test_the_check_costs_no_request():
     with Web(OLD * 8) as web:
-        file = stores.open_file(f"{web.url}/x", QUICK)
+        file = file_access.open_file(f"{web.url}/x", QUICK)
         heads, web.head = web.head, 500  # a HEAD from here on would fail
         starts = list(range(0, 8_000_000, 100_000))
         assert file.read_many(starts, [10] * 80) == [(OLD * 8)[start : start + 10] for start in starts]
@@ -142,15 +148,15 @@ def test_a_copy_is_never_of_two_objects(tmp_path):
             return "ok"
 
         web.behave = behave
-        with pytest.raises(DamagedFile, match="when the source was made, and is"):
-            stores.open_file(f"{web.url}/x", {**QUICK, "cache_dir": tmp_path})
+        with pytest.raises(DamagedFile, match="when the source was made, and it is"):
+            file_access.open_file(f"{web.url}/x", {**QUICK, "cache_dir": tmp_path})
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-        copy = stores.open_file(f"{web.url}/x", {**QUICK, "cache_dir": tmp_path})
+        copy = file_access.open_file(f"{web.url}/x", {**QUICK, "cache_dir": tmp_path})
         assert copy.read(0, copy.size) == NEW * 20
 
 
 def test_a_copy_of_any_store_is_never_of_two_objects(tmp_path, monkeypatch):
-    monkeypatch.setattr(drivers, "_CHECK_S", 1_000)
+    monkeypatch.setattr(fsspec_files, "_CHECK_S", 1_000)
     memory = fsspec.filesystem("memory")
     memory.pipe("/copied/x.bin", OLD * 20)
     replaced = threading.Event()
@@ -164,8 +170,8 @@ def test_a_copy_of_any_store_is_never_of_two_objects(tmp_path, monkeypatch):
         return data
 
     monkeypatch.setattr(type(memory), "cat_file", cat_file)
-    with pytest.raises(DamagedFile, match="when the source was made, and is"):
-        stores.open_file("memory://copied/x.bin", {"cache_dir": tmp_path})
+    with pytest.raises(DamagedFile, match="when the source was made, and it is"):
+        file_access.open_file("memory://copied/x.bin", {"cache_dir": tmp_path})
     assert replaced.is_set()
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
@@ -189,5 +195,5 @@ def test_signed_again_it_is_the_same_object(tmp_path):
             stream("id=4&X-Amz-Signature=aaaaaaaa&X-Amz-Date=1").set_state(first.get_state())
         options = {"cache_dir": tmp_path / "copies"}
         for query in ("id=3&sig=aaaaaaaa", "id=3&sig=bbbbbbbb", "id=4&sig=aaaaaaaa"):
-            stores.open_file(f"{web.url}/x.bag?{query}", options)
+            file_access.open_file(f"{web.url}/x.bag?{query}", options)
         assert len(list((tmp_path / "copies").glob("*.copy"))) == 2

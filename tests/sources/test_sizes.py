@@ -95,7 +95,7 @@ def test_what_follows_the_end_mark_of_a_tar_file_is_told(tmp_path):
     path.write_bytes(first + bytes(1024) + last + bytes(1024))  # two files joined
     iterator = iter(WebDatasetIterDataset(str(path)))
     assert next(iterator)["txt"] == b"first"
-    with pytest.raises(DamagedFile, match=r"byte 2048: there is data behind the end mark"):
+    with pytest.raises(DamagedFile, match=r"byte 2048: there is data after the end mark"):
         next(iterator)
     assert len(samples_of(path, first + last + bytes(20_000))) == 2  # zeros up to a round size are as they should be
 
@@ -125,7 +125,7 @@ def test_bytes_before_an_archive_are_told(save, tmp_path):
     path = tmp_path / "x.npz"
     save(path, a=np.arange(9))
     path.write_bytes(b"before" + path.read_bytes())
-    with pytest.raises(DamagedFile, match=r"x\.npz is no complete \.npz file"):
+    with pytest.raises(DamagedFile, match=r"x\.npz is not a complete \.npz file"):
         load_arrays(path)
 
 
@@ -137,7 +137,7 @@ def test_a_shape_that_does_not_fit_the_file(shape, tmp_path):
     np.save(path, np.zeros((7, 2)))
     header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\0" + struct.pack("<H", 118) + header.encode() + bytes(7 * 2 * 8))
-    with pytest.raises(DamagedFile, match=r"x\.npy is no complete \.npy file"):
+    with pytest.raises(DamagedFile, match=r"x\.npy is not a complete \.npy file"):
         load_arrays(path)
 
 
@@ -157,7 +157,7 @@ def test_a_header_of_safetensors_that_cannot_be(shape, offsets, tmp_path):
     header = json.dumps({"x": {"dtype": "F64", "shape": shape, "data_offsets": offsets}}).encode()
     path = tmp_path / "x.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(32 + 8 * (shape == [2, 2])))
-    with pytest.raises(DamagedFile, match=r"x\.safetensors is no complete"):
+    with pytest.raises(DamagedFile, match=r"x\.safetensors is not a complete"):
         load_arrays(path)
 
 
@@ -174,10 +174,10 @@ def test_an_arrow_file_whose_index_lost_a_batch(tmp_path):
     for place in range(content.rfind(b"\xff\xff\xff\xff\0\0\0\0"), len(content) - 4):  # behind the batches
         if content[place : place + 4] == b"\3\0\0\0":
             path.write_bytes(content[:place] + b"\2" + content[place + 1 :])
-            with pytest.raises(DamagedFile, match=r"x\.arrow is no complete Arrow file") as raised:
+            with pytest.raises(DamagedFile, match=r"x\.arrow is not a complete Arrow file") as raised:
                 ArrowDataSource(path)
             told.append(str(raised.value))
-    assert any("its index has 2 record batches, and there are 3" in one for one in told)
+    assert any("its index has 2 record batches, but the file has 3" in one for one in told)
 
 
 def test_a_second_arrow_stream_behind_the_first_is_told(tmp_path):
@@ -205,14 +205,14 @@ def test_offsets_of_a_bag_beyond_63_bits_do_not_wrap(tmp_path):
 @settings(max_examples=100, deadline=None)
 @given(sizes=st.lists(st.integers(0, (1 << 64) - 1), max_size=5), length=st.integers(0, 30))
 def test_sizes_of_a_chunk_add_up_to_what_it_holds(sizes, length):
-    encoded = b"".join(map(varints.encoded, sizes))
-    chunk = b"\0" + varints.encoded(len(encoded)) + encoded + bytes(length)
+    encoded = b"".join(map(varints.encode, sizes))
+    chunk = b"\0" + varints.encode(len(encoded)) + encoded + bytes(length)
     if sum(sizes) == length:
-        ends = riegeli.unpacked(memoryview(chunk), length, len(sizes))[1]
+        ends = riegeli.decode_chunk(memoryview(chunk), length, len(sizes))[1]
         assert ends.tolist() == np.cumsum(sizes, dtype=int).tolist()
     else:
         with pytest.raises(ValueError, match="do not add up"):
-            riegeli.unpacked(memoryview(chunk), length, len(sizes))
+            riegeli.decode_chunk(memoryview(chunk), length, len(sizes))
 
 
 # Stores of arrays, and libraries.
@@ -227,7 +227,7 @@ def test_a_chunk_that_was_cut_short_is_not_read_past_its_end(tmp_path):
     chunk.write_bytes(chunk.read_bytes()[:-20])
     source = ZarrDataSource(path)
     assert source[299] == {"a": 299}
-    with pytest.raises(DamagedFile, match=r"the chunk a/3 has \d+ bytes, and \d+ by its header"):
+    with pytest.raises(DamagedFile, match=r"the chunk a/3 has \d+ bytes, but its header says \d+"):
         source[300]
 
 

@@ -112,7 +112,7 @@ def test_one_zarr_array(tmp_path):
 def test_a_zipped_zarr_store_is_told(tmp_path):
     with zarr.storage.ZipStore(tmp_path / "x.zip", mode="w") as store:
         zarr.create_array(store, data=np.arange(5))
-    with pytest.raises(FileNotFoundError, match=r"x\.zip is no Zarr store: .* A zipped store is not read: unzip it"):
+    with pytest.raises(FileNotFoundError, match=r"x\.zip is not a Zarr store: .* not supported: unzip it"):
         ZarrDataSource(tmp_path / "x.zip")
 
 
@@ -176,7 +176,7 @@ def test_damaged_hdf5_files(tmp_path):
     content = bytearray(path.read_bytes())
     for length in (0, 10, len(content) // 2):
         (tmp_path / "cut.hdf5").write_bytes(content[:length])
-        with pytest.raises(DamagedFile, match=r"cut\.hdf5 is no complete HDF5 file"):
+        with pytest.raises(DamagedFile, match=r"cut\.hdf5 is not a complete HDF5 file"):
             HDF5DataSource(tmp_path / "cut.hdf5")
     with h5py.File(path) as file:
         chunk = file["x"].id.get_chunk_info(2)
@@ -264,7 +264,7 @@ def test_jpeg_images_are_those_of_pillow_within_rounding():
 def test_damaged_images_are_refused(kind):
     data = encoded(PIXELS, kind)
     for bad in (b"", b"hello", data[:20], data[: len(data) // 2] if kind == "png" else data[:200]):
-        with pytest.raises(ValueError, match=f"These {len(bad)} bytes are no complete"):
+        with pytest.raises(ValueError, match=f"These {len(bad)} bytes are not a complete"):
             decode_image(bad)
 
 
@@ -319,16 +319,14 @@ def a_deep_tiff():
 def test_colours_of_sixteen_bits_are_refused_and_not_halved(data):
     Image.open(io.BytesIO(data)).load()  # it is a whole one
     for mode in (None, "RGB", "L"):
-        with pytest.raises(
-            ValueError, match=r"has 16 bits for each of its channels, and Pillow reads it as .* Write it with 8"
-        ):
+        with pytest.raises(ValueError, match=r"has 16 bits per channel, but Pillow reads it as .* Write it with 8"):
             decode_image(data, mode)
     assert decode_image(a_deep_png(0, 1), None).tolist() == DEEP[:, :, None].tolist()
 
 
 def test_an_array_is_no_file():
     with pytest.raises(
-        TypeError, match=r"decode_image takes the bytes of an image file, got ndarray: .* data.tobytes\(\)"
+        TypeError, match=r"decode_image needs the bytes of an image file, got ndarray\. .* data.tobytes\(\)"
     ):
         decode_image(np.frombuffer(encoded(PIXELS, "png"), np.uint8))
     for kind in (bytearray, memoryview):
@@ -350,7 +348,7 @@ def test_sounds_come_back(kind):
     found, rate = decode_audio(out.getvalue(), "int16")
     assert rate == 16_000
     assert np.array_equal(found, samples)
-    with pytest.raises(ValueError, match="These 5 bytes are no complete sound"):
+    with pytest.raises(ValueError, match="These 5 bytes are not a complete sound"):
         decode_audio(b"hello")
 
 
@@ -364,7 +362,7 @@ def test_a_sound_cut_short_is_refused(kind):
     data = out.getvalue()
     assert decode_audio(data)[0].shape == (5000, 2)
     for cut in (1, 50, 500, len(data) // 2, len(data) - 50):
-        with pytest.raises(ValueError, match=f"These {len(data) - cut} bytes are no complete sound"):
+        with pytest.raises(ValueError, match=f"These {len(data) - cut} bytes are not a complete sound"):
             decode_audio(data[:-cut])
 
 
@@ -375,5 +373,5 @@ def test_a_sound_whose_writer_did_not_know_its_length_is_read():
     data[4:8] = data[40:44] = b"\xff" * 4  # as programs that write into a pipe do
     assert decode_audio(bytes(data))[0].shape == (100, 1)
     data[40:44] = struct.pack("<I", 201)
-    with pytest.raises(ValueError, match="200 of 201 bytes of samples are there"):
+    with pytest.raises(ValueError, match="it has 200 of 201 bytes of samples"):
         decode_audio(bytes(data))

@@ -19,7 +19,7 @@ import bushel
 from bushel import MapDataset
 from bushel.experimental import IterableIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.sources import DamagedFile, TFRecordDataSource
-from bushel.sources.webdataset import shards
+from bushel.sources.webdataset import expand_braces
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor
 
 RECORDS = [random.Random(number).randbytes(number * 3_001 % 90_000) for number in range(60)]
@@ -87,7 +87,7 @@ def test_damage_is_reported_at_its_record_and_resumed_there(plain, tmp_path):
         assert next(it) == next(theirs) == record
     offset = theirs.get_state()["reader_offset"]
     for _ in range(2):
-        with pytest.raises(DamagedFile, match=rf"does not fit its checksum \(record 37, at byte {offset}\)"):
+        with pytest.raises(DamagedFile, match=rf"does not match its checksum \(record 37, at byte {offset}\)"):
             next(it)
         assert it.get_state()["reader_offset"] == offset
     theirs.set_state({"reader_offset": offset})
@@ -194,7 +194,7 @@ def test_damage_is_reported_and_what_was_before_it_comes_first(tfrecord, data, t
 def test_a_compressed_file_cannot_be_read_at_any_position(tmp_path, plain):
     path = tmp_path / "packed.tfrecord"
     path.write_bytes(gzip.compress(plain.read_bytes()))
-    with pytest.raises(DamagedFile, match="is compressed, so its records can only be read in order: use TFRecordIter"):
+    with pytest.raises(DamagedFile, match="is compressed, so it can only be read in order: use TFRecordIter"):
         TFRecordDataSource(path)
 
 
@@ -204,14 +204,16 @@ def test_the_index_of_a_large_file_is_kept(tmp_path, monkeypatch):
     assert list(TFRecordDataSource(path)) == RECORDS
     (kept,) = (tmp_path / "cache" / "tfrecord").iterdir()
     read = []
-    real = bushel.sources.tfrecord._scan
-    monkeypatch.setattr(bushel.sources.tfrecord, "_scan", lambda *words: read.append(words) or real(*words))
+    real = bushel.sources.tfrecord._scan_offsets
+    monkeypatch.setattr(bushel.sources.tfrecord, "_scan_offsets", lambda *words: read.append(words) or real(*words))
     assert list(TFRecordDataSource(path)) == RECORDS
     assert not read
     damaged = bytearray(kept.read_bytes())
     damaged[-3] ^= 1
     kept.write_bytes(damaged)
-    with pytest.warns(UserWarning, match="do not fit their checksum. The file that it belongs to is scanned again"):
+    with pytest.warns(
+        UserWarning, match="do not fit their checksum. The TFRecord file that it belongs to is scanned again"
+    ):
         assert list(TFRecordDataSource(path)) == RECORDS
     assert len(read) == 1
     written(tmp_path, "tfrecord", RECORDS[::-1])  # so is that of another file of the same name
@@ -245,7 +247,7 @@ def test_a_file_may_be_written_after_its_dataset_was_made(plain, tmp_path):
 
 def test_a_state_outside_of_the_file_is_refused(plain):
     it = iter(TFRecordIterDataset(plain))
-    with pytest.raises(bushel.StateMismatch, match="Byte 100000000 lies outside of"):
+    with pytest.raises(bushel.StateMismatch, match="The state is at byte 100000000 of"):
         it.set_state(it.get_state() | {"reader_offset": 10**8})
     with pytest.raises(bushel.StateMismatch, match="must be of type int"):
         it.set_state(it.get_state() | {"reader_offset": "x"})
@@ -298,8 +300,8 @@ def test_samples_of_many_tar_files(tmp_path):
 )
 def test_braces_are_written_out_as_webdataset_does(parts):
     text = "".join(parts) + ".tar"
-    assert shards(text) == list(braceexpand.braceexpand(text))
-    assert shards([text, "b.tar"]) == [*braceexpand.braceexpand(text), "b.tar"]
+    assert expand_braces(text) == list(braceexpand.braceexpand(text))
+    assert expand_braces([text, "b.tar"]) == [*braceexpand.braceexpand(text), "b.tar"]
 
 
 def test_shards_named_with_braces(tmp_path):
@@ -338,7 +340,7 @@ def test_a_damaged_header_of_a_tar_file_is_reported(tmp_path):
             found.append(sample)
     assert found == WHOLE[:9]  # whether the tenth is complete is not known
     path.write_bytes(b"hello" * 1000)
-    with pytest.raises(DamagedFile, match="it is no tar file"):
+    with pytest.raises(DamagedFile, match="it is not a tar file"):
         next(iter(WebDatasetIterDataset(path)))
 
 
@@ -355,7 +357,7 @@ def test_a_member_with_holes_is_refused(format, tmp_path):
                 member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}
             tar.addfile(member, io.BytesIO(b"12345"))
     iterator = iter(WebDatasetIterDataset(str(path)))
-    with pytest.raises(DamagedFile, match=r"x\.tar has a file with holes before byte \d+, .* without -S"):
+    with pytest.raises(DamagedFile, match=r"x\.tar has a sparse file before byte \d+, .* without -S"):
         list(iterator)
 
 
@@ -420,13 +422,13 @@ def test_any_iterable_is_a_stream_that_resumes(iterable):
 
 
 def test_what_can_be_read_once_only_is_refused():
-    with pytest.raises(TypeError, match="generator can be read once only"):
+    with pytest.raises(TypeError, match="generator can be read only once"):
         IterableIterDataset(n for n in range(3))
-    with pytest.raises(TypeError, match="An iterable or a function that returns one is needed, got 3"):
+    with pytest.raises(TypeError, match="Pass an iterable, or a function that returns one; got 3"):
         IterableIterDataset(3)
 
 
 def test_a_state_past_the_end_is_refused():
     it = iter(IterableIterDataset([1, 2, 3]))
-    with pytest.raises(bushel.StateMismatch, match="stands after 9 elements; there are 3 at most"):
+    with pytest.raises(bushel.StateMismatch, match="is after 9 elements, but there are only 3"):
         it.set_state(it.get_state() | {"elements_read": 9})

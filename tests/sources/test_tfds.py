@@ -14,7 +14,7 @@ from formats import read_by_eight_threads, written
 
 from bushel import MapDataset
 from bushel.sources import ArrayRecordDataSource, TFDSDataSource, decode_example
-from bushel.sources.tfds import feature
+from bushel.sources.tfds import parse_feature
 from bushel.sources.tfds_json import Entry
 from bushel.testing import check_resumes_anywhere, same
 
@@ -105,25 +105,25 @@ def test_what_is_not_there(folder):
         TFDSDataSource(folder / "nothing", "train")
     info = json.loads((folder / "dataset_info.json").read_text())
     (folder / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "riegeli"}))
-    with pytest.raises(ValueError, match="holds riegeli files; array_record and tfrecord files can be read"):
+    with pytest.raises(ValueError, match="has riegeli files, but Bushel reads only array_record and tfrecord files"):
         TFDSDataSource(folder, "train")
     info["splits"][0]["shardLengths"] = ["24"]
     (folder / "dataset_info.json").write_text(json.dumps(info))
-    with pytest.raises(ValueError, match=r"the split 'train' should have 24 examples; there are 23"):
+    with pytest.raises(ValueError, match=r"the split 'train' should have 24 examples, but it has 23"):
         TFDSDataSource(folder, "train")
 
 
 def test_sequences_in_sequences():
     spec = {"sequence": {"feature": {"sequence": {"feature": {"tensor": {"dtype": "int32", "shape": {}}}}}}}
     stored = {"x/ragged_flat_values": np.arange(5), "x/ragged_row_lengths_0": np.array([3, 0, 2])}
-    rows = feature(Entry(spec, "features.json"), "x").decode("x", stored, 0)
+    rows = parse_feature(Entry(spec, "features.json"), "x").decode("x", stored, 0)
     assert [row.tolist() for row in rows] == [[0, 1, 2], [], [3, 4]]
     assert all(row.dtype == np.int32 for row in rows)
 
 
 def a_sequence_of_texts(*shape):
     tensor = {"dtype": "string", "encoding": "none", "shape": {"dimensions": [str(size) for size in shape]}}
-    return feature(Entry({"sequence": {"feature": {"tensor": tensor}}}, "features.json"), "x")
+    return parse_feature(Entry({"sequence": {"feature": {"tensor": tensor}}}, "features.json"), "x")
 
 
 def test_sequences_of_texts_with_a_shape():
@@ -131,23 +131,23 @@ def test_sequences_of_texts_with_a_shape():
         texts = [b"%d" % number for number in range(4 * count)]
         rows = a_sequence_of_texts(2, 2).decode("x", {"x": texts}, 0)
         assert rows.dtype == object and rows.shape == (count, 2, 2) and rows.ravel().tolist() == texts
-    with pytest.raises(ValueError, match=r"a sequence of values of the shape \(-1,\)"):
+    with pytest.raises(ValueError, match=r"a sequence of values of the unknown shape \(-1,\)"):
         a_sequence_of_texts(-1).decode("x", {"x": [b"a", b"b"]}, 0)
 
 
 def test_translations():
     stored = {"x/de": [b"ja"], "x/en": [b"yes"], "y/language": [b"de", b"en"], "y/translation": [b"ja", b"yes"]}
     fixed, variable = {"languages": ["de", "en"]}, {"languages": ["de", "en"], "variableLanguagesPerExample": True}
-    assert feature(Entry({"translation": fixed}, "features.json"), "x").decode("x", stored, 0) == {
+    assert parse_feature(Entry({"translation": fixed}, "features.json"), "x").decode("x", stored, 0) == {
         "de": b"ja",
         "en": b"yes",
     }
     both = {"language": [b"de", b"en"], "translation": [b"ja", b"yes"]}
-    assert feature(Entry({"translation": variable}, "features.json"), "y").decode("y", stored, 0) == both
+    assert parse_feature(Entry({"translation": variable}, "features.json"), "y").decode("y", stored, 0) == both
 
 
 def test_a_kind_of_feature_that_is_not_known():
     spec = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
-    with pytest.raises(ValueError, match=r"x: features of the kind Audio are not decoded here. Pass decode=False"):
-        feature(Entry(spec, "features.json"), "x")
+    with pytest.raises(ValueError, match=r"x: Bushel does not decode features of the kind Audio. Pass decode=False"):
+        parse_feature(Entry(spec, "features.json"), "x")
     assert decode_example(b"") == {}

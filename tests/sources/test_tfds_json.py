@@ -178,7 +178,7 @@ def test_a_template_names_files_of_the_folder_alone(prepared, template):
         read(folder)
         return
     with pytest.raises(
-        DamagedFile, match=r"dataset_info\.json: splits\[0\]\.filepathTemplate (is no template|names the)"
+        DamagedFile, match=r"dataset_info\.json: splits\[0\]\.filepathTemplate (is not a template|names the)"
     ):
         read(folder)
 
@@ -187,7 +187,7 @@ def test_a_name_leads_nowhere_else_either(prepared):
     folder, read = prepared
     info = json.loads((folder / "dataset_info.json").read_text())
     (folder / "dataset_info.json").write_text(json.dumps(info | {"name": "../mine"}))
-    with pytest.raises(ValueError, match=r"must lie in the folder of the data set|holds the data set \.\./mine"):
+    with pytest.raises(ValueError, match=r"is not in the folder of the data set|holds the data set \.\./mine"):
         read(folder)
 
 
@@ -210,15 +210,15 @@ def test_templates_of_tfds_are_read(tmp_path):
 
 def test_an_error_names_file_and_place(tmp_path):
     entry = Entry({"splits": [{"name": "a"}, {"name": 3}]}, "f.json")
-    with pytest.raises(DamagedFile, match=r"f\.json: splits\[1\]\.name must be a text, and is 3\."):
+    with pytest.raises(DamagedFile, match=r"f\.json: splits\[1\]\.name must be a text, but is 3\."):
         [split["name"].text() for split in entry["splits"].list()]
-    with pytest.raises(DamagedFile, match=r"f\.json: splits\[0\] must have an entry 'x', and has 'name'\."):
+    with pytest.raises(DamagedFile, match=r"f\.json: splits\[0\] must have an entry 'x', but has 'name'\."):
         entry["splits"].list()[0]["x"]
     (tmp_path / "x.json").write_text("[" * 100_000)
     with pytest.raises(DamagedFile, match=r"x\.json cannot be read as JSON"):
         read_json(str(tmp_path / "x.json"), None)
     (tmp_path / "x.json").write_text("[]")
-    with pytest.raises(DamagedFile, match=r"x\.json: its content must be an object, and is \[\]\."):
+    with pytest.raises(DamagedFile, match=r"x\.json: its content must be an object, but is \[\]\."):
         read_json(str(tmp_path / "x.json"), None)
 
 

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -384,7 +385,7 @@ def test_any_json_is_refused_in_a_sentence_or_is_a_position(state, check, name):
     assert_refused_or_usable(name, state, check)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=cases(60, 120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), value=JSON, check=st.booleans(), name=st.sampled_from(sorted(STREAMS)))
 def test_a_state_with_one_part_replaced_is_refused_or_is_a_position(data, value, check, name):
     state = started(STREAMS[name]()).get_state()

@@ -22,6 +22,7 @@ from restoring import difference, saved
 import bushel
 from bushel import MapDataset, ReadOptions, StateMismatch
 from bushel.state import identity
+from bushel.state.digest import digest
 
 SAME_CODE = "~ map(<lambda>): same name, other code"
 
@@ -593,3 +594,33 @@ def test_globals_are_not_followed():
     for namespace in (old, new):
         exec("def scale(x): return x * BY", namespace)
     assert difference(ten().map(old["scale"]), ten().map(new["scale"])) == []
+
+
+def test_digests_of_earlier_versions_stay():
+    """States that were saved by earlier versions must restore: these values were written by one."""
+    ds = MapDataset.range(20)
+    found = {
+        "shuffle": ds.shuffle(seed=3),
+        "slice": ds.slice([3, 1, 2]),
+        "repeat": ds.repeat(2),
+        "mix": MapDataset.mix([ds, ds], [1, 2]),
+        "concatenate": MapDataset.concatenate([ds, ds]),
+    }
+    assert {name: identity.identify(ds._node)[1] for name, ds in found.items()} == {
+        "shuffle": "c249f622ca86e1b4",
+        "slice": "5599c80e10d43619",
+        "repeat": "29a4192fe6ef39d1",
+        "mix": "7ec44acb9669d632",
+        "concatenate": "f3c3cabe764d4a51",
+    }
+    assert digest(list(range(1000))) == "76302c289724f307"  # of a long list, samples
+    assert digest({"a": 1, "b": [2]}) == "4b919262a413fb10"
+
+
+def test_a_state_belongs_to_the_user():
+    ds = ten().to_iter_dataset()
+    state = iter(ds).get_state()
+    state["bushel"]["identity"][0] = "changed"
+    state["bushel"]["identity"][3].clear()
+    assert iter(ds).get_state()["bushel"]["identity"] == identity.identify(ds._node)
+    assert iter(ds).get_state()["bushel"]["identity"][3]

@@ -413,11 +413,13 @@ def test_float_frames_become_numbers(tmp_path):
 def test_into_a_store(rlds):
     pytest.importorskip("fsspec")
     done = convert_episodes(rlds, "memory://converted/arm", to="lerobot", fps=10)
-    from bushel.sources import writing
+    from bushel.sources import output_folders
 
-    names = writing.folder("memory://converted/arm").names(deep=True)
+    names = output_folders.open_folder("memory://converted/arm").names(deep=True)
     assert done.episodes == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
-    content = writing.folder("memory://converted/arm").read(next(name for name in names if name.endswith(".mp4")))
+    content = output_folders.open_folder("memory://converted/arm").read(
+        next(name for name in names if name.endswith(".mp4"))
+    )
     assert len(list(decode_all(io.BytesIO(content), "video"))) > 0
 
 

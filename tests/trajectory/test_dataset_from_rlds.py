@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from bushel.sources import crc
-from bushel.sources.tfrecord import TFRecordDataSource, framed
+from bushel.sources.tfrecord import TFRecordDataSource, frame_record
 from bushel.trajectory import (
     dataset_from_rlds,
     get_dataloader,
@@ -360,7 +360,7 @@ def damaged(tmp_path, damage: str) -> None:
         other["steps"]["action"] = other["steps"]["action"][:, :2]
     folder = write_rlds(tmp_path, "other", {"train": [other]})
     (records[2],) = (bytes(record) for record in TFRecordDataSource(f"{folder}/*tfrecord*"))
-    path.write_bytes(b"".join(framed(record, crc.for_writing()) for record in records))
+    path.write_bytes(b"".join(frame_record(record, crc.get_checksum()) for record in records))
 
 
 @pytest.mark.parametrize("damage", ["no leaf", "too few values", "a bit"])

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 
+import cloudpickle
 import jax
 import numpy as np
 import pytest
@@ -25,6 +26,8 @@ from bushel.trajectory.mixture_config import MixtureConfig
 from bushel.trajectory.pipelines import make_interleaved_dataset, make_single_dataset
 from bushel.trajectory.rlds.writer import write_rlds
 from bushel.trajectory.text_processing import process_text
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from servers import BUCKET, s3
 from bushel import MapDataset, MultiprocessingOptions
 from bushel.base.errors import DamagedFile
 from bushel.sources import TFRecordDataSource, decode_image, encode_example
-from bushel.sources.example import locate_example
+from bushel.sources.tf_example import locate_example
 from bushel.sources.tfds_json import Entry
 from bushel.testing import same
 from bushel.trajectory import encoded_images
@@ -290,14 +290,14 @@ def ones(length, **more):
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
-        ({"name": "a/b"}, ValueError, "The name of a data set has letters, digits and underscores, got 'a/b'."),
-        ({"version": "1"}, ValueError, "A version is three numbers such as '1.0.0', got '1'."),
-        ({"file_format": "csv"}, ValueError, "file_format is one of 'tfrecord', 'array_record', got 'csv'."),
+        ({"name": "a/b"}, ValueError, "The name of a data set may have letters, digits and underscores, got 'a/b'."),
+        ({"version": "1"}, ValueError, "version must be three numbers such as '1.0.0', got '1'."),
+        ({"file_format": "csv"}, ValueError, "file_format must be one of 'tfrecord', 'array_record', got 'csv'."),
         ({"shards": 0}, ValueError, "shards"),
-        ({"splits": {}}, ValueError, "There are no splits: pass episodes as"),
-        ({"splits": {"all": []}}, ValueError, "and is not 'all', got 'all'"),
+        ({"splits": {}}, ValueError, "splits is empty: pass episodes as"),
+        ({"splits": {"all": []}}, ValueError, "and must not be 'all', got 'all'"),
         ({"splits": {"train": []}}, ValueError, "The split 'train' has no episodes. Leave it out."),
-        ({"splits": {"train": iter([])}, "shards": 2}, ValueError, "need to know how many episodes there are"),
+        ({"splits": {"train": iter([])}, "shards": 2}, ValueError, "the number of episodes must be known"),
         ({"splits": {"train": [3]}}, ValueError, "episode 0 of 'train': an episode must be a dict with 'steps'"),
         ({"splits": {"train": [ones(1), ones(2, y=[1, 2])]}}, ValueError, "only one of them has steps/y"),
         ({"splits": {"train": [ones(2, y=[1])]}}, ValueError, "steps/y has 1 steps, and steps/x has 2"),
@@ -325,7 +325,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, arguments, error, sente
 def test_a_writer_takes_streams_and_replaces_nothing(tmp_path):
     folder = write_rlds(tmp_path, "mine", {"train": (ones(length) for length in range(5))})
     assert RLDSBuilder("mine", tmp_path).episodes().lengths().tolist() == list(range(5))
-    with pytest.raises(FileExistsError, match=r"is there already. Remove it, or write another version"):
+    with pytest.raises(FileExistsError, match=r"exists already. Remove it, or write another version"):
         write_rlds(tmp_path, "mine", {"train": [ones(1)]})
     write_rlds(tmp_path, "mine", {"train": [ones(1)]}, version="1.10.0", shards=9)
     write_rlds(tmp_path, "mine", {"train": [ones(1)]}, version="1.9.0")
@@ -491,7 +491,7 @@ def test_a_changed_file_is_indexed_again(folder, tmp_path):
     encoded_images._opened.clear()
     path = folder / "mine-train.tfrecord-00000-of-00002"
     shutil.copy(Path(other, "mine-train.tfrecord-00000-of-00001"), path)
-    with pytest.raises(DamagedFile, match="when the source was made, and is"):
+    with pytest.raises(DamagedFile, match="when the source was made, and it is"):
         bytes(pickle.loads(sent))
     for read in (lambda episodes: episodes[0], lambda episodes: episodes.index()):
         with pytest.raises(
@@ -505,7 +505,7 @@ def test_damage_is_found_by_the_index(folder):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedFile, match="its content does not fit its checksum"):
+    with pytest.raises(DamagedFile, match="its content does not match its checksum"):
         RLDSBuilder("mine", folder).episodes().index()
     path.write_bytes(data[:-40])
     with pytest.raises(DamagedFile, match="ends in the middle of record 1"):

@@ -208,7 +208,7 @@ def test_other_shapes():
         (
             [{"action": np.zeros(5)}],
             ValueError,
-            r"Trajectory 0, action: actions must have the shape \[T, A\], these .*\[5\]",
+            r"Trajectory 0, action: actions must have the shape \[T, A\], but have .*\[5\]",
         ),
         (
             [{"action": np.zeros((1, 2))}, {"action": np.zeros((1, 3))}],
@@ -234,9 +234,9 @@ def test_bad_arguments():
         get_dataset_statistics([], "proprio", ["bad"])
     with pytest.raises(ValueError, match="compat must be None"):
         get_dataset_statistics([], [], [], compat="octo")
-    with pytest.raises(ValueError, match="no rows to compute statistics from"):
+    with pytest.raises(ValueError, match="no rows were added"):
         Statistics().summary()
-    with pytest.raises(ValueError, match=r"arrays of rows, got the number 1\.0"):
+    with pytest.raises(ValueError, match=r"array of rows, got the number 1\.0"):
         Statistics().add(1.0)
 
 

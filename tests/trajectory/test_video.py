@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lerobot_folders import picture, read_row, write_video
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
+from bushel.sources import file_access
 from bushel.trajectory.video import decoding, mp4_index, packet_table
 from bushel.trajectory.video.packet_table import PacketTables, read_packet_table
 from bushel.trajectory.video.video_files import VideoFiles
@@ -47,7 +47,7 @@ def by_container(path):
 
 
 def opened(*paths):
-    files = [stores.open_file(path) for path in paths]
+    files = [file_access.open_file(path) for path in paths]
     tables = PacketTables.of([read_packet_table(file) for file in files])
     return VideoFiles(list(paths), tables, [file.size for file in files])
 
@@ -66,7 +66,7 @@ def test_each_frame_alone_and_all_at_once_equal_the_container(videos, kind):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mpeg4"])
 def test_the_index_of_an_mp4_file_equals_that_of_the_demuxer(videos, kind):
-    file = stores.open_file(videos[kind])
+    file = file_access.open_file(videos[kind])
     ours, theirs = mp4_index.read_index(file), packet_table.demux(file)
     assert (ours.codec, ours.extradata, ours.height, ours.width) == (theirs.codec, theirs.extradata, *SIZE)
     np.testing.assert_array_equal(ours.times / ours.timescale, theirs.times / theirs.timescale)
@@ -76,8 +76,8 @@ def test_the_index_of_an_mp4_file_equals_that_of_the_demuxer(videos, kind):
 
 def test_a_codec_or_container_that_our_index_does_not_know_is_read_by_the_demuxer(videos):
     with pytest.raises(mp4_index.NotUnderstood):
-        mp4_index.read_index(stores.open_file(videos["mpeg4"]))
-    assert len(read_packet_table(stores.open_file(videos["mpeg4"]))) == COUNT
+        mp4_index.read_index(file_access.open_file(videos["mpeg4"]))
+    assert len(read_packet_table(file_access.open_file(videos["mpeg4"]))) == COUNT
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -179,7 +179,7 @@ def changed(path, folder, change):
 def test_a_file_that_was_cut_short_is_named(videos, tmp_path, share):
     path = changed(videos["h264"], tmp_path, lambda content: content[: int(len(content) * share)])
     with pytest.raises(DamagedFile, match=r"damaged\.mp4"):
-        read_packet_table(stores.open_file(path))
+        read_packet_table(file_access.open_file(path))
 
 
 def test_a_file_whose_index_comes_first_and_was_cut_short_is_named(tmp_path):
@@ -191,14 +191,14 @@ def test_a_file_whose_index_comes_first_and_was_cut_short_is_named(tmp_path):
         for image in images:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())
-    assert len(read_packet_table(stores.open_file(str(path)))) == COUNT
+    assert len(read_packet_table(file_access.open_file(str(path)))) == COUNT
     cut = changed(path, tmp_path, lambda content: content[:-200])
     with pytest.raises(DamagedFile, match=r"damaged\.mp4 is cut short: its index says that frames lie up to byte"):
-        read_packet_table(stores.open_file(cut))
+        read_packet_table(file_access.open_file(cut))
 
 
 def test_damaged_packets_raise_an_error_with_file_and_frame_and_spoil_no_decoder(videos, tmp_path):
-    table = read_packet_table(stores.open_file(videos["h264"]))
+    table = read_packet_table(file_access.open_file(videos["h264"]))
 
     def spoil(content):
         for packet in range(10, 14):
@@ -245,7 +245,7 @@ def test_a_video_that_claims_to_be_huge_is_refused_before_it_is_decoded(videos, 
         videos["h264"], tmp_path, lambda content: content.replace(b"\0" * 16 + size, b"\0" * 16 + b"\xff" * 4)
     )
     with pytest.raises(DamagedFile, match="65535 x 65535"):
-        read_packet_table(stores.open_file(path))
+        read_packet_table(file_access.open_file(path))
 
 
 def test_idle_decoders_stay_within_their_budget(tmp_path):

@@ -49,6 +49,14 @@ def positions(indices: Any, length: int) -> np.ndarray:
     return places % length
 
 
+def position(index: Any, length: int) -> int:
+    """The position that one `index` means among `length` records. As in a list, a negative one counts from the end."""
+    place = integer(index, "index")
+    if not -length <= place < length:
+        raise IndexError(f"index {place} is out of range for {length} records")
+    return place % length
+
+
 def positive(value: Any, what: str) -> int:
     """`value` as an int above zero."""
     number = integer(value, what)

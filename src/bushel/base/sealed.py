@@ -1,7 +1,7 @@
 """Files that Bushel writes for itself: written completely or not at all, with a checksum that is checked on reading.
 
 The modules that own the files decide what is in them, and whether a damaged file can be computed again. This module
-knows local files only; `sources/writing.py` writes the same contents to object stores, too.
+knows local files only; `sources/output_folders.py` writes the same contents to object stores, too.
 """
 
 from __future__ import annotations

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from bushel.base import trees
-from bushel.base.blocks import Block, Columns
 from bushel.engine.program import Result
+from bushel.engine.tally import size_of
 
 BLOCK_S = 20e-3
 """How long a block should take to compute: much longer than handing it over, much shorter than anyone notices."""
@@ -43,18 +38,3 @@ class Sizer:
 def size_of_result(result: Result) -> int:
     """Bytes of the rows of a result: as they travelled, or an estimate."""
     return size_of(result.rows) if result.size_bytes is None else result.size_bytes
-
-
-def size_of(rows: Block) -> int:
-    """Bytes of the arrays, texts and bytes in a block, estimated from its first few rows."""
-    if isinstance(rows, Columns):
-        return sum(leaf.nbytes for leaf in trees.leaves(rows.tree))
-    some = rows[:4]
-    total = sum(_size_of_leaf(leaf) for row in some for leaf in trees.leaves(row))
-    return total * len(rows) // max(1, len(some))
-
-
-def _size_of_leaf(leaf: Any) -> int:
-    if isinstance(leaf, np.ndarray):
-        return leaf.nbytes
-    return len(leaf) if isinstance(leaf, bytes | str) else 0

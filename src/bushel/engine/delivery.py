@@ -12,19 +12,20 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
+from bushel.base.contract import optional
 from bushel.base.errors import PipelineNotSent, WorkerDied, describe_error, inside
 from bushel.base.options import DatasetOptions
 from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
-from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, counts_of, run_again, state_of
+from bushel.engine.program import FailedAt, Program, Result, Rows, Runner, Skipped, counts_of, run_again, state_of
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
 from bushel.graph.cursors import Cursor, Mark
 from bushel.graph.filter_watch import FilterWatch
-from bushel.graph.ordered import BatchStream
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State
 
@@ -40,11 +41,26 @@ class Placement:
     """How many positions may be in all of them, at most."""
 
 
+class Source(Protocol):
+    """What the rows of a program are made of, as far as delivery moves in it: another cursor, or the positions of a
+    map node.
+    """
+
+    def mark(self) -> Mark: ...
+
+    def state_of(self, mark: Mark) -> State: ...
+
+    def mark_of(self, state: State) -> Mark: ...
+
+    def set_next_index(self, index: int) -> None: ...
+
+
 class Delivery(Cursor):
     """The rows of a program in order.
 
     Args:
       program: what to run.
+      source: what its rows are made of.
       rows: what it starts from when it is run here.
       placement: who runs it; None computes rows here when they are asked for.
       options: those of the whole pipeline.
@@ -54,17 +70,18 @@ class Delivery(Cursor):
     def __init__(
         self,
         program: Program,
+        source: Source,
         rows: Rows,
         placement: Placement | None,
         options: DatasetOptions,
         skips: Skips | None = None,
     ):
-        self._program = program
+        self._program, self._source = program, source
         self._runner = Runner(program, rows, _unknown_count, here=True)
         self._skips = skips
+        self._options = options
         self._unjudged = 0  # positions that were computed here while no filter had dropped any
-        self._has_dropped = False
-        self._watches = [FilterWatch(node, options) for node in program.droppers]
+        self._watches: list[FilterWatch] | None = None  # of the program's droppers, once one of them has dropped some
         self._length = program.length
         self._position = 0
         self._counts: Sequence[int] = (0,) * len(program.counting)
@@ -79,55 +96,50 @@ class Delivery(Cursor):
         self._placement: Placement | None = None
         self._run_at(placement)
 
-    # Where rows come from.
+    # Where rows come from. The defaults are those of a program over a map node, whose positions are indices.
 
     @abc.abstractmethod
     def _pull_here(self, count: int) -> Block | None:
         """Computes up to `count` rows here and moves behind them; None at the end. All rows may have been dropped."""
 
-    @abc.abstractmethod
+    @optional
     def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
-        """The rows that a task for positions [low, high) brings along, if it does, and where they end."""
+        """The rows that a task for positions [low, high) brings along, by default none, and where they end."""
+        return None, high
 
-    @abc.abstractmethod
+    @optional
     def _end_rows(self) -> None:
-        """All rows are delivered. Moves to the end, or raises the error that ended the rows."""
+        """All rows are delivered: moves to the end. Otherwise it raises the error that ended the rows."""
+        self._position, self._counts = self._length, self._after
 
-    @abc.abstractmethod
+    @optional
     def _not_sent(self, error: PipelineNotSent) -> None:
         """The executor cannot run this program: raises, or runs it here from now on."""
+        raise error
 
-    @abc.abstractmethod
+    @optional
     def _learn(self, result: Result, positions: int) -> None:
-        """Learns from a block of so many positions where the next ones should be computed."""
+        """Learns from a block of so many positions where the next ones should be computed; by default nothing."""
 
-    @abc.abstractmethod
+    @optional
     def _count_skipped(self, result: Result | None, before: int) -> None:
-        """Counts the elements that were skipped before a position."""
+        """Counts the elements that were skipped before a position; by default those that the program skipped."""
+        self.count_skipped_in(result, before)
 
-    @abc.abstractmethod
+    @optional
     def mark(self) -> tuple[Mark, Sequence[int]]:
         """The position of the rows that the program starts from, and how many elements its counting steps have seen."""
+        return self._position, self._counts
 
-    @abc.abstractmethod
+    @optional
     def _rewind_source(self, mark: Mark) -> None:
         """Goes to a position of the rows that the program starts from."""
+        self._position = mark
 
-    @abc.abstractmethod
-    def _source_state(self, mark: Mark) -> State:
-        """The state at a position of these rows."""
-
-    @abc.abstractmethod
-    def _source_mark_of(self, state: State) -> Mark:
-        """The position that a state of these rows describes."""
-
-    @abc.abstractmethod
+    @optional
     def _source_index(self) -> int:
         """The index of the next of these rows."""
-
-    @abc.abstractmethod
-    def _source_mark_at(self, index: int) -> Mark:
-        """The position of the row with an index."""
+        return self._position
 
     # Pulling.
 
@@ -229,7 +241,7 @@ class Delivery(Cursor):
         runner.counts, self._made = self._counts, None
         try:
             rows = runner.make(low, high)
-            if not (runner.dropped or self._has_dropped):
+            if not runner.dropped and self._watches is None:
                 self._unjudged += high - low  # filters that have dropped nothing are not judged block by block
                 self._counts = runner.after
                 return rows, high
@@ -268,16 +280,14 @@ class Delivery(Cursor):
 
     def count_skipped_in(self, result: Result | None, before: int) -> None:
         """Counts the elements that the program skipped before a position."""
-        while result is not None and result.skipped and result.skipped[0][0] < before:
-            assert self._skips is not None
-            self._skips.add(*result.skipped.pop(0)[1])
+        if result is not None:
+            count_skipped(self._skips, result.skipped, before)
 
     def _judge_filters(self, low: int, stays: list[np.ndarray | int]) -> tuple[int, ValueError] | None:
         """The first position at which a filter had dropped too many elements, and the error that says so."""
         errors: list[tuple[int, ValueError]] = []
-        for watch in self._watches if self._unjudged else ():
-            watch.seen += self._unjudged
-        self._unjudged, self._has_dropped = 0, True
+        if self._watches is None:
+            self._watches = [FilterWatch(node, self._options, self._unjudged) for node in self._program.droppers]
         for number, (watch, kept) in enumerate(zip(self._watches, stays)):  # none for an empty result
             if type(kept) is int and not watch.dropped:
                 watch.seen += kept
@@ -360,23 +370,22 @@ class Delivery(Cursor):
 
     def state_of(self, mark: Mark) -> State:
         source, counts = mark
-        return state_of(self._program, self._source_state(source), counts)
+        return state_of(self._program, self._source.state_of(source), counts)
 
     def mark_of(self, state: State) -> Mark:
         inner, counts = counts_of(self._program, state)
         with inside(*["parent"] * len(counts)):
-            return self._source_mark_of(inner), counts
+            return self._source.mark_of(inner), counts
 
     def get_next_index(self) -> int:
         counts, sizes = list(self._counts), []
         index = None
         for step in reversed(self._program.steps):
-            if type(step) is BatchStream:
-                sizes.append(step.batch_size)
-            elif step.count_key:
+            sizes.append(step.gathers)
+            if step.count_key:
                 index = counts.pop()
                 break
-            elif step.drops:
+            if step.drops:
                 raise NotImplementedError(
                     "The index of the next element is not known: how many elements a filter drops is not known."
                 )
@@ -393,11 +402,11 @@ class Delivery(Cursor):
             )
         counts: list[int] = []
         for step in reversed(self._program.steps):
-            if type(step) is BatchStream:
-                index *= step.batch_size
-            elif step.count_key:
+            index *= step.gathers
+            if step.count_key:
                 counts.append(index)
-        self.rewind((self._source_mark_at(index), counts[::-1]))
+        self._source.set_next_index(index)
+        self.rewind((self._source.mark(), counts[::-1]))
 
     def start_prefetch(self) -> None:
         super().start_prefetch()
@@ -408,13 +417,20 @@ class Delivery(Cursor):
         self._result = None
         if self._ledger is not None:
             self._ledger.abort()
-        tickets: list[Ticket] = []
-        with contextlib.suppress(IndexError):
-            while True:  # one by one: another thread may be about to add more
-                tickets.append(self._tickets.popleft())
         if self._placement is not None:
+            tickets: list[Ticket] = []
+            with contextlib.suppress(IndexError):
+                while True:  # one by one: another thread may be about to add more
+                    tickets.append(self._tickets.popleft())
             self._placement.executor.forget(tickets)
         super().close()
+
+
+def count_skipped(skips: Skips | None, skipped: list[Skipped], before: int) -> None:
+    """Takes the skips before a position out of a list, and counts them."""
+    while skipped and skipped[0][0] < before:
+        assert skips is not None
+        skips.add(*skipped.pop(0)[1])
 
 
 def _unknown_count(step: int, count: int) -> int:

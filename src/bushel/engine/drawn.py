@@ -19,7 +19,6 @@ from bushel.engine.program import Program, Result, Rows
 from bushel.graph.cursors import Cursor, Mark, pull_exactly
 from bushel.graph.node import Origin
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
-from bushel.graph.state_fields import State
 
 logger = logging.getLogger("bushel")
 
@@ -65,7 +64,7 @@ class DrawnDelivery(Delivery):
         self._draining = False
         self._before: Mark = None  # the parent's mark, if it was asked for since the last pull
         self._drawn = _ParentRows(parent, skips)
-        super().__init__(program, self._drawn, None, options, skips)
+        super().__init__(program, parent, self._drawn, None, options, skips)
 
     # Here.
 
@@ -84,11 +83,14 @@ class DrawnDelivery(Delivery):
         count = len(block)
         if not count:
             return None
-        self._drawn.hold(before, block)
+        drawn = self._drawn
+        drawn.before, drawn.block, drawn.count = before, block, count
         del block  # whoever counts who holds the rows must not find this name
         rows, used = self.make_here(0, count)
         if used < count:
-            self._drawn.move_to(used)
+            drawn.move_to(used)
+        else:
+            drawn.move_to_end()
         return rows
 
     # Ahead.
@@ -186,21 +188,11 @@ class DrawnDelivery(Delivery):
         self._failure, self._end, self._past_end = None, None, False
         self._length = self._program.length
 
-    def _source_state(self, mark: Mark) -> State:
-        return self.parent.state_of(mark)
-
-    def _source_mark_of(self, state: State) -> Mark:
-        return self.parent.mark_of(state)
-
     def _source_index(self) -> int:
         if self._placement is None:
             return self.parent.get_next_index()
         self._forget_marks()
         return self.parent.get_next_index() - (len(self._marks) - 1)
-
-    def _source_mark_at(self, index: int) -> Mark:
-        self.parent.set_next_index(index)
-        return self.parent.mark()
 
 
 class _ParentRows(Rows):
@@ -208,31 +200,44 @@ class _ParentRows(Rows):
 
     def __init__(self, parent: Cursor, skips: Skips | None):
         self._parent, self._skips = parent, skips
-        self._before: Mark = None
-        self._count = 0
-        self._block: Block | None = None
-        self._in_one_pull = True
-
-    def hold(self, before: Mark, block: Block) -> None:
-        """Holds rows that the parent gave at the position `before`."""
-        self._before, self._block, self._count = before, block, len(block)
+        self.before: Mark = None
+        """The parent's position before these rows."""
+        self.block: Block | None = None
+        """The rows, until they are read."""
+        self.count = 0
+        self._end: Mark = None  # where the parent stood after the rows, if they were read again since
         self._in_one_pull = True
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        block, self._block = self._block, None
+        block, self.block = self.block, None
         if block is None:  # functions may have written into the first ones
-            block = self.move_to(self._count)
+            if self._end is None:
+                self._end = self._parent.mark()
+            block = self.move_to(self.count)
+        else:
+            self._end, self._in_one_pull = None, True
         return block if high - low == len(block) else blocks.part_of(block, low, high)
 
     def move_to(self, count: int) -> Block:
         """Reads the first `count` rows again; the parent stands after them."""
         with collect_skips(self._skips):  # they were counted when the rows were read first
-            self._parent.rewind(self._before)
+            self._parent.rewind(self.before)
             block = self._parent.pull(count)
             self._in_one_pull = len(block) == count
             if self._in_one_pull:
                 return block
             return blocks.join([block, pull_exactly(self._parent, count - len(block))])
+
+    def move_to_end(self) -> None:
+        """The parent stands where it stood when it had given the rows, also if they were read again since.
+
+        Without this, an element that the parent skipped after the last of these rows would be counted twice: it was
+        counted with the rows, and the parent has not come to it while they were read again.
+        """
+        if self._end is not None:
+            end, self._end = self._end, None
+            with collect_skips(self._skips):
+                self._parent.rewind(end)
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self._parent.trace(row) if self._in_one_pull else None

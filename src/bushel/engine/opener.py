@@ -27,14 +27,23 @@ from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
 from bushel.graph.batch import is_ours
 from bushel.graph.cursors import Cursor, Mark, Over, Same
 from bushel.graph.custom import CustomStream
-from bushel.graph.elementwise import Elementwise
+from bushel.graph.elementwise import Step
 from bushel.graph.leaves import Source
 from bushel.graph.node import MapNode, Node
-from bushel.graph.options import WithOptions, options_of
 from bushel.graph.ordered import BatchCursor, BatchStream
 from bushel.graph.skips import Skips, collect_skips
 from bushel.graph.state_fields import State, read_count
-from bushel.graph.streams import Ahead, Elements, Ordered, Pulled, SeedStream, StreamNode, ToDevice
+from bushel.graph.streams import (
+    Ahead,
+    Elements,
+    Ordered,
+    Pulled,
+    SeedStream,
+    StreamNode,
+    ToDevice,
+    WithOptions,
+    options_of,
+)
 
 
 def open_stream(
@@ -87,8 +96,10 @@ def open_alone(node: StreamNode, options: DatasetOptions, skips: Skips | None) -
     return _Opener(options, observer, None, alone=True).open(node)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(eq=False)
 class _Opener:
+    """Opens the nodes of one pipeline. It is not changed; parts of the pipeline are opened by copies of it."""
+
     options: DatasetOptions
     observer: Observer
     read_options: ReadOptions | None
@@ -131,7 +142,8 @@ class _Opener:
             num_workers = cores() if node.options.num_workers is None else node.options.num_workers
             blocks_ahead = num_workers * (2 + node.options.per_worker_buffer_size)
             pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers, self.mapper)))
-            return _Owner(self.running_ahead(node.parent, pool.executor, blocks_ahead), pool.let_go)
+            cursor = self.running_ahead(node.parent, pool.executor, blocks_ahead)
+            return _Owner(cursor, lambda: self.pools.let_go(pool))
         if isinstance(node, Pulled):
             return self.observer.pulled(self._open_in_host_memory(node.parent), node.size)
         if isinstance(node, ToDevice):
@@ -166,16 +178,15 @@ class _Opener:
         return InHostMemory(dataclasses.replace(self, host_memory=None).open(node), self.host_memory)
 
     def _open_elements(self, node: Elements, steps: list[Step]) -> Cursor:
-        if self.executor is not None:
-            return self._open_chain(node, steps)
         options = self.read_options or node.read_options
-        if (options is not None and not options.threaded) or (options is None and _in_memory(node.parent)):
+        in_memory = _in_memory(node.parent) if options is None else not options.threaded
+        if self.executor is not None or in_memory:
             return self._open_chain(node, steps)
         # Threads compute the elements of the map node alone: the steps after it may not be made for threads.
         executors: list[Executor] = []
 
         def in_threads() -> Placement:
-            chosen = options or default_options(node.parent)
+            chosen = options or ReadOptions()
             executors.append(self.observer.executor(Threads(chosen.num_threads)))
             return Placement(executors[0], chosen.prefetch_buffer_size, chosen.prefetch_buffer_size)
 
@@ -185,38 +196,51 @@ class _Opener:
 
         program = self._program(node, [])
         if options is None:
-            cursor = PositionDelivery(program, None, self.options, self.observer.skips, in_threads)
+            cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
         else:
-            cursor = PositionDelivery(program, in_threads(), self.options, self.observer.skips)
+            cursor = PositionDelivery(program, in_threads(), self.options, self.skips)
         return self.over(_Owner(self.observer.delivery(cursor), end_threads), steps)
 
-    def _open_chain(self, elements: Elements, steps: list[Step]) -> Cursor:
+    def _open_chain(self, node: Elements, steps: list[Step]) -> Cursor:
         """The elements of a map node and the steps after them, as one program if no element can be missing."""
-        program = self._program(elements, steps)
-        if program.sparse:
-            return self.cut_in_consumer(program)
-        whole = self.in_order(program)
-        return _ChainCursor(whole, program, self) if program.unit > 1 or program.counting else whole
+        holes = node.parent.sparse and not node.allow_nones
+        if holes or self.skips is not None or any([step.drops for step in steps]):
+            return self._cut_in_consumer(node, steps)
+        program = self._program(node, steps)
+        whole = self._in_order(program)
+        if program.unit == 1 and not program.counting:
+            return whole
+        return _ChainCursor(whole, lambda: self._cut_in_consumer(node, steps))
 
-    def _program(self, node: Elements, steps: list[Step]) -> Program:
-        skip = self.observer.skips is not None
-        return Program(node.parent, node.allow_nones, tuple(steps), skip=skip, reading=node)
-
-    def cut_in_consumer(self, program: Program) -> Cursor:
-        """The rows of a program, of which elements may be missing: batches are cut in the consumer."""
-        kinds = [type(step) is BatchStream for step in program.steps]
-        cut = kinds.index(True) if True in kinds else len(kinds)
+    def _cut_in_consumer(self, node: Elements, steps: list[Step]) -> Cursor:
+        """The elements of a map node and the steps after them, if some may be missing: the consumer cuts batches."""
+        cut = next((place for place, step in enumerate(steps) if type(step) is BatchStream), len(steps))
         if self.executor is not None and not self.executor.shares_counts:
-            cut = first_that_asks(program.steps[:cut], True, program.skip)
-        rest = list(program.steps[cut:])
-        stacked_next = bool(rest) and type(rest[0]) is BatchStream and is_ours(rest[0].batch_fn)
-        rows = dataclasses.replace(program, steps=program.steps[:cut], stacked_next=stacked_next, may_miss=True)
-        return self.over(self.in_order(rows), rest)
+            cut = first_that_asks(steps[:cut], True, self.skips is not None)
+        following = steps[cut] if cut < len(steps) else None
+        stacked_next = type(following) is BatchStream and is_ours(following.batch_fn)
+        rows = self._program(node, steps[:cut], stacked_next=stacked_next, may_miss=True)
+        return self.over(self._in_order(rows), steps[cut:])
+
+    def _program(self, node: Elements | None, steps: list[Step], **options: bool) -> Program:
+        """A program over the elements of a map node, or over rows that are given."""
+        skip = self.skips is not None
+        if node is None:
+            return Program(None, True, tuple(steps), skip=skip)
+        return Program(node.parent, node.allow_nones, tuple(steps), skip=skip, reading=node, **options)
+
+    def _in_order(self, program: Program) -> Cursor:
+        """The rows of a program over a map node."""
+        return self.observer.delivery(PositionDelivery(program, self._placement(), self.options, self.skips))
+
+    def _placement(self) -> Placement | None:
+        """Who computes what can be computed ahead; None is the consumer, when it is asked for."""
+        return None if self.executor is None else Placement(self.executor, self.blocks_ahead)
 
     def part(self, node: StreamNode) -> Cursor:
         if self.executor is None or not _has_opaque_leaf(node):
             return self.open(node)
-        program = StreamProgram(node, open_alone, self.options, skip=self.observer.skips is not None)
+        program = StreamProgram(node, open_alone, self.options, skip=self.skips is not None)
         return self.observer.stream_delivery(StreamDelivery(program, self.executor, self.observer.skips))
 
     def own(self, dataset: Iterable[Any]) -> Iterator[Any]:
@@ -238,36 +262,27 @@ class _Opener:
 
     def over(self, cursor: Cursor, steps: list[Step]) -> Cursor:
         """Steps on the rows of a cursor. Batches are cut in the consumer; the rest may go to workers."""
-        for elementwise, run in itertools.groupby(steps, key=lambda step: isinstance(step, Elementwise)):
-            if elementwise:
-                for stage in self._stages(cast("list[Elementwise]", list(run))):
-                    program = Program(None, allow_nones=True, steps=tuple(stage), skip=self.observer.skips is not None)
-                    drawn = DrawnDelivery(cursor, program, self.placement(), self.options, self.observer.skips)
-                    cursor = self.observer.delivery(drawn)
-            else:
+        for is_batch, run in itertools.groupby(steps, key=_is_batch):
+            if is_batch:
                 for step in run:
-                    batches = BatchCursor(cursor, cast(BatchStream, step), self.observer.skips)
+                    batches = BatchCursor(cursor, cast(BatchStream, step), self.skips)
                     cursor = self.observer.cursor(step, batches, marked=self.executor is not None)
+            else:
+                for stage in self._stages(list(run)):
+                    drawn = DrawnDelivery(
+                        cursor, self._program(None, stage), self._placement(), self.options, self.skips
+                    )
+                    cursor = self.observer.delivery(drawn)
         return cursor
 
-    def _stages(self, steps: list[Elementwise]) -> list[list[Elementwise]]:
+    def _stages(self, steps: list[Step]) -> Iterator[list[Step]]:
         """The steps as one stage; as several, if no task may ask how many elements came before it."""
-        stages: list[list[Elementwise]] = []
         while steps:
             cut = len(steps)
             if self.executor is not None and not self.executor.shares_counts:
-                cut = first_that_asks(steps, False, self.observer.skips is not None)
-            stages.append(steps[:cut])
+                cut = first_that_asks(steps, False, self.skips is not None)
+            yield steps[:cut]
             steps = steps[cut:]
-        return stages
-
-    def placement(self) -> Placement | None:
-        """Who computes what can be computed ahead; None is the consumer, when it is asked for."""
-        return None if self.executor is None else Placement(self.executor, self.blocks_ahead)
-
-    def in_order(self, program: Program) -> Cursor:
-        """The rows of a program over a map node."""
-        return self.observer.delivery(PositionDelivery(program, self.placement(), self.options, self.observer.skips))
 
     def running_ahead(self, node: StreamNode, executor: Executor, blocks_ahead: int) -> Cursor:
         return dataclasses.replace(self, executor=executor, blocks_ahead=blocks_ahead).open(node)
@@ -299,6 +314,19 @@ def _executor(node: Ahead, num_workers: int, mapper: DmaMapper | None) -> Execut
     return Tuned(executor)
 
 
+@dataclasses.dataclass(eq=False)
+class _Pool:
+    """The executor of a mark, and how many cursors hold it."""
+
+    mark: Ahead
+    executor: Executor
+    holders: int = 0
+
+    def serves(self, mark: Ahead) -> bool:
+        mine = self.mark
+        return mine.threads == mark.threads and mine.options == mark.options and mine.init is mark.init
+
+
 class _Pools:
     """The pools of one iterator: marks that ask for the same share one, and its budget."""
 
@@ -311,32 +339,19 @@ class _Pools:
         with self._lock:
             pool = next((pool for pool in self._open if pool.serves(mark)), None)
             if pool is None:
-                pool = _Pool(self, mark, make())
+                pool = _Pool(mark, make())
                 self._open.append(pool)
             pool.holders += 1
             return pool
 
     def let_go(self, pool: _Pool) -> None:
+        """Closes a pool that nobody else holds."""
         with self._lock:
             pool.holders -= 1
             if pool.holders:
                 return
             self._open.remove(pool)
         pool.executor.close()
-
-
-class _Pool:
-    def __init__(self, pools: _Pools, mark: Ahead, executor: Executor):
-        self._pools, self._mark = pools, mark
-        self.executor = executor
-        self.holders = 0
-
-    def serves(self, mark: Ahead) -> bool:
-        mine = self._mark
-        return mine.threads == mark.threads and mine.options == mark.options and mine.init is mark.init
-
-    def let_go(self) -> None:
-        self._pools.let_go(self)
 
 
 def default_options(node: MapNode) -> ReadOptions:
@@ -356,14 +371,16 @@ def _in_memory(node: Node) -> bool:
 
 _MEMORY = (list, tuple, str, bytes, range, np.ndarray)
 
-Step = Elementwise | BatchStream
+
+def _is_batch(step: Step) -> bool:
+    return type(step) is BatchStream
 
 
 def split_steps(node: StreamNode, is_ignored: Callable[[StreamNode], bool]) -> tuple[StreamNode, list[Step]]:
     """The steps that end with `node`, in order, and the stream that they begin from."""
     steps: list[Step] = []
     while True:
-        if type(node) is BatchStream or isinstance(node, Elementwise):
+        if isinstance(node, Step):
             steps.append(node)
         elif type(node) is not SeedStream and type(node) is not WithOptions and not is_ignored(node):
             return node, steps[::-1]
@@ -385,16 +402,20 @@ class _ChainCursor(Cursor):
     in the consumer. States are the same in both ways.
     """
 
-    def __init__(self, whole: Cursor, program: Program, opener: _Opener):
-        self._rows, self._program, self._opener = whole, program, opener
+    def __init__(self, whole: Cursor, cut_in_consumer: Callable[[], Cursor]):
+        self._cut_in_consumer = cut_in_consumer
+        self._go_on_with(whole)
+
+    def _go_on_with(self, rows: Cursor) -> None:
+        self._rows, self.parents = rows, (rows,)
 
     def pull(self, count: int) -> Block:
         try:
             return self._rows.pull(count)
         except Misfit:
-            whole, cut = self._rows, self._opener.cut_in_consumer(self._program)
+            whole, cut = self._rows, self._cut_in_consumer()
             cut.set_state(whole.get_state())
-            self._rows = cut
+            self._go_on_with(cut)
             whole.close()
             return cut.pull(count)
 
@@ -415,20 +436,11 @@ class _ChainCursor(Cursor):
     def mark_of(self, state: State) -> Mark:
         return self._rows, self._rows.mark_of(state)
 
-    def catch_up(self) -> None:
-        self._rows.catch_up()
-
     def get_next_index(self) -> int:
         return self._rows.get_next_index()
 
     def set_next_index(self, index: int) -> None:
         self._rows.set_next_index(index)
-
-    def start_prefetch(self) -> None:
-        self._rows.start_prefetch()
-
-    def close(self) -> None:
-        self._rows.close()
 
 
 class _SkippingCursor(Over):

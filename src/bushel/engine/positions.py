@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from bushel.base.blocks import Block
-from bushel.base.errors import PipelineNotSent, PositionOutOfRange
+from bushel.base.errors import PositionOutOfRange
 from bushel.base.options import DatasetOptions
 from bushel.engine.delivery import Delivery, Placement
-from bushel.engine.program import PlannedRows, Program, Result
+from bushel.engine.program import PlannedRows, Program
 from bushel.graph.cursors import Mark
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips
@@ -40,7 +40,8 @@ class PositionDelivery(Delivery):
         assert program.node is not None
         self._in_threads = in_threads
         self._pulls = self._slow = 0
-        super().__init__(program, PlannedRows(program.node, ahead=True), placement, options, skips)
+        rows = PlannedRows(program.node, ahead=True)
+        super().__init__(program, _Positions(program.length), rows, placement, options, skips)
 
     def _pull_here(self, count: int) -> Block | None:
         if self._in_threads is None:  # as `_compute`, without a call: this is done for every element
@@ -81,41 +82,28 @@ class PositionDelivery(Delivery):
         position = int(marks[row, 0]) - 1
         return position, self._program.origins(position)
 
-    def _draw(self, low: int, high: int) -> tuple[Block | None, int]:
-        return None, high
 
-    def _end_rows(self) -> None:
-        self._position, self._counts = self._length, self._after
+class _Positions:
+    """Positions of a map node: a mark is an index."""
 
-    def _not_sent(self, error: PipelineNotSent) -> None:
-        raise error
+    def __init__(self, length: int):
+        self._length = length
+        self._next = 0
 
-    def _learn(self, result: Result, positions: int) -> None:
-        """The user has said where to compute."""
+    def mark(self) -> int:
+        return self._next
 
-    def _count_skipped(self, result: Result | None, before: int) -> None:
-        self.count_skipped_in(result, before)
-
-    def mark(self) -> tuple[int, Sequence[int]]:
-        return self._position, self._counts
-
-    def _rewind_source(self, mark: Mark) -> None:
-        self._position = mark
-
-    def _source_state(self, mark: Mark) -> State:
+    def state_of(self, mark: Mark) -> State:
         return {"next_index": mark}
 
-    def _source_mark_of(self, state: State) -> int:
-        position = read_field(state, "next_index", int)
+    def mark_of(self, state: State) -> int:
         try:
-            return self._source_mark_at(position)
+            self.set_next_index(read_field(state, "next_index", int))
         except IndexError as error:
             raise PositionOutOfRange(str(error), "next_index") from None
+        return self._next
 
-    def _source_index(self) -> int:
-        return self._position
-
-    def _source_mark_at(self, index: int) -> int:
+    def set_next_index(self, index: int) -> None:
         if not 0 <= index <= self._length:
             raise IndexError(f"Checkpoint `next_index` {index} is out of range for dataset of length {self._length}.")
-        return index
+        self._next = index

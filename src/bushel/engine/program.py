@@ -21,14 +21,16 @@ import numpy as np
 from bushel.base import blocks, memory
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
+from bushel.base.contract import optional
 from bushel.base.errors import RowFailed, add_note, describe_error, inside, locate_error
 from bushel.base.memory import Allocator
 from bushel.base.ownership import copy_block, own, own_block
 from bushel.engine import tally
 from bushel.engine.tally import Tally, Watched
 from bushel.graph.batch import is_ours, make_batch
-from bushel.graph.elementwise import Elementwise
+from bushel.graph.elementwise import Elementwise, Step
 from bushel.graph.node import InPlace, MapNode, Node, Origin, Plan, describe_failure
+from bushel.graph.operation import keep_rows
 from bushel.graph.ordered import BatchStream
 from bushel.graph.skips import SkipNote
 from bushel.graph.state_fields import read_count, read_field
@@ -38,14 +40,17 @@ CountBefore = Callable[[int, int], int]
 """(counting step, how many elements reach it in this block) -> how many reached it in all blocks before."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Program:
-    """The elements of `node`, then `steps`. Where it is not `sparse`, all elements must be there (`Misfit`)."""
+    """The elements of `node`, then `steps`. Where it is not `sparse`, all elements must be there (`Misfit`).
+
+    It is not changed once it is made.
+    """
 
     node: MapNode | None
     """None where each task brings its rows."""
     allow_nones: bool = False
-    steps: tuple[Elementwise | BatchStream, ...] = ()
+    steps: tuple[Step, ...] = ()
     stacked_next: bool = False
     """Whether the receiver stacks the rows into batches. It copies them then, and takes columns as well as rows."""
     may_miss: bool = False
@@ -54,6 +59,25 @@ class Program:
     """Whether an element that fails is skipped, and listed in `Result.skipped`."""
     reading: Elements | None = None
     """The stage under which reading the node's elements is timed in the consumer."""
+    unit: int = dataclasses.field(default=1, init=False)
+    """Positions that make one row, where none is missing: blocks hold whole multiples of it."""
+    drops: bool = dataclasses.field(default=False, init=False)
+    """Whether a step drops elements."""
+    timed: bool = dataclasses.field(default=False, init=False)
+    """Whether its stages are timed."""
+
+    def __post_init__(self) -> None:
+        self.counting: list[Step] = []
+        """The steps that depend on how many elements came before."""
+        self.unit_before_counting: list[int] = []
+        """For each counting step, positions that make one of its elements."""
+        for step in self.steps:
+            self.unit *= step.gathers
+            self.drops = self.drops or step.drops
+            if step.count_key is not None:
+                self.counting.append(step)
+                self.unit_before_counting.append(self.unit)
+        self.timed = type(self.node) is Watched or any(tally.number_of(step) is not None for step in self.steps)
 
     @property
     def length(self) -> int:
@@ -79,31 +103,7 @@ class Program:
         """All that is done, the last first."""
         return [*reversed(self.steps), *_nodes(self.node)]
 
-    @functools.cached_property
-    def unit(self) -> int:
-        """Positions that make one row, where none is missing: blocks hold whole multiples of it."""
-        unit = 1
-        for step in self.steps:
-            unit *= step.batch_size if type(step) is BatchStream else 1
-        return unit
-
-    @functools.cached_property
-    def counting(self) -> tuple[Elementwise, ...]:
-        """The steps that depend on how many elements came before."""
-        return tuple(step for step in self.steps if type(step) is not BatchStream and step.count_key)
-
-    @functools.cached_property
-    def unit_before_counting(self) -> tuple[int, ...]:
-        """For each counting step, positions that make one of its elements."""
-        units, unit = [], 1
-        for step in self.steps:
-            if type(step) is BatchStream:
-                unit *= step.batch_size
-            elif step.count_key:
-                units.append(unit)
-        return tuple(units)
-
-    @functools.cached_property
+    @property
     def sparse(self) -> bool:
         """Whether the number of rows of a block is known only after it has run."""
         holes = self.node is not None and self.node.sparse and not self.allow_nones
@@ -125,7 +125,7 @@ class Program:
             return node.in_place is InPlace.AS_COLUMNS or not self.stacked_next
         return node.in_place is InPlace.AS_COLUMNS and len(self.steps) == 1 and self.batches_in_place(self.steps[0])
 
-    def batches_in_place(self, step: BatchStream | Elementwise) -> bool:
+    def batches_in_place(self, step: Step) -> bool:
         """Whether a step makes results that no function of the user's sees."""
         ours = type(step) is BatchStream and is_ours(step.batch_fn)
         return ours and step is self.steps[-1] and not self.stacked_next
@@ -133,21 +133,11 @@ class Program:
     @property
     def droppers(self) -> list[Node]:
         """Where elements may go missing: the map node, then the steps that drop some."""
-        steps: list[Node] = [step for step in self.steps if type(step) is not BatchStream and step.drops]
+        steps: list[Node] = [step for step in self.steps if step.drops]
         return steps if self.node is None else [self.node, *steps]
 
-    @functools.cached_property
-    def timed(self) -> bool:
-        """Whether its stages are timed."""
-        return isinstance(self.node, Watched) or any(tally.number_of(step) is not None for step in self.steps)
 
-    @property
-    def drops(self) -> bool:
-        """Whether a step drops elements."""
-        return any(type(step) is not BatchStream and step.drops for step in self.steps)
-
-
-def first_that_asks(steps: Sequence[Elementwise | BatchStream], missing: bool, skip: bool) -> int:
+def first_that_asks(steps: Sequence[Step], missing: bool, skip: bool) -> int:
     """The first step that depends on how many elements came before, where that is not known by arithmetic.
 
     Returns its place in `steps`, or their number if there is no such step.
@@ -157,10 +147,9 @@ def first_that_asks(steps: Sequence[Elementwise | BatchStream], missing: bool, s
       skip: whether elements that fail in a step are left out.
     """
     for place, step in enumerate(steps):
-        if isinstance(step, Elementwise):
-            if step.count_key and missing:
-                return place
-            missing = missing or step.drops or skip
+        if step.count_key and missing:
+            return place
+        missing = missing or step.drops or (skip and type(step) is not BatchStream)
     return len(steps)
 
 
@@ -221,9 +210,10 @@ class Rows(abc.ABC):
         If they are not `private`, the caller only reads them, and they may belong to somebody else, such as a source.
         """
 
-    @abc.abstractmethod
+    @optional
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        """Index and records of a row that was read, counted from the first one, if they are known."""
+        """Index and records of a row that was read, counted from the first one; by default they are not known."""
+        return None
 
 
 class PlannedRows(Rows):
@@ -232,22 +222,19 @@ class PlannedRows(Rows):
     def __init__(self, node: MapNode, *, ahead: bool = False):
         self._node = node
         self._ahead = ahead
-        self._size = 0
+        self._size = self._most = 0
         self._plan: Plan | None = None
         self._start = self._end = 0
 
     def read(self, low: int, high: int, private: bool) -> Block:
         if self._plan is None or low < self._start or high > self._end:
             if self._ahead:
-                most = max(1, PLAN_AHEAD // self._node.fan_in)
-                self._size = min(most, 2 * self._size or _FIRST_PLAN)
+                self._most = self._most or max(1, PLAN_AHEAD // self._node.fan_in)
+                self._size = min(self._most, 2 * self._size or _FIRST_PLAN)
             end = max(high, min(self._node.length, low + self._size))
             plan = self._node.plan(np.arange(low, end))
             self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two
         return self._plan.read(low - self._start, high - self._start, private)
-
-    def trace(self, row: int) -> None:
-        """A program over a node knows the positions of its rows itself."""
 
 
 class GivenRows(Rows):
@@ -259,9 +246,6 @@ class GivenRows(Rows):
     def read(self, low: int, high: int, private: bool) -> Block:
         # A copy: a function writes into what it is given, and after a failure the rows are needed once more.
         return copy_block(blocks.part_of(self._block, low - self._first, high - self._first))
-
-    def trace(self, row: int) -> None:
-        """The rows come from another process."""
 
 
 def run(
@@ -346,7 +330,7 @@ class Runner:
 
     __slots__ = (
         "after", "announce", "count_before", "counts", "current", "dropped", "here", "high", "low",
-        "numbered", "place", "private", "program", "rows", "skipped", "stays", "steps", "trail",
+        "numbered", "place", "private", "program", "rows", "skipped", "stays", "steps", "trail", "watched",
     )  # fmt: skip
 
     def __init__(
@@ -361,6 +345,8 @@ class Runner:
     ):
         self.program, self.rows, self.count_before = program, rows, count_before
         self.place, self.announce, self.here = place, announce, here
+        self.watched = program.timed or announce is not None
+        """Whether something is done before and after each step."""
         self.low = self.high = 0
         self.private = not self._is_copied(0)
         self.dropped = False
@@ -377,11 +363,16 @@ class Runner:
         self.steps = [self._describe_step(number, step) for number, step in enumerate(program.steps)]
         self.current: Elementwise | None = None
 
-    def _describe_step(self, number: int, step: Elementwise | BatchStream) -> tuple[Any, bool, bool, bool, bool]:
-        """A step, whether it makes batches, counts or drops elements, and whether its rows must be made private."""
-        if type(step) is BatchStream:
-            return step, True, False, False, False
-        return step, False, step.count_key is not None, step.drops, step.shares
+    def _describe_step(self, number: int, step: Step) -> tuple[Any, Any, bool, bool, bool, bool]:
+        """A step and how it runs on a block, None if it makes batches; whether it counts elements, or drops some.
+
+        Then whether what it makes must be made private: columns, rows.
+        """
+        if not isinstance(step, Elementwise):
+            return step, None, False, False, False, False
+        operation = step.operation
+        counts, shares = operation.kind.count_key is not None, operation.shares
+        return step, operation.run, counts, operation.kind.drops, shares, shares and not self._is_copied(number + 1)
 
     def like(self, program: Program, announce: Announce | None = None) -> Runner:
         """A runner for another program on the same rows."""
@@ -401,44 +392,52 @@ class Runner:
     def make(self, low: int, high: int) -> Block:
         """Runs the program on positions [low, high). Raises FailedAt if an element fails.
 
-        `after`, `stays` and `skipped` are as in Result afterwards.
+        `after`, `stays` and `skipped` are as in Result afterwards. This runs for every single element where the
+        consumer asks for one at a time, so that each call counts.
         """
         program = self.program
         self.low, self.high, self.numbered = low, high, program.node is not None
         self.trail, self.skipped, self.dropped = [], [], False
-        if program.timed and self.here:
-            with tally.timed(program.reading) as stage:
-                block = self._drop_missing(self._read())
-                stage.made(block)
+        if self.watched or self.place is not None:
+            block = self._read()
         else:
-            block = self._drop_missing(self._read())
+            try:
+                block = self.rows.read(low, high, self.private)
+            except RowFailed as failed:
+                raise self._failed(low + failed.row, failed.error) from failed.error
+        self.stays = [len(block)] if self.numbered else []
+        if not program.allow_nones and (present := _missing(block)) is not None:
+            block = self._drop_missing(block, present)
         self.after = after = []
-        counts = self.counts
-        for number, (step, is_batch, counts_elements, drops, shares) in enumerate(self.steps):
-            if is_batch:
+        for step, run, counts, drops, shares, rows_shared in self.steps:
+            if run is None:
                 block = self._timed(step, self._batch, block)
                 self.trail.append(step)
                 self.numbered = False
                 continue
-            self.current = step
-            count, first = len(block), 0
-            if counts_elements:
-                first = self.count_before(len(after), count) if counts is None else counts[len(after)]
+            count, numbers, kept = len(block), (), None
+            if counts:
+                place = len(after)
+                first = self.count_before(place, count) if self.counts is None else self.counts[place]
                 after.append(first + count)
                 self.trail.append(first)
-            kept = None
+                numbers = range(first, first + count)
             if count:
-                if program.timed or self.announce is not None:
-                    block, kept = self._timed(step, self._step, block, first)
+                self.current = step
+                if self.watched:
+                    block, kept = self._timed(step, self._step, block, numbers)
                 else:
                     try:
-                        block, kept = step.run(block, first, self._where)
+                        block, kept = run(block, numbers, self._where)
                     except RowFailed as failed:
-                        raise FailedAt(int(self.marks()[failed.row, 0]) - 1, failed.error) from failed.error
+                        raise self._failed_in_step(failed) from failed.error
+                    if kept is not None:
+                        block = keep_rows(block, kept)
                 if kept is not None:
+                    kept = np.array(kept)
                     self.trail.append(kept)
                     self.dropped = True
-                if shares and (isinstance(block, Columns) or not self._is_copied(number + 1)):
+                if rows_shared or (shares and isinstance(block, Columns)):
                     block = own_block(block)
             if drops:
                 self.stays.append(count if kept is None else kept)
@@ -447,7 +446,7 @@ class Runner:
                 block = blocks.as_columns(block) or block
         return block
 
-    def _timed(self, step: Elementwise | BatchStream, run: Callable[..., Any], block: Block, *more: Any) -> Any:
+    def _timed(self, step: Step, run: Callable[..., Any], block: Block, *more: Any) -> Any:
         if not self.program.timed:
             return run(step, block, *more)
         with tally.timed(step) as stage:
@@ -483,7 +482,7 @@ class Runner:
         for step in self.program.steps[number:]:
             if type(step) is BatchStream:
                 return is_ours(step.batch_fn)
-            if step.writes:
+            if isinstance(step, Elementwise) and step.operation.writes:
                 return False
         return self.program.stacked_next or self.place is not None
 
@@ -491,12 +490,9 @@ class Runner:
         """While this is open, new arrays are made where results go, if that is `allowed`."""
         return memory.allocating(self.place) if allowed and self.place is not None else contextlib.nullcontext()
 
-    def _drop_missing(self, block: Block) -> Block:
+    def _drop_missing(self, block: Block, present: np.ndarray) -> Block:
         """The rows that are there."""
         program = self.program
-        self.stays = [] if program.node is None else [len(block)]
-        if program.allow_nones or (present := _missing(block)) is None:
-            return block
         if program.unit > 1 or (program.counting and not program.sparse):
             raise Misfit
         self.trail.append(present)
@@ -505,13 +501,19 @@ class Runner:
         return blocks.drop_missing(block)
 
     def _read(self) -> Block:
-        """The rows that the program starts from; None where one is missing."""
+        """The rows that the program starts from, where this is timed or announced, or done in place."""
+        if not (self.program.timed and self.here):
+            return self._read_rows()
+        with tally.timed(self.program.reading) as stage:
+            block = self._read_rows()
+            stage.made(block)
+        return block
+
+    def _read_rows(self) -> Block:
         low, high = self.low, self.high
         if self.announce is None or self.program.node is None:
             try:
-                if self.place is None or not self.program.takes_in_place:
-                    return self.rows.read(low, high, self.private)
-                with memory.allocating(self.place):
+                with self._in_place(self.program.takes_in_place):
                     return self.rows.read(low, high, self.private)
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
@@ -525,6 +527,9 @@ class Runner:
                 read.append(None)
         return read
 
+    def _failed_in_step(self, failed: RowFailed) -> FailedAt:
+        return FailedAt(int(self.marks()[failed.row, 0]) - 1, failed.error)
+
     def _failed(self, position: int, error: Exception) -> FailedAt:
         add_note(error, f"bushel: this was element {position} of the output.")
         return FailedAt(position, error)
@@ -537,27 +542,30 @@ class Runner:
         which = "an element" if program.node is None else program.which(failed.position, failed.position + 1)
         self.skipped.append((failed.position, (which, describe_error(failed.error), 1)))
 
-    def _step(self, step: Elementwise, block: Block, first: int) -> tuple[Block, np.ndarray | None]:
-        """One per-element operation on all rows. Returns the rows that stay, and which they are if some do not."""
+    def _step(self, step: Elementwise, block: Block, numbers: Sequence[int]) -> tuple[Block, list[bool] | None]:
+        """One per-element operation on all rows, one by one if each is announced. Returns what stays, and which."""
+        run = step.operation.run
         if self.announce is None:
             try:
-                return step.run(block, first, self._where)
+                block, kept = run(block, numbers, self._where)
             except RowFailed as failed:
-                raise FailedAt(int(self.marks()[failed.row, 0]) - 1, failed.error) from failed.error
+                raise self._failed_in_step(failed) from failed.error
+            return block if kept is None else keep_rows(block, kept), kept
         positions = (self.marks()[:, 0] - 1).tolist()
         made: list[Any] = []
-        stays = np.ones(len(block), dtype=bool)
+        stays: list[bool] = []
+        one: Block = []
         for row, element in enumerate(blocks.rows_of(block)):
             self.announce(positions[row], positions[row] + 1)
             try:
-                one, kept = step.run([element], first + row, lambda _, row=row: self._where(row))
+                one, kept = run([element], numbers[row : row + 1], lambda _, row=row: self._where(row))
             except RowFailed as failed:
                 self._skip(FailedAt(positions[row], failed.error))
-                stays[row] = False
-                continue
-            made.extend(blocks.rows_of(one))
-            stays[row] = kept is None or bool(kept[0])
-        return made, stays
+                kept = [False]
+            stays.append(kept is None or kept[0])
+            if stays[-1]:
+                made.extend(blocks.rows_of(one))
+        return made, None if all(stays) else stays
 
     def _batch(self, step: BatchStream, block: Block) -> list[Any]:
         size, count = step.batch_size, len(block)

@@ -8,6 +8,7 @@ from bushel.base import blocks
 from bushel.base.blocks import Block
 from bushel.base.checks import INFINITE
 from bushel.engine.block_size import MOST_POSITIONS, Sizer, size_of_result
+from bushel.engine.delivery import count_skipped
 from bushel.engine.program import Result
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Executor, Ledger, Task, Ticket, awaited
@@ -31,11 +32,11 @@ class StreamDelivery(Cursor):
             result = self._result
             if result is not None and self._row < len(result.rows):
                 low, self._row = self._row, min(self._row + count, len(result.rows))
-                self._count_skipped(result, int(result.marks[self._row - 1, 0]))
+                count_skipped(self._skips, result.skipped, int(result.marks[self._row - 1, 0]))
                 return blocks.part_of(result.rows, low, self._row)
             if result is not None:
                 self._row = len(result.rows)
-                self._count_skipped(result, INFINITE)
+                count_skipped(self._skips, result.skipped, INFINITE)
                 if result.failure is not None:
                     self._restart(self.mark())
                     raise result.failure
@@ -69,11 +70,6 @@ class StreamDelivery(Cursor):
     def _ended(result: Result) -> bool:
         assert result.states is not None
         return len(result.states) == len(result.rows) + 2
-
-    def _count_skipped(self, result: Result, before: int) -> None:
-        while result.skipped and result.skipped[0][0] < before:
-            assert self._skips is not None
-            self._skips.add(*result.skipped.pop(0)[1])
 
     def _restart(self, state: State | None) -> None:
         if getattr(self, "_ticket", None) is not None:

@@ -38,7 +38,7 @@ class _Measurement:
 
 
 _current: contextvars.ContextVar[_Measurement | None] = contextvars.ContextVar("measurement", default=None)
-"""What this thread measures. Plain numbers: see `sources/handles.py` for why nothing else may belong to a thread."""
+"""What this thread measures. Plain numbers only: `sources/handle_pool.py` says why no object may belong to a thread."""
 
 
 @contextlib.contextmanager
@@ -184,7 +184,7 @@ def size_of(block: Block) -> int:
     """Bytes of the arrays, bytes and texts in a block; of many rows, a few stand for all."""
     if isinstance(block, Columns):
         return sum(leaf.nbytes for leaf in trees.leaves(block.tree))
-    some = block if len(block) <= 8 else [block[place] for place in np.linspace(0, len(block) - 1, 8).astype(int)]
+    some = block[:: -(-len(block) // 8) or 1]
     total = sum(_leaf_size(leaf) for row in some for leaf in trees.leaves(row))
     return total * len(block) // max(1, len(some))
 

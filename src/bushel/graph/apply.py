@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -18,28 +18,15 @@ from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own_block
 from bushel.graph import operation
 from bushel.graph.node import Computed, InTwoSteps, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each
-from bushel.graph.operation import Kind, Operation
+from bushel.graph.operation import Operation, WithOperation
 from bushel.index import words
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _WithTransform(OneParentMap):
+class _WithTransform(WithOperation, OneParentMap):
     """An operation with a transformation of the user's."""
 
     transform: Any
-
-    kind: ClassVar[Kind]
-
-    @functools.cached_property
-    def operation(self) -> Operation:
-        """What is done to a block."""
-        return Operation.of(self.kind, **self.parameters())
-
-    def call(self) -> str:
-        return self.operation.call()
-
-    def describe(self) -> str:
-        return self.operation.describe()
 
 
 class _PerElement(_WithTransform):

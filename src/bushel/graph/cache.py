@@ -28,12 +28,10 @@ class Cache(OneParent, Ordered):
     store: Store = dataclasses.field(metadata={"identity": False})
     key: Callable[[], str] = dataclasses.field(metadata={"identity": False})
 
+    keeps_length = True
+
     def open(self, opener: Opener) -> Cursor:
         return _CacheCursor(opener.open(self.parent), self, opener.skips)
-
-    @property
-    def length(self) -> int | None:
-        return self.parent.length
 
     def call(self) -> str:
         return "cache()"

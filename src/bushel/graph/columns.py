@@ -23,9 +23,9 @@ from bushel.base.errors import RowFailed, locate_error
 from bushel.graph.apply import Map
 from bushel.graph.custom import CustomMap
 from bushel.graph.node import Epochs, MapNode, OneParentMap, Plan, describe_failure
-from bushel.graph.reindex import Reindex, Repeat, Seed
+from bushel.graph.reindex import Repeat, Seed
 from bushel.index import words
-from bushel.sources import memory
+from bushel.sources import memory_sources
 
 _STRIDE = 1 << 20  # this many positions of an epoch are followed at once
 
@@ -38,11 +38,11 @@ class Part:
     values: np.ndarray
 
     def __reduce__(self) -> Any:
-        return _part, (self.node, memory.sent(self.values))
+        return _part, (self.node, memory_sources.pack_array(self.values))
 
 
 def _part(node: MapNode, values: Any) -> Part:
-    return Part(node, np.asarray(memory.received(values)))
+    return Part(node, np.asarray(memory_sources.unpack_array(values)))
 
 
 class Column(NDArrayOperatorsMixin):
@@ -203,7 +203,7 @@ def find_records(node: MapNode) -> list[tuple[MapNode, MapNode]]:
     The former are the nearest finite ancestors that are the same in every epoch. The latter are these with the maps
     after them, since a map makes the same of a record wherever the record stands.
     """
-    if isinstance(node, Reindex) and isinstance(node.map, (Seed, Repeat)):
+    if isinstance(node, (Seed, Repeat)):
         return find_records(node.parent)
     if node.length < INFINITE and _is_steady(node):
         if node.sparse:
@@ -257,6 +257,6 @@ def _why_not(node: MapNode) -> str:
 
 def _is_steady(node: MapNode) -> bool:
     """Whether the elements of `node` are the same in every epoch, also where they depend on chance or on indices."""
-    if isinstance(node, Reindex) and isinstance(node.map, Repeat) and not node.map.reseed_each_epoch:
+    if isinstance(node, Repeat) and not node.reseed_each_epoch:
         return True
     return node.pure and node.epochs is Epochs.SAME and all(map(_is_steady, node.parents))

@@ -17,8 +17,7 @@ from bushel.base import blocks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows
-from bushel.graph.fill import fill_rows
-from bushel.graph.pack_stream import as_sequence, checked_lengths
+from bushel.graph.pack_stream import as_sequence, checked_lengths, fill_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, check_type, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered
@@ -107,7 +106,7 @@ class _ConcatCursor(GroupCursor):
     `beyond` is the part of an element that had no room in the group.
     """
 
-    key = "parent_state"
+    parent_key, given_key, group_name = "parent_state", _GIVEN, "a group of rows"
 
     def __init__(self, parent: Cursor, node: ConcatThenSplit, skips: Skips | None):
         super().__init__(parent, skips)
@@ -162,13 +161,6 @@ class _ConcatCursor(GroupCursor):
                     name,
                 )
         return whole.part(cut)
-
-    def describe_mismatch(self, rows: int) -> StateMismatch:
-        return StateMismatch(
-            f"This state is after row {self.given} of those that are read together; there are {rows}. "
-            "Was it saved with other data?",
-            _GIVEN,
-        )
 
     def _element(self) -> _Piece | None:
         before = self.parent.mark()

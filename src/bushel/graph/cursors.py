@@ -15,7 +15,7 @@ from bushel.base.contract import optional
 from bushel.base.errors import StateMismatch, inside
 from bushel.graph.node import Origin
 from bushel.graph.skips import Skips, collect_skips, count_collected
-from bushel.graph.state_fields import State, read_field
+from bushel.graph.state_fields import State, read_count, read_field
 
 Mark = Any
 """A position of one cursor. Only the cursor that made it, or that has read it from a state, understands it."""
@@ -132,40 +132,39 @@ def make_rows(cursor: Cursor, count: int, make: Callable[[], Any], skips: Skips 
     if count == 1:
         row = make()
         return [] if row is END else [row]
+    before = cursor.mark()
     rows: list[Any] = []
-    while len(rows) < count:
-        before = cursor.mark() if rows else None
+    failed = False
+    with collect_skips(skips) as skipped:
         try:
-            # Collected, since after a failure the row is made again, and its skips are counted then.
-            with collect_skips(skips) as skipped:
-                row = make()
+            while len(rows) < count and (row := make()) is not END:
+                rows.append(row)
         except Exception:
             if not rows:
                 raise
-            with collect_skips(skips):
-                cursor.rewind(before)
-            break
-        count_collected(skips, skipped)
-        if row is END:
-            break
-        rows.append(row)
+            failed = True
+            cursor.rewind(before)
+    if failed:
+        # Without the row that failed. Rows are made again, since marks are too dear to be taken before each row.
+        return make_rows(cursor, len(rows), make, skips)
+    count_collected(skips, skipped)
     return rows
 
 
 class Over(Cursor):
-    """A cursor with one parent, whose state lies in its own state under `key`."""
+    """A cursor with one parent, whose state lies in its own state under `parent_key`."""
 
-    key: ClassVar[str] = "parent"
+    parent_key: ClassVar[str] = "parent"
 
     def __init__(self, parent: Cursor):
         self.parent = parent
         self.parents = (parent,)
-        self.places = ((self.key,),)
+        self.places = ((self.parent_key,),)
 
     def parent_mark_of(self, state: State) -> Mark:
         """The parent's position in a state of this cursor."""
-        inner = read_field(state, self.key, dict)
-        with inside(self.key):
+        inner = read_field(state, self.parent_key, dict)
+        with inside(self.parent_key):
             return self.parent.mark_of(inner)
 
 
@@ -206,6 +205,15 @@ class GroupCursor(Over):
     have written into the rows that it got.
     """
 
+    given_key: ClassVar[str]
+    """Where the state keeps how many rows of the group were given."""
+
+    extra_key: ClassVar[str | None] = None
+    """Where the state keeps `extra`, if that is a number."""
+
+    group_name: ClassVar[str]
+    """What a group is, for messages."""
+
     keeps_given_at_end: ClassVar[bool] = False
     """Whether `given` stays at the end of the stream what it was for the last group. Grain's states differ in that."""
 
@@ -230,13 +238,18 @@ class GroupCursor(Over):
         While `behind` is set it makes the group of the present position again, not the next one.
         """
 
-    @abc.abstractmethod
+    @optional
     def position_before_group(self) -> tuple[Mark, Any]:
-        """The parent's position before what the next group is made of, and `extra` there."""
+        """The parent's position before what the next group is made of, and `extra` there; by default where it is."""
+        return self.parent.mark(), self.extra
 
-    @abc.abstractmethod
     def describe_mismatch(self, rows: int) -> StateMismatch:
         """The error for a state in the middle of a group that has only `rows` rows here."""
+        return StateMismatch(
+            f"This state is after row {self.given} of {self.group_name}, which has {rows}. "
+            "Was it saved with other data or other arguments?",
+            self.given_key,
+        )
 
     def read_parent(self, count: int) -> Block:
         """The next `count` elements of the parent, fewer only at its end. After that it is not asked again."""
@@ -282,3 +295,17 @@ class GroupCursor(Over):
         self.parent.rewind(self.before)
         self.group, self.beyond, self.ended = [], None, False
         self.behind = bool(self.given or self.extra)
+
+    @optional
+    def state_of(self, mark: Mark) -> State:
+        """By default the parent's state before the group, `given`, and `extra` where there is a key for it."""
+        before, given, extra = mark
+        state = {self.parent_key: self.parent.state_of(before), self.given_key: given}
+        return state if self.extra_key is None else {**state, self.extra_key: extra}
+
+    @optional
+    def mark_of(self, state: State) -> Mark:
+        """By default the position in a state that has what the default `state_of` gives it."""
+        extra = None if self.extra_key is None else read_count(state, self.extra_key)
+        given = read_count(state, self.given_key)
+        return self.parent_mark_of(state), given, extra

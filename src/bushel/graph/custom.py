@@ -20,14 +20,32 @@ from bushel.graph.streams import Opener, Ordered, StreamNode
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CustomMap(MapNode):
-    """A user's subclass of MapDataset as a node."""
+class _Custom(Node):
+    """What all nodes of users' own datasets share."""
 
     dataset: Any
 
     @property
-    def parents(self) -> tuple[MapNode, ...]:
+    def parents(self) -> tuple[Any, ...]:
         return tuple(parent._node for parent in self.dataset.parents)
+
+    def element_spec(self) -> Any:
+        return self.dataset._element_spec
+
+    @property
+    def own_class(self) -> type | None:
+        return type(self.dataset)
+
+    def parameters(self) -> dict[str, Any]:
+        hidden = ("_parents", "_node")
+        return {name: value for name, value in vars(self.dataset).items() if name not in hidden}
+
+    def call(self) -> str:
+        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
+
+
+class CustomMap(_Custom, MapNode):
+    """A user's subclass of MapDataset as a node."""
 
     pure = False  # it may do anything with an index
 
@@ -47,22 +65,9 @@ class CustomMap(MapNode):
     def epochs(self) -> Epochs:
         return Epochs.DIFFERENT
 
-    def element_spec(self) -> Any:
-        return self.dataset._element_spec
-
     @property
     def seed_for_children(self) -> int | None:
         return getattr(self.dataset, "_seed_rng_seed", None)
-
-    @property
-    def own_class(self) -> type | None:
-        return type(self.dataset)
-
-    def parameters(self) -> dict[str, Any]:
-        return _attributes(self.dataset)
-
-    def call(self) -> str:
-        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,36 +87,11 @@ class _CustomReads(Plan):
         return rows
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class CustomStream(StreamNode, Ordered):
+class CustomStream(_Custom, StreamNode, Ordered):
     """A user's subclass of IterDataset as a node."""
-
-    dataset: Any
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return tuple(parent._node for parent in self.dataset.parents)
 
     def open(self, opener: Opener) -> Cursor:
         return IteratorCursor(opener.own(self.dataset), lambda: opener.own_apart(self.dataset))
-
-    def element_spec(self) -> Any:
-        return self.dataset._element_spec
-
-    @property
-    def own_class(self) -> type | None:
-        return type(self.dataset)
-
-    def parameters(self) -> dict[str, Any]:
-        return _attributes(self.dataset)
-
-    def call(self) -> str:
-        return f"pipe({type(self.dataset).__name__})" if self.parents else f"{type(self.dataset).__name__}()"
-
-
-def _attributes(dataset: Any) -> dict[str, Any]:
-    hidden = ("_parents", "_node")
-    return {name: value for name, value in vars(dataset).items() if name not in hidden}
 
 
 class IteratorCursor(Cursor):

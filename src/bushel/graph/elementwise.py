@@ -6,63 +6,49 @@ What they do to a block is in operation.py.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
-import numpy as np
-
-from bushel.base.blocks import Block
+from bushel.base.contract import optional
 from bushel.graph import operation
-from bushel.graph.operation import Kind, Operation, keep_rows
+from bushel.graph.operation import WithOperation
 from bushel.graph.streams import OneParent
 
 
+class Step(OneParent):
+    """What a program can do to elements: operations on single ones, and batches."""
+
+    @property
+    @optional
+    def gathers(self) -> int:
+        """How many elements become one; by default each stays alone."""
+        return 1
+
+    @property
+    @optional
+    def count_key(self) -> str | None:
+        """Where the state keeps how many elements came before, for operations that depend on it; by default none do."""
+        return None
+
+    @property
+    @optional
+    def drops(self) -> bool:
+        """Whether elements may be dropped; by default none are."""
+        return False
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Elementwise(OneParent):
+class Elementwise(WithOperation, Step):
     """An operation on single elements. It may count them, and it may drop some; it never looks at two at a time."""
 
     transform: Any
 
-    kind: ClassVar[Kind]
-
-    @functools.cached_property
-    def operation(self) -> Operation:
-        """What is done to a block."""
-        return Operation.of(self.kind, **self.parameters())
-
     @property
     def count_key(self) -> str | None:
-        """Where the state keeps how many elements came before, for operations that depend on it."""
         return self.kind.count_key
 
     @property
     def drops(self) -> bool:
-        """Whether elements may be dropped."""
         return self.kind.drops
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The user's function."""
-        return self.operation.function
-
-    @property
-    def writes(self) -> bool:
-        """Whether the user's function could change the element that it is given."""
-        return self.operation.writes
-
-    @property
-    def shares(self) -> bool:
-        """Whether the user's function could return an object that it keeps."""
-        return self.operation.shares
-
-    def run(self, block: Block, first: int, where: Callable[[int], str]) -> tuple[Block, np.ndarray | None]:
-        """The operation on a block whose first element is number `first` of the stream.
-
-        Returns what stays, and one bool per element that came in, or None where all of them stay. Raises RowFailed.
-        """
-        made, kept = self.operation.run(block, range(first, first + len(block)), where)
-        return (made, None) if kept is None else (keep_rows(made, kept), np.array(kept))
 
     @property
     def length(self) -> int | None:
@@ -70,12 +56,6 @@ class Elementwise(OneParent):
 
     def element_spec(self) -> Any:
         return self.operation.derive_spec(self.parent)
-
-    def call(self) -> str:
-        return self.operation.call()
-
-    def describe(self) -> str:
-        return self.operation.describe()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,11 +22,11 @@ class FilterWatch:
     WINDOW = 1000
     EVERY_S = 60.0
 
-    def __init__(self, node: Node, options: DatasetOptions):
+    def __init__(self, node: Node, options: DatasetOptions, seen: int = 0):
         self._node = node
         self._warn_ratio = options.filter_warn_threshold_ratio or float("inf")
         self._raise_ratio = options.filter_raise_threshold_ratio or float("inf")
-        self.seen = 0
+        self.seen = seen
         self.dropped = 0
         self._quiet_until = 0.0
         self._verdict: str | None = None
@@ -37,9 +37,9 @@ class FilterWatch:
 
         Returns the first of them at which too many had been dropped, with the error that says so.
         """
-        if not self.dropped:
-            self.seen %= self.WINDOW  # windows in which nothing was dropped
         count, kept = (stays, stays) if isinstance(stays, int) else (len(stays), int(np.count_nonzero(stays)))
+        if not self.dropped and self.seen + count >= self.WINDOW:
+            self.seen %= self.WINDOW  # windows in which nothing was dropped
         if self.seen + count < self.WINDOW or (kept == count and not self.dropped):
             self.seen += count
             self.dropped += count - kept

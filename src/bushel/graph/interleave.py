@@ -126,16 +126,19 @@ class _InterleaveCursor(Cursor):
 
     def _next_block(self, count: int) -> Any:
         """Up to `count` elements of the stream whose turn it is, or END."""
-        while any(slot.cursor is not None for slot in self._slots) or self._next < self._node.count:
-            slot = self._slots[self._turn]
+        slots, empty = self._slots, 0
+        while empty < len(slots):  # not all slots, one after the other, were found empty
+            slot = slots[self._turn]
             block: Block = []
-            if slot.cursor is not None or self._begin_next(slot):
+            if slot.cursor is None and not self._begin_next(slot):
+                empty += 1
+            else:
                 assert slot.cursor is not None
-                block = slot.cursor.pull(count)
+                block, empty = slot.cursor.pull(count), 0
                 if not len(block):
                     slot.ended_at = slot.cursor.get_state()
                     slot.close()
-            self._turn = (self._turn + 1) % len(self._slots)
+            self._turn = (self._turn + 1) % len(slots)
             if len(block):
                 return block
         return END

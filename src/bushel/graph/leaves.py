@@ -16,9 +16,9 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
 from bushel.index import words
-from bushel.sources.memory import received, sent
-from bushel.sources.protocol import gives_new_records, many_reads
-from bushel.sources.ragged import RaggedDataSource
+from bushel.sources.memory_sources import pack_array, unpack_array
+from bushel.sources.protocol import get_batch_reader, gives_new_records
+from bushel.sources.ragged_arrays import RaggedDataSource
 
 
 def name_source(source: Any) -> str:
@@ -39,10 +39,10 @@ class Source(Leaf):
     source: Any
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "source": sent(self.source) if isinstance(self.source, np.ndarray) else self.source}
+        return {**vars(self), "source": pack_array(self.source) if isinstance(self.source, np.ndarray) else self.source}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, source=received(state["source"]))
+        vars(self).update(state, source=unpack_array(state["source"]))
 
     def find_length(self) -> int:
         return len(self.source)
@@ -54,7 +54,7 @@ class Source(Leaf):
 
     def plan(self, indices: np.ndarray) -> Plan:
         positions = words.narrowed(indices % self.length)
-        many = many_reads(self.source)
+        many = get_batch_reader(self.source)
         if many is not None:
             return _ManyReads(self, positions, many)
         return _SingleReads(self, positions.tolist())

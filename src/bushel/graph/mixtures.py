@@ -11,15 +11,15 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.graph.node import MapNode
-from bushel.graph.reindex import Select, SelectMap
+from bushel.graph.reindex import Select
 from bushel.index.quota import Quotas, Stage, Stretches, ToTheLast, exact_mixture, whole_numbers
 
 Weights = Sequence[float] | Sequence[tuple[int, Sequence[float]]] | str
 """A number for each part; or a schedule of such by position; or "size"."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ExactMix(SelectMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExactMix(Select):
     """Parts in shares that are exact in every prefix, to within one element."""
 
     stages: tuple[Stage, ...]
@@ -29,10 +29,10 @@ class ExactMix(SelectMap):
     def _quotas(self) -> Quotas | Stretches:
         return exact_mixture(self.stages)
 
-    def length(self, parent_lengths: tuple[int, ...]) -> int:
-        return checks.INFINITE if self.restarts else self._quotas.length(parent_lengths)
+    def find_length(self) -> int:
+        return checks.INFINITE if self.restarts else self._quotas.length(self.lengths)
 
-    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self._quotas.mixed(indices)
 
     def call(self) -> str:
@@ -41,17 +41,21 @@ class ExactMix(SelectMap):
         return f"mix(weights={weights}, exact=True{', when_exhausted=restart' if self.restarts else ''})"
 
 
-@dataclasses.dataclass(frozen=True)
-class MixToTheLast(SelectMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class MixToTheLast(Select):
     """Parts in exact shares. When one has run out, the others go on without it, again in exact shares."""
 
     weights: tuple[int, ...]
 
-    def length(self, parent_lengths: tuple[int, ...]) -> int:
-        return _to_the_last(self.weights, parent_lengths).length
+    @functools.cached_property
+    def _table(self) -> ToTheLast:
+        return ToTheLast(self.weights, self.lengths)
 
-    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        return _to_the_last(self.weights, parent_lengths).mixed(indices)
+    def find_length(self) -> int:
+        return self._table.length
+
+    def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._table.mixed(indices)
 
     @property
     def whole_epochs(self) -> bool:
@@ -59,11 +63,6 @@ class MixToTheLast(SelectMap):
 
     def call(self) -> str:
         return f"mix(weights={_show(self.weights)}, when_exhausted=continue)"
-
-
-@functools.lru_cache(maxsize=16)
-def _to_the_last(weights: tuple[int, ...], lengths: tuple[int, ...]) -> ToTheLast:
-    return ToTheLast(weights, lengths)
 
 
 def _show(weights: tuple[int, ...]) -> list[float]:
@@ -96,8 +95,8 @@ def mix_exactly(
         (_, numbers), *later = stages
         if later:
             raise ValueError('when_exhausted="continue" goes with one set of weights, not with a schedule.')
-        return Select(parts, MixToTheLast(numbers))
-    return Select(parts, ExactMix(stages, when_exhausted == "restart"))
+        return MixToTheLast(parts, numbers)
+    return ExactMix(parts, stages, when_exhausted == "restart")
 
 
 def _stages(parts: tuple[MapNode, ...], weights: Weights | None, temperature: float | None) -> tuple[Stage, ...]:

@@ -210,6 +210,12 @@ class Node(abc.ABC):
         """The user's class that this node stands for, where its code is part of the identity; by default none."""
         return None
 
+    @property
+    @optional
+    def identity_name(self) -> str:
+        """The name of its kind in the identity of a pipeline; by default that of its class."""
+        return type(self).__name__
+
     @optional
     def parameters(self) -> dict[str, Any]:
         """What distinguishes this node from another of its kind; by default its fields.
@@ -291,7 +297,7 @@ class MapNode(Node):
         """Elements of one epoch; INFINITE for an endless node."""
         return self.find_length()
 
-    @property
+    @functools.cached_property
     def sparse(self) -> bool:
         """Whether elements may be missing because this node or one above it drops some."""
         return self.drops or any(parent.sparse for parent in self.parents)
@@ -366,14 +372,14 @@ class Moved(OneParentMap):
     moves = True
 
     @abc.abstractmethod
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         """Where in the parent the elements at `indices` are."""
 
     def plan(self, indices: np.ndarray) -> Plan:
-        return self.parent.plan(self.positions(indices))
+        return self.parent.plan(self.find_positions(indices))
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return made_of_one_each(self.positions(indices))
+        return made_of_one_each(self.find_positions(indices))
 
     @property
     def in_place(self) -> InPlace:

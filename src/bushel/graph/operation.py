@@ -11,7 +11,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -108,12 +108,13 @@ class Operation:
         """
         if self.vectorized:
             return self._run_vectorized(block, where)
-        left = iter(blocks.rows_of(block))
+        kind = self.kind
+        left = iter(block if type(block) is list else blocks.rows_of(block))
         try:
-            made = self.kind.call_each(left, self, numbers)
+            made = kind.call_each(left, self, numbers)
         except Exception as error:
             raise_for_row(error, len(block), left, where)
-        if not self.kind.drops:
+        if not kind.drops:
             return made, None
         return block, None if all(made) else made
 
@@ -165,6 +166,23 @@ class Operation:
                     f"for one it returned {trees.describe(verdict)}."
                 )
         return list(map(bool, verdicts))
+
+
+class WithOperation(Node):
+    """A node that runs an operation: `kind` with the transformation that the node's fields say."""
+
+    kind: ClassVar[Kind]
+
+    @functools.cached_property
+    def operation(self) -> Operation:
+        """What is done to a block."""
+        return Operation.of(self.kind, **self.parameters())
+
+    def call(self) -> str:
+        return self.operation.call()
+
+    def describe(self) -> str:
+        return self.operation.describe()
 
 
 def keep_rows(block: Block, kept: list[bool]) -> Block:

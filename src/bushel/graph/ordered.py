@@ -15,23 +15,26 @@ from bushel.base.errors import RowFailed, StateMismatch, add_note, describe_erro
 from bushel.base.ownership import own
 from bushel.graph.batch import BatchFn, derive_batch_spec, format_batch_call, make_batch, may_keep
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, make_rows, pull_exactly
-from bushel.graph.elementwise import Elementwise
-from bushel.graph.node import Node
+from bushel.graph.elementwise import Elementwise, Step
 from bushel.graph.operation import FLAT_MAP_ALL, format_call
 from bushel.graph.skips import Skips, collect_skips, count_collected
 from bushel.graph.state_fields import State, read_count, read_field
-from bushel.graph.streams import OneParent, Opener, Ordered, StreamNode
+from bushel.graph.streams import OneParent, Opener, Ordered, SeveralStreams
 from bushel.index import mix
 
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class BatchStream(OneParent):
+class BatchStream(Step):
     """Batches of consecutive elements; the last one may be smaller."""
 
     batch_size: int
     drop_remainder: bool = False
     batch_fn: BatchFn | None = None
+
+    @property
+    def gathers(self) -> int:
+        return self.batch_size
 
     @functools.cached_property
     def shares(self) -> bool:
@@ -130,48 +133,23 @@ class _Parts(Elementwise):
 class _FlatMapCursor(GroupCursor):
     """A group is the list of parts of one element."""
 
+    given_key, group_name = "next_index_in_buffer", "what flat_map makes of an element"
     keeps_given_at_end = True
 
     def pull(self, count: int) -> Block:
         return self.next_rows(count)
 
-    def position_before_group(self) -> tuple[Mark, None]:
-        return self.parent.mark(), None
-
     def read_group(self) -> Block | None:
         rows = blocks.rows_of(self.read_parent(1))
         return rows[0] if rows else None
 
-    def describe_mismatch(self, rows: int) -> StateMismatch:
-        return StateMismatch(
-            f"This state is after part {self.given} of an element that flat_map makes {rows} of. "
-            "Was it saved with other data?",
-            "next_index_in_buffer",
-        )
-
-    def state_of(self, mark: Mark) -> State:
-        before, given, _ = mark
-        return {"parent": self.parent.state_of(before), "next_index_in_buffer": given}
-
-    def mark_of(self, state: State) -> Mark:
-        return self.parent_mark_of(state), read_count(state, "next_index_in_buffer"), None
-
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class MixStream(StreamNode, Ordered):
+class MixStream(SeveralStreams, Ordered):
     """Elements of several streams by weight; ends when the first of them does. Keys, where given, name the parts."""
 
-    parts: tuple[StreamNode, ...]
     weights: tuple[int, ...]
     keys: tuple[str, ...] | None = None
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return self.parts
-
-    @property
-    def joins(self) -> bool:
-        return True
 
     def open(self, opener: Opener) -> Cursor:
         return _MixCursor(tuple(opener.part(part) for part in self.parts), self)
@@ -255,23 +233,14 @@ def marks_of(parents: tuple[Cursor, ...], states: list[Any], what: str) -> list[
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class ZipStream(StreamNode, Ordered):
+class ZipStream(SeveralStreams, Ordered):
     """Tuples of the elements of several streams; with `strict`, streams of different lengths are an error."""
 
-    parts: tuple[StreamNode, ...]
     strict: bool = True
 
     def __post_init__(self) -> None:
         if not self.parts:
             raise ValueError("At least one parent must be provided.")
-
-    @property
-    def parents(self) -> tuple[Node, ...]:
-        return self.parts
-
-    @property
-    def joins(self) -> bool:
-        return True
 
     def open(self, opener: Opener) -> Cursor:
         return _ZipCursor(tuple(opener.part(part) for part in self.parts), self, opener.skips)

@@ -22,7 +22,7 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.node import InPlace, MadeOf, OneParentMap, Plan, made_of_several
 from bushel.graph.pack_stream import as_sequence
 from bushel.index import epochs, packing, shuffle, words
-from bushel.sources.ragged import Sequences
+from bushel.sources.ragged_arrays import Sequences
 
 STRATEGIES = (*packing.STRATEGIES, "concat_split")
 BARE = "tokens"

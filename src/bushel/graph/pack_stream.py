@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, checks, trees
+from bushel.base import blocks, checks, memory, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed, StateMismatch, locate_error
 from bushel.graph.cursors import Cursor, GroupCursor, Mark
-from bushel.graph.fill import fill_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
 from bushel.graph.streams import OneParent, Opener, Ordered
-from bushel.index.packing import Bins, layout, too_long
+from bushel.index.packing import Bins, Layout, layout, too_long
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -148,11 +147,44 @@ def as_sequence(value: Any) -> np.ndarray:
     return array if array.ndim else array.reshape(1)
 
 
+def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padding: Any = None) -> np.ndarray:
+    """The rows of one feature: all pieces are copied to their places at once, with `padding` (or zeros) in the gaps.
+
+    >>> from bushel.index.packing import layout
+    >>> laid = layout(np.array([1, 0]), np.array([0, 1]), np.array([2, 2]), np.array([1, 1]), count=2, length=4)
+    >>> pieces = [np.array([7, 8]), np.array([5, 6])]
+    >>> fill_rows(laid, pieces, pieces[0]).tolist()
+    [[0, 5, 6, 0], [7, 8, 0, 0]]
+
+    Args:
+      laid: where the pieces go.
+      pieces: arrays with as many entries along the first axis as `laid` says, in the order it was made from.
+      like: an array whose dtype and axes after the first are those of the rows; other dtypes are cast to it.
+      padding: what fills the gaps; zeros if None.
+    """
+    inner = like.shape[1:]
+    gaps = laid.runs[::2].tolist()
+    pad = np.zeros((max(gaps), *inner), like.dtype)
+    if padding is not None:
+        pad[...] = padding
+    parts: list[np.ndarray] = []
+    for gap, number in zip(gaps, laid.order.tolist()):
+        if gap:
+            parts.append(pad[:gap])
+        parts.append(pieces[number])
+    parts.append(pad[: gaps[-1]])
+    out = memory.empty((laid.rows, laid.length, *inner), like.dtype)
+    np.concatenate(parts, out=out.reshape(-1, *inner), casting="unsafe")
+    return out
+
+
 class _PackCursor(GroupCursor):
     """A group is the rows that are packed together; `extra` is how many rows were given in all.
 
     `beyond` is the first sequence that found no place in the group, with the parent's position before it.
     """
+
+    given_key, extra_key, group_name = "next_row", "counter", "a group of packed rows"
 
     def __init__(self, parent: Cursor, node: Pack, skips: Skips | None):
         super().__init__(parent, skips, extra=0)
@@ -206,13 +238,6 @@ class _PackCursor(GroupCursor):
             raise self.describe_mismatch(bins.used)
         return self._filled(bins, sequences, lengths, loose) if bins.used else None
 
-    def describe_mismatch(self, rows: int) -> StateMismatch:
-        return StateMismatch(
-            f"This state is at row {self.given} of {rows} packed ones. "
-            "Was it saved with other sequences or another number of bins?",
-            "next_row",
-        )
-
     def _measured(self, rows: list[Any]) -> tuple[list[list[Any]], list[list[Any]], list[list[int]]]:
         """The sequences of some elements, their other entries, and how long the sequences are: by feature."""
         try:
@@ -264,17 +289,13 @@ class _PackCursor(GroupCursor):
         packed = Columns(data, bins.used)
         return packed if not loose else _with_lists(packed, features.loose, loose, rows)
 
-    def state_of(self, mark: Mark) -> State:
-        before, given, counter = mark
-        return {"parent": self.parent.state_of(before), "next_row": given, "counter": counter}
-
     def mark_of(self, state: State) -> Mark:
         given, counter = read_count(state, "next_row", self.node.num_packing_bins), read_count(state, "counter")
         if given > counter:
             raise StateMismatch(
                 f"This state has given {counter} rows in all, and {given} of those packed last.", "next_row"
             )
-        return self.parent_mark_of(state), given, counter
+        return super().mark_of(state)
 
 
 def _by_group(values: np.ndarray, shuffled: np.ndarray) -> np.ndarray:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bushel.base import sealed
-from bushel.sources import writing
-from bushel.sources.writing import Folder
+from bushel.sources import output_folders
+from bushel.sources.output_folders import Folder
 
 INDEX = "index.json"
 _PREFIX, _BEGUN = ".part-", ".begun-"
@@ -87,7 +87,7 @@ class PartFolder(Part):
             (begun / _LOCK).unlink()
         self.path, self._target = parent / name, target
         begun.rename(self.path)
-        self.folder, self.under = writing.folder(self.path), ""
+        self.folder, self.under = output_folders.open_folder(self.path), ""
 
     def publish(self, index: dict[str, Any]) -> None:
         self.folder.write(INDEX, sealed.json_bytes(index))

@@ -57,9 +57,8 @@ def _shuffles_once(node: Node) -> bool:
     shuffled = False
     nodes = [node]
     for step in nodes:  # the list grows while it is read
-        operation = step.map if isinstance(step, reindex.Reindex) else step
-        if isinstance(operation, (reindex.Repeat, portions.RepeatStream)):
+        if isinstance(step, (reindex.Repeat, portions.RepeatStream)):
             return False
-        shuffled = shuffled or isinstance(operation, reindex.Shuffle)
+        shuffled = shuffled or isinstance(step, reindex.Shuffle)
         nodes.extend(step.parents)
     return shuffled

@@ -10,7 +10,7 @@ import numpy as np
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
 from bushel.base.checks import INFINITE
-from bushel.base.errors import RowFailed, StateMismatch, locate_error
+from bushel.base.errors import RowFailed, locate_error
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.graph.cursors import END, Cursor, GroupCursor, Mark, Over, make_rows
 from bushel.graph.skips import Skips
@@ -171,6 +171,7 @@ class Rebatch(OneParent, Ordered):
 class _RebatchCursor(GroupCursor):
     """A group is the rows of one batch of the parent's."""
 
+    given_key, group_name = "batch_idx", "a batch"
     keeps_given_at_end = True
 
     def __init__(self, parent: Cursor, node: Rebatch, skips: Skips | None):
@@ -196,9 +197,6 @@ class _RebatchCursor(GroupCursor):
         except ValueError as error:
             raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed.")) from error
 
-    def position_before_group(self) -> tuple[Mark, None]:
-        return self.parent.mark(), None
-
     def read_group(self) -> Block | None:
         rows = blocks.rows_of(self.read_parent(1))
         return Columns(rows[0], self._size_of(rows[0])) if rows else None
@@ -211,16 +209,3 @@ class _RebatchCursor(GroupCursor):
             f"rebatch needs trees of arrays that share a first axis, not an empty one; got {trees.describe(batch)}."
         )
         raise RowFailed(0, locate_error(error, f"bushel: {self.node.describe()} failed."))
-
-    def describe_mismatch(self, rows: int) -> StateMismatch:
-        return StateMismatch(
-            f"This state is after element {self.given} of a batch of {rows}. Was it saved with other data?",
-            "batch_idx",
-        )
-
-    def state_of(self, mark: Mark) -> State:
-        before, given, _ = mark
-        return {"parent": self.parent.state_of(before), "batch_idx": given}
-
-    def mark_of(self, state: State) -> Mark:
-        return self.parent_mark_of(state), read_count(state, "batch_idx"), None

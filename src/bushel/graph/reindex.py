@@ -18,50 +18,36 @@ from bushel.graph.node import Computed, Epochs, MadeOf, Moved, Plan, SeveralPare
 from bushel.index import epochs, mix, shuffle, words
 
 
-class IndexMap(abc.ABC):
-    """A function from int64 arrays to int64 arrays: position in the child -> position in the parent."""
+class Reindex(Moved):
+    """The elements of one parent at the positions that index arithmetic gives."""
 
-    @optional
-    def length(self, parent_length: int) -> int:
-        """How many elements the child has; by default as many as the parent."""
-        return parent_length
+    @property
+    def identity_name(self) -> str:
+        return "Reindex"
 
-    @abc.abstractmethod
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray: ...
-
-    @optional
-    def epochs(self, parent: Epochs) -> Epochs:
-        """How the child's epochs compare if the parent's compare as `parent` says; by default nothing is known."""
-        return Epochs.DIFFERENT
-
-    @abc.abstractmethod
-    def call(self) -> str:
-        """The map as the user wrote it."""
+    def parameters(self) -> dict[str, Any]:
+        return {"operation": type(self).__name__, **super().parameters()}
 
 
-def _parameters(map: Any) -> dict[str, Any]:
-    fields = {field.name: getattr(map, field.name) for field in dataclasses.fields(map)}
-    return {"operation": type(map).__name__, **fields}
-
-
-@dataclasses.dataclass(frozen=True)
-class Shuffle(IndexMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shuffle(Reindex):
     """Every epoch in an order of its own."""
 
     seed: int
 
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
-        return shuffle.shuffle(indices, length=parent_length, seed=self.seed)
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
+        return shuffle.shuffle(indices, length=self.parent.length, seed=self.seed)
 
-    def epochs(self, parent: Epochs) -> Epochs:
-        return min(parent, Epochs.SHUFFLED)
+    @property
+    def epochs(self) -> Epochs:
+        return min(self.parent.epochs, Epochs.SHUFFLED)
 
     def call(self) -> str:
         return f"shuffle(seed={self.seed})"
 
 
-@dataclasses.dataclass(frozen=True)
-class WindowShuffle(IndexMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class WindowShuffle(Reindex):
     """Every window of consecutive elements in an order of its own."""
 
     window_size: int
@@ -71,34 +57,35 @@ class WindowShuffle(IndexMap):
         checks.positive(self.window_size, "window_size")
         checks.seed(self.seed, below=shuffle.SEED_LIMIT)
 
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
-        return shuffle.window_shuffle(indices, length=parent_length, window=self.window_size, seed=self.seed)
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
+        return shuffle.window_shuffle(indices, length=self.parent.length, window=self.window_size, seed=self.seed)
 
-    def epochs(self, parent: Epochs) -> Epochs:
-        return min(parent, Epochs.SHUFFLED)
+    @property
+    def epochs(self) -> Epochs:
+        return min(self.parent.epochs, Epochs.SHUFFLED)
 
     def call(self) -> str:
         return f"window_shuffle({self.window_size}, seed={self.seed})"
 
 
-@dataclasses.dataclass(frozen=True)
-class Slice(IndexMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slice(Reindex):
     """Every step-th position from start to stop."""
 
     start: int
     stop: int
     step: int
 
-    def length(self, parent_length: int) -> int:
+    def find_length(self) -> int:
         return len(range(self.start, self.stop, self.step))
 
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
-        return epochs.strided(
-            indices, start=self.start, step=self.step, length=self.length(parent_length), parent_length=parent_length
-        )
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
+        length, parent_length = self.length, self.parent.length
+        return epochs.strided(indices, start=self.start, step=self.step, length=length, parent_length=parent_length)
 
-    def epochs(self, parent: Epochs) -> Epochs:
-        return parent.after_cutting()
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs.after_cutting()
 
     def call(self) -> str:
         step = "" if self.step == 1 else f", {self.step}"
@@ -106,41 +93,44 @@ class Slice(IndexMap):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Listed(IndexMap):
+class Listed(Reindex):
     """Just these positions, in this order."""
 
     positions: np.ndarray
 
-    def length(self, parent_length: int) -> int:
+    def find_length(self) -> int:
         return len(self.positions)
 
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
-        return epochs.listed(indices, self.positions, parent_length=parent_length)
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
+        return epochs.listed(indices, self.positions, parent_length=self.parent.length)
 
-    def epochs(self, parent: Epochs) -> Epochs:
-        return parent.after_cutting()
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs.after_cutting()
 
     def call(self) -> str:
         return f"slice([{len(self.positions)} positions])"
 
 
-@dataclasses.dataclass(frozen=True)
-class Repeat(IndexMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Repeat(Reindex):
     """Several epochs as one, or no end."""
 
     num_epochs: int | None
     reseed_each_epoch: bool
 
-    def length(self, parent_length: int) -> int:
+    def find_length(self) -> int:
+        length = self.parent.length
         if self.num_epochs is None:
-            return checks.INFINITE if parent_length else 0
-        return self.num_epochs * parent_length
+            return checks.INFINITE if length else 0
+        return self.num_epochs * length
 
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
-        return indices if self.reseed_each_epoch else epochs.first_epoch(indices, length=parent_length)
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
+        return indices if self.reseed_each_epoch else epochs.first_epoch(indices, length=self.parent.length)
 
-    def epochs(self, parent: Epochs) -> Epochs:
-        return parent if self.reseed_each_epoch else Epochs.SAME
+    @property
+    def epochs(self) -> Epochs:
+        return self.parent.epochs if self.reseed_each_epoch else Epochs.SAME
 
     def call(self) -> str:
         count = "" if self.num_epochs is None else str(self.num_epochs)
@@ -148,57 +138,28 @@ class Repeat(IndexMap):
         return f"repeat({', '.join(filter(None, (count, same)))})"
 
 
-@dataclasses.dataclass(frozen=True)
-class Seed(IndexMap):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Seed(Reindex):
     """Changes nothing but the seeds of the operations after it."""
 
     seed: int
 
-    def __call__(self, indices: np.ndarray, parent_length: int) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         return indices
 
-    def epochs(self, parent: Epochs) -> Epochs:
-        return parent
+    @property
+    def seed_for_children(self) -> int | None:
+        return self.seed
 
     def call(self) -> str:
         return f"seed({self.seed})"
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Reindex(Moved):
-    """The elements of one parent at the positions that an index map gives."""
+class Select(SeveralParents):
+    """Elements of several parents in one index space: a subclass says which element is whose."""
 
-    map: IndexMap
-
-    def find_length(self) -> int:
-        return self.map.length(self.parent.length)
-
-    def positions(self, indices: np.ndarray) -> np.ndarray:
-        return self.map(indices, self.parent.length)
-
-    @property
-    def epochs(self) -> Epochs:
-        return self.map.epochs(self.parent.epochs)
-
-    @property
-    def seed_for_children(self) -> int | None:
-        return self.map.seed if isinstance(self.map, Seed) else None
-
-    def parameters(self) -> dict[str, Any]:
-        return _parameters(self.map)
-
-    def call(self) -> str:
-        return self.map.call()
-
-
-class SelectMap(abc.ABC):
-    """A function from positions to (which parent, position in it)."""
-
-    @abc.abstractmethod
-    def length(self, parent_lengths: tuple[int, ...]) -> int: ...
-
-    @abc.abstractmethod
-    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]: ...
+    one_to_one = True
+    moves = True
 
     @property
     @optional
@@ -207,94 +168,22 @@ class SelectMap(abc.ABC):
         return False
 
     @abc.abstractmethod
-    def call(self) -> str:
-        """The map as the user wrote it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Concatenate(SelectMap):
-    """One parent after the other."""
-
-    def length(self, parent_lengths: tuple[int, ...]) -> int:
-        return sum(parent_lengths)
-
-    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        return mix.concatenated(indices, parent_lengths)
-
-    @property
-    def whole_epochs(self) -> bool:
-        return True
-
-    def call(self) -> str:
-        return "concatenate"
-
-
-@dataclasses.dataclass(frozen=True)
-class Mix(SelectMap):
-    """Parents in proportion to integer weights, in a fixed pattern."""
-
-    weights: tuple[int, ...]
-
-    def length(self, parent_lengths: tuple[int, ...]) -> int:
-        return mix.mixed_length(parent_lengths, self.weights)
-
-    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        return mix.mixed(indices, self.weights)
-
-    def call(self) -> str:
-        return f"mix(weights={list(self.weights)})"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class SelectByUser(SelectMap):
-    """A user's DatasetSelectionMap, which is asked index by index."""
-
-    selection_map: DatasetSelectionMap
-
-    def length(self, parent_lengths: tuple[int, ...]) -> int:
-        return len(self.selection_map)
-
-    def __call__(self, indices: np.ndarray, parent_lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        numbers = indices.tolist()
-        left = iter(numbers)
-        try:
-            pairs = [self._choose(index, len(parent_lengths)) for index in left]
-        except Exception as error:
-            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.call(), numbers[row], ()))
-        return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
-
-    def _choose(self, index: int, count: int) -> tuple[int, int]:
-        which, position = self.selection_map[index]
-        if not 0 <= which < count:
-            raise IndexError(f"it chose dataset {which} of {count}")
-        return which, position
-
-    def call(self) -> str:
-        return f"select_from_datasets({short_name(self.selection_map)})"
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Select(SeveralParents):
-    """Elements of several parents in one index space."""
-
-    map: SelectMap
-
-    one_to_one = True
-    moves = True
-
-    def find_length(self) -> int:
-        return self.map.length(self._lengths)
+    def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each element which parent it is of, and the position in that parent."""
 
     @functools.cached_property
-    def _lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> tuple[int, ...]:
+        """How long the parents are."""
         return tuple(part.length for part in self.parts)
 
+    @optional
     def plan(self, indices: np.ndarray) -> Plan:
-        return _SelectedLater(self, indices) if isinstance(self.map, SelectByUser) else self.route(indices)
+        """By default all that follows from the indices is worked out at once."""
+        return self.route(indices)
 
     def route(self, indices: np.ndarray) -> Plan:
         """Plans of the parents, and which of them serves which element."""
-        which, positions = self.map(indices, self._lengths)
+        which, positions = self.choose(indices)
         counts = np.bincount(which)
         used = np.flatnonzero(counts).tolist()
         if len(used) == 1:
@@ -313,17 +202,82 @@ class Select(SeveralParents):
         return Computed(merged)
 
     def made_of(self, indices: np.ndarray) -> MadeOf:
-        return np.arange(len(indices)), *self.map(indices, self._lengths)
+        return np.arange(len(indices)), *self.choose(indices)
 
     @property
     def epochs(self) -> Epochs:
-        return min(part.epochs for part in self.parts) if self.map.whole_epochs else Epochs.DIFFERENT
+        return min(part.epochs for part in self.parts) if self.whole_epochs else Epochs.DIFFERENT
+
+    @property
+    def identity_name(self) -> str:
+        return "Select"
 
     def parameters(self) -> dict[str, Any]:
-        return _parameters(self.map)
+        return {"operation": type(self).__name__, **super().parameters()}
+
+
+class Concatenate(Select):
+    """One parent after the other."""
+
+    @property
+    def whole_epochs(self) -> bool:
+        return True
+
+    def find_length(self) -> int:
+        return sum(self.lengths)
+
+    def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return mix.concatenated(indices, self.lengths)
 
     def call(self) -> str:
-        return self.map.call()
+        return "concatenate"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Mix(Select):
+    """Parents in proportion to integer weights, in a fixed pattern."""
+
+    weights: tuple[int, ...]
+
+    def find_length(self) -> int:
+        return mix.mixed_length(self.lengths, self.weights)
+
+    def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return mix.mixed(indices, self.weights)
+
+    def call(self) -> str:
+        return f"mix(weights={list(self.weights)})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SelectByUser(Select):
+    """A user's DatasetSelectionMap, which is asked index by index, and not before rows are read."""
+
+    selection_map: DatasetSelectionMap
+
+    def find_length(self) -> int:
+        return len(self.selection_map)
+
+    def plan(self, indices: np.ndarray) -> Plan:
+        return _SelectedLater(self, indices)
+
+    def choose(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        numbers = indices.tolist()
+        left = iter(numbers)
+        try:
+            pairs = [self._choose_one(index) for index in left]
+        except Exception as error:
+            raise_for_row(error, len(numbers), left, lambda row: describe_failure(self.call(), numbers[row], ()))
+        return words.array([which for which, _ in pairs]), words.array([position for _, position in pairs])
+
+    def _choose_one(self, index: int) -> tuple[int, int]:
+        which, position = self.selection_map[index]
+        if not 0 <= which < len(self.parts):
+            raise IndexError(f"it chose dataset {which} of {len(self.parts)}")
+        return which, position
+
+    def call(self) -> str:
+        return f"select_from_datasets({short_name(self.selection_map)})"
 
 
 @dataclasses.dataclass(slots=True)

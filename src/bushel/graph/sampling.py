@@ -47,8 +47,7 @@ class SequentialSampler:
         return self._max_index
 
     def __getitem__(self, index: int) -> RecordMetadata:
-        _check_index(index, self._max_index)
-        return RecordMetadata(index=index, record_key=index, rng=_make_generator(self._seed, index))
+        return _look_up(self, index)
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Places in the source for many global indices."""
@@ -105,9 +104,7 @@ class IndexSampler:
         return per_epoch * self._num_epochs
 
     def __getitem__(self, index: int) -> RecordMetadata:
-        _check_index(index, self._max_index)
-        key = int(self.record_keys(words.array([index]))[0])
-        return RecordMetadata(index=index, record_key=key, rng=_make_generator(self._seed, index))
+        return _look_up(self, index)
 
     def record_keys(self, indices: np.ndarray) -> np.ndarray:
         """Places in the source for many global indices."""
@@ -148,9 +145,12 @@ def _check_shard(options: Any) -> ShardOptions:
     return options
 
 
-def _check_index(index: int, end: int | None) -> None:
+def _look_up(sampler: SequentialSampler | IndexSampler, index: int) -> RecordMetadata:
+    end = sampler._max_index
     if index < 0 or (end is not None and index >= end):
         raise IndexError(f"Index {index} is out of range for a sampler of {end} records.")
+    key = int(sampler.record_keys(words.array([index]))[0])
+    return RecordMetadata(index=index, record_key=key, rng=_make_generator(sampler._seed, index))
 
 
 def _make_generator(seed: int | None, index: int) -> np.random.Generator | None:

@@ -18,7 +18,7 @@ from bushel.base.checks import INFINITE
 from bushel.base.contract import optional
 from bushel.graph.columns import Column
 from bushel.graph.node import Epochs, MapNode, Moved
-from bushel.graph.reindex import Reindex, Repeat
+from bushel.graph.reindex import Repeat
 from bushel.index import order, words
 
 _KEPT_EPOCHS = 4
@@ -189,7 +189,7 @@ class Chosen(Moved):
     def find_length(self) -> int:
         return len(self.tables(0))
 
-    def positions(self, indices: np.ndarray) -> np.ndarray:
+    def find_positions(self, indices: np.ndarray) -> np.ndarray:
         epoch, offset = words.split(indices, self.length, to=self.parent.length)
         places = pick_by_epoch(epoch, offset, lambda number, some: self.rule.pick(self.tables(number), some, number))
         return places + epoch * self.parent.length
@@ -221,12 +221,12 @@ def under_endless_repeat(node: MapNode, build: Callable[[MapNode], MapNode]) -> 
     """`build(node)`. Where the node is an endless repeat, `build` gets one epoch of it, and the result is repeated."""
     if node.length < INFINITE:
         return build(node)
-    if not isinstance(node, Reindex) or not isinstance(node.map, Repeat):
+    if not isinstance(node, Repeat):
         raise ValueError(
             f"{node.call()} has no end, so it has no epochs to choose from. Choose before you mix or repeat."
         )
-    epoch = node.parent if node.map.reseed_each_epoch else Reindex(node.parent, Repeat(1, False))
-    return Reindex(build(epoch), Repeat(None, True))
+    epoch = node.parent if node.reseed_each_epoch else Repeat(node.parent, 1, False)
+    return Repeat(build(epoch), None, True)
 
 
 def choose(node: MapNode, column: Column, rule: Rule) -> MapNode:

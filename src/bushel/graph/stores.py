@@ -25,8 +25,8 @@ from bushel.base.ownership import copy_value
 from bushel.graph.part_folders import INDEX, Part, begin, remove_cache
 from bushel.graph.skips import SkipNote
 from bushel.graph.state_fields import State
-from bushel.sources import writing
-from bushel.sources.writing import Folder
+from bushel.sources import output_folders
+from bushel.sources.output_folders import Folder
 
 Skipped = dict[int, list[SkipNote]]
 """The elements that were skipped, by the number of elements that the stream had given before."""
@@ -166,7 +166,7 @@ class Files(Store):
     """Keeps elements in a folder, pickled; a folder in it for each pipeline. Read only folders that you trust."""
 
     def __init__(self, folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None):
-        self._folder = writing.folder(folder, options)
+        self._folder = output_folders.open_folder(folder, options)
 
     def find(self, key: str) -> Kept | None:
         index = f"{key}/{INDEX}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from bushel.base import checks
 from bushel.base.contract import optional
@@ -101,9 +101,33 @@ class OneParent(StreamNode):
 
     parent: StreamNode
 
+    keeps_length: ClassVar[bool] = False
+    """Whether it has one element for each of the parent's."""
+
     @property
     def parents(self) -> tuple[Node, ...]:
         return (self.parent,)
+
+    @property
+    @optional
+    def length(self) -> int | None:
+        """By default that of the parent where it `keeps_length`; otherwise it is not known."""
+        return self.parent.length if self.keeps_length else None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SeveralStreams(StreamNode):
+    """A stream node that draws from several others."""
+
+    parts: tuple[StreamNode, ...]
+
+    @property
+    def parents(self) -> tuple[Node, ...]:
+        return self.parts
+
+    @property
+    def joins(self) -> bool:
+        return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,10 +146,7 @@ class Ahead(OneParent):
 
     transparent = True
     takes_a_place = False
-
-    @property
-    def length(self) -> int | None:
-        return self.parent.length
+    keeps_length = True
 
     def call(self) -> str:
         name = "multithread_prefetch" if self.threads else "mp_prefetch"
@@ -139,10 +160,7 @@ class Pulled(OneParent):
     size: int
 
     transparent = True
-
-    @property
-    def length(self) -> int | None:
-        return self.parent.length
+    keeps_length = True
 
     def call(self) -> str:
         return f"pipe(ThreadPrefetchIterDataset, prefetch_buffer_size={self.size})"
@@ -158,10 +176,7 @@ class ToDevice(OneParent):
 
     transparent = True
     takes_a_place = False
-
-    @property
-    def length(self) -> int | None:
-        return self.parent.length
+    keeps_length = True
 
     def call(self) -> str:
         return f"to_device({self.where!r})"
@@ -173,9 +188,7 @@ class SeedStream(OneParent):
 
     seed: int
 
-    @property
-    def length(self) -> int | None:
-        return self.parent.length
+    keeps_length = True
 
     @property
     def seed_for_children(self) -> int | None:
@@ -183,3 +196,28 @@ class SeedStream(OneParent):
 
     def call(self) -> str:
         return f"seed({self.seed})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithOptions(OneParent):
+    """The elements of its parent; `options` hold for the whole pipeline, before and after this place."""
+
+    options: DatasetOptions
+
+    transparent = True  # and it takes a place, in Grain it does: a seed after it would differ otherwise
+    keeps_length = True
+
+    def call(self) -> str:
+        return f"pipe(WithOptionsIterDataset, {self.options})"
+
+
+_NONE_CHOSEN = DatasetOptions()
+
+
+def options_of(node: StreamNode) -> DatasetOptions:
+    """The options of a whole pipeline: what was chosen last holds, and in an earlier part before a later one."""
+    options = node.options if type(node) is WithOptions else _NONE_CHOSEN
+    for parent in node.parents if type(node) is not Elements else ():  # nothing before a stream has any
+        if isinstance(parent, StreamNode):
+            options = options.merge(options_of(parent))
+    return options

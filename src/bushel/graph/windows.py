@@ -8,7 +8,6 @@ import numpy as np
 
 from bushel.base import blocks, checks, trees
 from bushel.base.blocks import Block, Columns
-from bushel.base.errors import StateMismatch
 from bushel.graph.cursors import Cursor, GroupCursor, Mark
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, read_count
@@ -23,16 +22,14 @@ class WindowShuffleStream(OneParent, Ordered):
     window_size: int
     seed: int
 
+    keeps_length = True
+
     def __post_init__(self) -> None:
         checks.positive(self.window_size, "window_size")
         checks.seed(self.seed, below=shuffle.SEED_LIMIT)
 
     def open(self, opener: Opener) -> Cursor:
         return _WindowCursor(opener.open(self.parent), self, opener.skips)
-
-    @property
-    def length(self) -> int | None:
-        return self.parent.length
 
     def call(self) -> str:
         return f"window_shuffle({self.window_size}, seed={self.seed})"
@@ -41,7 +38,8 @@ class WindowShuffleStream(OneParent, Ordered):
 class _WindowCursor(GroupCursor):
     """A group is one window in its order; `extra` is the number of windows that were given whole."""
 
-    key = "parent_window_start_state"
+    parent_key, given_key, extra_key = "parent_window_start_state", "pos_in_window", "window_index"
+    group_name = "a window"
 
     def __init__(self, parent: Cursor, node: WindowShuffleStream, skips: Skips | None):
         super().__init__(parent, skips, extra=0)
@@ -52,9 +50,6 @@ class _WindowCursor(GroupCursor):
         if len(rows) and self.given == len(self.group):
             self.extra += 1
         return rows
-
-    def position_before_group(self) -> tuple[Mark, int]:
-        return self.parent.mark(), self.extra
 
     def read_group(self) -> Block | None:
         whole = self.read_parent(self.node.window_size)
@@ -67,17 +62,6 @@ class _WindowCursor(GroupCursor):
         rows = blocks.rows_of(whole)
         return [rows[place] for place in order.tolist()]
 
-    def describe_mismatch(self, rows: int) -> StateMismatch:
-        return StateMismatch(
-            f"This state is after element {self.given} of a window that has {rows}. "
-            "Was it saved with other data or another window_size?",
-            "pos_in_window",
-        )
-
-    def state_of(self, mark: Mark) -> State:
-        before, given, number = mark
-        return {self.key: self.parent.state_of(before), "window_index": number, "pos_in_window": given}
-
     def mark_of(self, state: State) -> Mark:
-        number, given = read_count(state, "window_index"), read_count(state, "pos_in_window", self.node.window_size)
-        return self.parent_mark_of(state), given, number
+        read_count(state, self.given_key, self.node.window_size)  # checks it
+        return super().mark_of(state)

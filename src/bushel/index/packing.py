@@ -1,4 +1,4 @@
-"""Packing as arithmetic: lengths of sequences in, places in rows of fixed length out. No tokens: see graph/fill.py.
+"""Packing as arithmetic: lengths of sequences in, places in rows of fixed length out. Tokens: graph/pack_stream.py.
 
 Lengths are arrays of shape (sequences, features), since an element may have several sequences that must all fit the
 same row. A feature has a capacity: how long its rows are.

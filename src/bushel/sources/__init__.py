@@ -1,4 +1,4 @@
-"""Where records come from. A source is anything with a length and `source[i]`; see `RandomAccessDataSource`.
+"""Where records come from. A source is any object with a length and `source[i]`; see `RandomAccessDataSource`.
 
 Formats are loaded when they are first used, so that `import bushel` stays light.
 """
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from bushel.base.blocks import Columns
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources.memory import ArrayDataSource, RangeDataSource
+from bushel.sources.memory_sources import ArrayDataSource, RangeDataSource
 from bushel.sources.protocol import RandomAccessDataSource, file_fingerprint
-from bushel.sources.ragged import RaggedDataSource
+from bushel.sources.ragged_arrays import RaggedDataSource
 
 if TYPE_CHECKING:
     from bushel.sources.array_files import load_arrays
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
     from bushel.sources.bagz import BagzDataSource
     from bushel.sources.checksums import check_checksums, write_checksums
     from bushel.sources.conversion import convert
-    from bushel.sources.example import decode_example, encode_example
-    from bushel.sources.fixed import FixedRecords
-    from bushel.sources.folders import FileDataSource
+    from bushel.sources.fixed_records import FixedRecords
+    from bushel.sources.hdf5 import HDF5DataSource
     from bushel.sources.lance import LanceDataSource
-    from bushel.sources.limits import Limits, get_limits, set_limits
-    from bushel.sources.lines import LineDataSource
     from bushel.sources.media import decode_audio, decode_image
-    from bushel.sources.opening import open
     from bushel.sources.parquet import ParquetDataSource
-    from bushel.sources.saved import SavedDataSource
-    from bushel.sources.shared import SharedMemoryDataSource
-    from bushel.sources.stored_arrays import HDF5DataSource, ZarrDataSource
+    from bushel.sources.saved_elements import SavedDataSource
+    from bushel.sources.shared_list import SharedMemoryDataSource
+    from bushel.sources.size_limits import Limits, get_limits, set_limits
+    from bushel.sources.source_by_path import open
+    from bushel.sources.text_lines import LineDataSource
+    from bushel.sources.tf_example import decode_example, encode_example
     from bushel.sources.tfds import TFDSDataSource
     from bushel.sources.tfrecord import TFRecordDataSource
+    from bushel.sources.whole_files import FileDataSource
+    from bushel.sources.zarr import ZarrDataSource
 
 _FORMATS = {
     "array_files": ("load_arrays",),
@@ -41,26 +42,27 @@ _FORMATS = {
     "bagz": ("BagzDataSource",),
     "checksums": ("check_checksums", "write_checksums"),
     "conversion": ("convert",),
-    "example": ("decode_example", "encode_example"),
-    "fixed": ("FixedRecords",),
-    "folders": ("FileDataSource",),
+    "fixed_records": ("FixedRecords",),
+    "hdf5": ("HDF5DataSource",),
     "lance": ("LanceDataSource",),
-    "limits": ("Limits", "get_limits", "set_limits"),
-    "lines": ("LineDataSource",),
     "media": ("decode_audio", "decode_image"),
-    "opening": ("open",),
     "parquet": ("ParquetDataSource",),
-    "saved": ("SavedDataSource",),
-    "shared": ("SharedMemoryDataSource",),
-    "stored_arrays": ("HDF5DataSource", "ZarrDataSource"),
+    "saved_elements": ("SavedDataSource",),
+    "shared_list": ("SharedMemoryDataSource",),
+    "size_limits": ("Limits", "get_limits", "set_limits"),
+    "source_by_path": ("open",),
+    "text_lines": ("LineDataSource",),
+    "tf_example": ("decode_example", "encode_example"),
     "tfds": ("TFDSDataSource",),
     "tfrecord": ("TFRecordDataSource",),
+    "whole_files": ("FileDataSource",),
+    "zarr": ("ZarrDataSource",),
 }
 _WHERE = {name: module for module, names in _FORMATS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Loads the module of a name that is asked for the first time."""
+    """Loads the module of a name when the name is first used."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

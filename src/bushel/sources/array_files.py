@@ -1,4 +1,4 @@
-"""Arrays in files: `.npy`, `.npz` and safetensors, mapped into memory, so that what is not read stays on disk."""
+"""Arrays in `.npy`, `.npz` and safetensors files. Local files are mapped: only what is read leaves the disk."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import limits, stores
-from bushel.sources.stores import Options, Path
+from bushel.sources import file_access, size_limits
+from bushel.sources.paths import Options, Path, expand_path, is_url
 
 _DTYPES = {
     "F64": "<f8",
@@ -34,7 +34,7 @@ _DTYPES = {
     "BOOL": "?",
     "C64": "<c8",
 }
-_END, _END_64 = b"PK\x05\x06", b"PK\x06\x06"  # what follows the directory of an archive
+_END, _END_64 = b"PK\x05\x06", b"PK\x06\x06"  # the marks after the directory of an archive
 _NEEDS_JAX = {
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
@@ -45,23 +45,24 @@ _NEEDS_JAX = {
 }
 
 Arrays = dict[str, Callable[[], np.ndarray]]
-"""How the arrays of a file are read, by name."""
+"""The arrays of a file by name, each as a function that reads it."""
 
 
 class _Unreadable(ValueError):
-    """An array that is not there, or that is of a kind which is not read. The file is whole."""
+    """An array does not exist, or has an unsupported type. The file is not damaged."""
 
 
 def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_options: Options | None = None) -> Any:
-    """The array of an `.npy` file, or a dict of those of an `.npz` or `.safetensors` file, for `ArrayDataSource`.
+    """Loads the array of an `.npy` file, or a dict of the arrays of an `.npz` or `.safetensors` file.
 
-    Local files are mapped; a pickle of the source then holds the path and not the data. Compressed `.npz` files and
-    remote files are read into memory. Do not shorten a file while it is mapped: the system would end the process.
+    Pass the result to `ArrayDataSource`. Local files are mapped, so a pickle of the source holds the path and not the
+    data. Compressed `.npz` files and remote files are read into memory. Do not shorten a file while it is mapped: the
+    system would kill the process.
 
     Args:
-      path: a file or URL; what it is, its ending says.
-      names: only these arrays; all by default.
-      storage_options: of the store where the file lies.
+      path: a file or URL. Its ending says which format it has.
+      names: load only these arrays; all by default.
+      storage_options: options of the store that holds the file.
 
     >>> import os, tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "x.npy")
@@ -70,14 +71,14 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
     >>> ArrayDataSource(load_arrays(path))[1]
     array([2, 3])
     """
-    text = stores.local(path)
+    text = expand_path(path)
     shown, kind = redact.show(text), redact.remove_query(text).rpartition(".")[2]
     if kind not in _READERS:
-        raise ValueError(f"{shown}: an array file ends in .npy, .npz or .safetensors.")
+        raise ValueError(f"{shown} is not an array file: its name must end in .npy, .npz or .safetensors.")
     if kind == "npy" and names is not None:
-        raise ValueError(f"{shown}: an .npy file has one array without a name, so names={names!r} has no meaning.")
-    file = stores.open_file(text, storage_options)
-    content = io.BytesIO(file.read(0, file.size)) if stores.is_url(text) else None
+        raise ValueError(f"{shown}: an .npy file has one array without a name. Leave out names={names!r}.")
+    file = file_access.open_file(text, storage_options)
+    content = io.BytesIO(file.read(0, file.size)) if is_url(text) else None
     try:
         found = _READERS[kind](text, content)
         if kind == "npy":
@@ -92,39 +93,39 @@ def load_arrays(path: Path, names: Sequence[str] | None = None, *, storage_optio
         raise TooLarge(f"{shown} is not read: {error}.") from None
     except _Unreadable as error:
         raise ValueError(f"{shown} {error}") from None
-    except Exception as error:  # whatever the readers of headers, archives and compressed data stumble over
+    except Exception as error:  # the readers of headers, archives and compressed data raise many kinds of errors
         if str(error).startswith(("Object arrays cannot be loaded", "Array can't be memory-mapped: Python objects")):
             raise ValueError(
-                f"{shown} has an array of Python objects, which is not read. Choose others by their names."
+                f"{shown} has an array of Python objects, which Bushel does not load. Name the other arrays."
             ) from None
-        raise DamagedFile(f"{shown} is no complete .{kind} file: {error}") from error
+        raise DamagedFile(f"{shown} is not a complete .{kind} file: {error}") from error
 
 
-def _npy(path: str, content: io.BytesIO | None) -> Arrays:
+def _open_npy(path: str, content: io.BytesIO | None) -> Arrays:
     def array() -> np.ndarray:
         with open(path, "rb") if content is None else content as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(0)
-            found = _mapped(path, file, size) if content is None else None
+            found = _map_array(path, file, size) if content is None else None
             if found is not None:
                 return found
             file.seek(0)
-            return _read(file, size)
+            return _read_array(file, size)
 
     return {"": array}
 
 
-def _npz(path: str, content: io.BytesIO | None) -> Arrays:
+def _open_npz(path: str, content: io.BytesIO | None) -> Arrays:
     with zipfile.ZipFile(content or path) as archive:
         _check_directory(archive)
         return {
-            entry.filename.removesuffix(".npy"): functools.partial(_member, path, content, entry)
+            entry.filename.removesuffix(".npy"): functools.partial(_read_member, path, content, entry)
             for entry in archive.infolist()
         }
 
 
 def _check_directory(archive: zipfile.ZipFile) -> None:
-    """Refuses an archive whose entries are fewer, or other, than its end says: zipfile takes what it can read."""
+    """Raises an error if the directory of an archive contradicts its end. zipfile does not compare the two."""
     entries, file = archive.infolist(), archive.fp
     assert file is not None
     file.seek(archive.start_dir)
@@ -141,16 +142,16 @@ def _check_directory(archive: zipfile.ZipFile) -> None:
         at += 46 + sum(sizes)
     if rest[at : at + 4] not in (_END, _END_64):
         raise ValueError(f"its directory does not end after {len(entries)} entries")
-    stated, place = _stated_directory(rest, at)
+    stated, place = _parse_directory_end(rest, at)
     if stated != len(entries) or len({entry.filename for entry in entries}) != stated:
-        raise ValueError(f"its directory has {len(entries)} entries, and {stated} by its end")
-    # Where the two differ, zipfile takes what comes before for something that is not the archive's.
+        raise ValueError(f"its directory has {len(entries)} entries, but its end says {stated}")
+    # If the two differ, zipfile believes that other data was put before the archive, and corrects all places.
     if place != archive.start_dir:
-        raise ValueError(f"its directory begins at byte {archive.start_dir}, and at byte {place} by its end")
+        raise ValueError(f"its directory begins at byte {archive.start_dir}, but its end says byte {place}")
 
 
-def _stated_directory(rest: bytes, at: int) -> tuple[int, int]:
-    """How many entries the end of an archive states, and where the first of them lies."""
+def _parse_directory_end(rest: bytes, at: int) -> tuple[int, int]:
+    """What the end of an archive says: the number of entries, and the place of the first."""
     if rest[at : at + 4] == _END_64:
         stated, _, place = struct.unpack_from("<QQQ", rest, at + 32)
     else:
@@ -158,74 +159,74 @@ def _stated_directory(rest: bytes, at: int) -> tuple[int, int]:
     return stated, place
 
 
-def _member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:
-    """An array of an archive."""
+def _read_member(path: str, content: io.BytesIO | None, entry: zipfile.ZipInfo) -> np.ndarray:
+    """Reads an array of an archive."""
     if entry.compress_type == zipfile.ZIP_STORED and content is None:
-        mapped = _mapped_member(path, entry)
+        mapped = _map_member(path, entry)
         if mapped is not None:
             return mapped
     if entry.compress_type != zipfile.ZIP_STORED:
-        limits.check_array(entry.file_size)  # zipfile gives no more than that
-    with zipfile.ZipFile(content or path) as archive, archive.open(entry) as member:  # it compares the checksum
-        return _read(member, entry.file_size)
+        size_limits.check_array(entry.file_size)  # zipfile returns no more bytes than this
+    with zipfile.ZipFile(content or path) as archive, archive.open(entry) as member:  # zipfile compares the checksum
+        return _read_array(member, entry.file_size)
 
 
-def _mapped_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
-    """An array of an archive without compression, mapped where it lies; None where only NumPy reads its header."""
+def _map_member(path: str, entry: zipfile.ZipInfo) -> np.ndarray | None:
+    """Maps an uncompressed array of an archive; None if only NumPy itself can read its header."""
     with open(path, "rb") as file:
         file.seek(entry.header_offset)
         local = file.read(30)
         if local[:4] != b"PK\x03\x04":
             raise ValueError(f"the entry {entry.filename} is not where the index says")
         start = file.seek(sum(struct.unpack_from("<HH", local, 26)), os.SEEK_CUR)
-        return _mapped(path, file, start + entry.file_size)
+        return _map_array(path, file, start + entry.file_size)
 
 
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
-"""Shape, whether in Fortran's order, and dtype of an array."""
+"""The shape of an array, whether it is in Fortran order, and its dtype."""
 
 
-def _header(file: Any) -> Header | None:
-    """The header of an array that `file` stands at; None where only NumPy itself reads it, or refuses the array."""
+def _read_header(file: Any) -> Header | None:
+    """Reads the header of an array at the position of `file`; None if only NumPy itself can read it, or rejects it."""
     version = np.lib.format.read_magic(file)
-    if version not in ((1, 0), (2, 0)):  # names of fields in UTF-8
+    if version not in ((1, 0), (2, 0)):  # later versions, with names of fields in UTF-8
         return None
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     header = read(file)
     return None if header[2].hasobject else header
 
 
-def _mapped(path: str, file: Any, end: int) -> np.ndarray | None:
-    """The array that `file` stands at, mapped. It must end at byte `end`. None where only NumPy reads it."""
-    header = _header(file)
+def _map_array(path: str, file: Any, end: int) -> np.ndarray | None:
+    """Maps the array at the position of `file`, which must end at byte `end`; None if only NumPy itself can read it."""
+    header = _read_header(file)
     if header is None:
         return None
     shape, fortran, dtype = header
     _check_size(shape, dtype, end - file.tell())
-    return _map(path, file.tell(), shape, dtype, "F" if fortran else "C")
+    return _map_range(path, file.tell(), shape, dtype, "F" if fortran else "C")
 
 
-def _read(file: Any, size: int) -> np.ndarray:
-    """The array in a file of `size` bytes, read by NumPy."""
-    header = _header(file)
-    if header is not None:  # before NumPy takes memory for what the header says
+def _read_array(file: Any, size: int) -> np.ndarray:
+    """Reads the array in a file of `size` bytes with NumPy."""
+    header = _read_header(file)
+    if header is not None:  # before NumPy allocates as much memory as the header says
         _check_size(header[0], header[2], size - file.tell())
     file.seek(0)
     found = np.lib.format.read_array(file, allow_pickle=False)
-    if file.read(1):  # this also compares the checksum of an archive's member, at its end
-        raise ValueError("there are bytes behind the array that its header describes")
+    if file.read(1):  # reading to the end also makes zipfile compare the checksum
+        raise ValueError("there are bytes after the array that the header describes")
     return found
 
 
 def _check_size(shape: tuple[int, ...], dtype: Any, size: int) -> None:
-    """Refuses an array that is smaller or larger than the bytes there are for it."""
+    """Raises an error if an array needs fewer or more bytes than the file has for it."""
     wanted = math.prod(shape) * dtype.itemsize
     if any(axis < 0 for axis in shape) or wanted != size:
-        raise ValueError(f"an array {dtype}{list(shape)} takes {wanted} bytes, and there are {size}")
+        raise ValueError(f"an array {dtype}{list(shape)} takes {wanted} bytes, but there are {size}")
 
 
-def _map(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
-    if 0 in shape or not shape:  # nothing to map, or a single number
+def _map_range(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any = "C") -> np.ndarray:
+    if 0 in shape or not shape:  # an empty array or a single number cannot be mapped
         with open(path, "rb") as file:
             file.seek(offset)
             count = math.prod(shape)
@@ -233,7 +234,7 @@ def _map(path: str, offset: int, shape: tuple[int, ...], dtype: Any, order: Any 
     return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
 
 
-def _safetensors(path: str, content: io.BytesIO | None) -> Arrays:
+def _open_safetensors(path: str, content: io.BytesIO | None) -> Arrays:
     with open(path, "rb") if content is None else content as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
@@ -246,35 +247,38 @@ def _safetensors(path: str, content: io.BytesIO | None) -> Arrays:
     spans = sorted(tuple(entry["data_offsets"]) for entry in header.values())
     ends = [0, *(high for _, high in spans)]
     if [low for low, _ in spans] != ends[:-1] or ends[-1] != size - 8 - length:
-        raise ValueError("its header leaves out bytes, or describes some twice")
+        raise ValueError("the arrays in its header have gaps between them, or overlap")
     return {
-        name: functools.partial(_tensor, path, data, 8 + length, size, name, entry) for name, entry in header.items()
+        name: functools.partial(_read_tensor, path, data, 8 + length, size, name, entry)
+        for name, entry in header.items()
     }
 
 
-def _tensor(path: str, data: bytes | None, base: int, size: int, name: str, entry: dict[str, Any]) -> np.ndarray:
-    """An array of a safetensors file of `size` bytes, whose data begin at byte `base`."""
-    dtype, shape = _dtype(name, entry["dtype"]), tuple(entry["shape"])
+def _read_tensor(path: str, data: bytes | None, base: int, size: int, name: str, entry: dict[str, Any]) -> np.ndarray:
+    """Reads an array of a safetensors file of `size` bytes, whose data begins at byte `base`."""
+    dtype, shape = _parse_dtype(name, entry["dtype"]), tuple(entry["shape"])
     low, high = entry["data_offsets"]
     if not 0 <= low <= high <= size - base:
-        raise ValueError(f"the array {name!r} is said to lie at bytes {low} to {high}, which cannot be")
+        raise ValueError(f"its header says that the array {name!r} is at bytes {low} to {high}, which is impossible")
     _check_size(shape, dtype, high - low)
     if data is None:
-        return _map(path, base + low, shape, dtype)
+        return _map_range(path, base + low, shape, dtype)
     return np.frombuffer(data[low:high], dtype).reshape(shape)
 
 
-def _dtype(name: str, kind: str) -> np.dtype[Any]:
+def _parse_dtype(name: str, kind: str) -> np.dtype[Any]:
     if kind in _NEEDS_JAX:
         try:
             import ml_dtypes
 
             return np.dtype(getattr(ml_dtypes, _NEEDS_JAX[kind]))
         except (ImportError, AttributeError):
-            raise ImportError(f"The array {name!r} is of type {kind}: pip install -U 'bushel[jax]' ml_dtypes") from None
+            raise ImportError(
+                f"The array {name!r} is of type {kind}, which needs ml_dtypes: pip install -U 'bushel[jax]' ml_dtypes"
+            ) from None
     if kind not in _DTYPES:
-        raise _Unreadable(f"has an array {name!r} of the type {kind}, which is not read. Choose others by their names.")
+        raise _Unreadable(f"has an array {name!r} of the unsupported type {kind}. Name the other arrays.")
     return np.dtype(_DTYPES[kind])
 
 
-_READERS: dict[str, Any] = {"npy": _npy, "npz": _npz, "safetensors": _safetensors}
+_READERS: dict[str, Any] = {"npy": _open_npy, "npz": _open_npz, "safetensors": _open_safetensors}

@@ -1,19 +1,21 @@
-"""ArrayRecord files, read by offset: a record costs the same in a file of a thousand and of a million.
+"""ArrayRecord files, read by offset: a read costs the same in a file of a thousand records and of a million.
 
-What the bytes of a file mean is in `riegeli.py`. Writing is left to the `array_record` package.
+The layout of the bytes is in `riegeli.py`. The `array_record` package writes such files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import highway, varints
-from bushel.sources.records import RecordReader, RecordSource, copied_into
+from bushel.sources import highway_hash, varints
+from bushel.sources.local_files import LARGE_BYTES, File
+from bushel.sources.paths import Options
+from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 from bushel.sources.riegeli import (
     BLOCK,
     BLOCK_HEADER,
@@ -22,14 +24,15 @@ from bushel.sources.riegeli import (
     SIMPLE,
     SIZES,
     TRANSPOSED,
-    alone,
-    around_headers,
-    in_headers,
-    index,
-    joined,
-    unpacked,
+    count_header_bytes,
+    decode_chunk,
+    decode_single,
+    read_index,
+    remove_block_headers,
+    split_around_headers,
 )
-from bushel.sources.stores import LARGE_BYTES, File, Options
+
+T = TypeVar("T")
 
 _BEGINNING = np.dtype(
     {
@@ -40,23 +43,25 @@ _BEGINNING = np.dtype(
     }
 )
 _ALONE = SIMPLE | 1 << 8  # a chunk of one record
-_LONGER = np.array([1 << 7 * count for count in range(1, 9)])  # from these sizes on a size takes one byte more
+_LONGER = np.array(
+    [1 << 7 * count for count in range(1, 9)]
+)  # from each of these sizes on, the encoded size takes one more byte
 
 
 class ArrayRecordDataSource(RecordSource):
     """Records of ArrayRecord files as bytes, under Grain's name and with Grain's arguments.
 
-    Reads by offset, so a single read takes microseconds however large the file is. Paths may be patterns, URLs,
-    "file[3:7]" for a part of a file, or TFDS's file instructions.
+    A single read takes microseconds, however large the file is. Paths may be patterns, URLs, "file[3:7]" for a part of
+    a file, or TFDS's file instructions.
 
     Args:
       paths: one or many files.
-      reader_options: accepted for Grain's sake; they change nothing here.
-      verify: compares what is read with its hashes; by default if the package `highwayhash-cffi` is installed. Without
-        that package and with True, NumPy computes the hashes, for many records at once: about 6 us for a record of
-        1 KB in blocks of 512, 500 us for one alone, and about 10 s for one of 20 MB. Sizes and positions are always
-        checked.
-      storage_options: of the store where the files lie.
+      reader_options: accepted because Grain accepts them; they have no effect.
+      verify: whether to compare records with their hashes; by default if the package `highwayhash-cffi` is installed.
+        With True and without that package, NumPy computes the hashes, for many records at once: about 6 us for a record
+        of 1 KB in blocks of 512, 500 us for a single record, and about 10 s for a record of 20 MB. Sizes and positions
+        are always checked.
+      storage_options: options of the store that holds the files.
 
     >>> from bushel.sources import ArrayRecordDataSource
     >>> ArrayRecordDataSource("nothing-*.array_record")
@@ -73,26 +78,26 @@ class ArrayRecordDataSource(RecordSource):
         storage_options: Options | None = None,
     ):
         self._reader_options = reader_options
-        self._verify = highway.in_c() is not None if verify is None else bool(verify)
+        self._verify = highway_hash.find_c_function() is not None if verify is None else bool(verify)
         super().__init__(paths, storage_options)
 
-    def _reader(self, file: File) -> RecordReader:
+    def _make_reader(self, file: File) -> RecordReader:
         return _ArrayRecordFile(file, self._verify)
 
 
 class _ArrayRecordFile(RecordReader):
-    """One file: for each chunk its place, its decoded size and how many records it holds."""
+    """Reads one file. Knows the place, the decoded size and the number of records of each chunk."""
 
     def __init__(self, file: File, verify: bool):
         self._file, self._verify = file, verify
-        self._offsets, self._ends, self._decoded, counts = index(file, verify)
+        self._offsets, self._ends, self._decoded, counts = read_index(file, verify)
         self.count = int(counts.sum())
         self._counts = counts
         self._single = bool((counts == 1).all())
-        # One setting holds for a whole file; each chunk is asked again when it is read.
+        # The compression is the same for the whole file. Each chunk is checked again when it is read.
         self._plain = self._single and self.count > 0 and file.read(int(self._offsets[0]) + HEADER, 1) == b"\0"
         self._firsts = np.cumsum(counts) - counts
-        # Enough for the whole chunk unless compression made it larger; chunks may be padded to a whole block.
+        # Enough for the whole chunk, unless compression made it larger. A chunk may be padded to a whole block.
         bound = HEADER + 64 + 11 * counts + self._decoded + (self._decoded >> 6)
         bound += (bound // (BLOCK - BLOCK_HEADER) + 2) * BLOCK_HEADER
         self._lengths = np.minimum(self._ends - self._offsets, bound)
@@ -100,43 +105,45 @@ class _ArrayRecordFile(RecordReader):
     def read(self, position: int) -> bytes:
         if not self._single:
             chunk = int(self._firsts.searchsorted(position, "right")) - 1
-            return self._records(chunk)[position - int(self._firsts[chunk])]
+            return self._read_records(chunk)[position - int(self._firsts[chunk])]
         start, length = self._offsets.item(position), self._lengths.item(position)
         raw = self._file.read(start, length)
-        data = raw if -start % BLOCK >= length else joined(raw, start)
+        data = raw if -start % BLOCK >= length else remove_block_headers(raw, start)
         if self._verify:
-            self._check([position], [data])
-        return self._only(position, data)
+            self._check_hashes([position], [data])
+        return self._decode_single(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        at_hand = self._plain and not self._verify and not self._file.together
+        at_hand = self._plain and not self._verify and not self._file.costs_round_trip
         if at_hand and self._decoded[positions].max(initial=0) < LARGE_BYTES:
-            return self._plain_records(positions)
+            return self._read_plain(positions)
         if self._single:
-            data = self._each(positions)
-            return [self._only(chunk, part) for chunk, part in zip(positions.tolist(), data)]
+            data = self._iterate_chunks(positions)
+            return [self._decode_single(chunk, part) for chunk, part in zip(positions.tolist(), data)]
         positions = checks.positions(positions, self.count)
         wanted, back = np.unique(self._firsts.searchsorted(positions, "right") - 1, return_inverse=True)
-        parts = [self._parts(chunk, data) for chunk, data in zip(wanted.tolist(), self._chunks(wanted))]
+        parts = [self._decode_records(chunk, data) for chunk, data in zip(wanted.tolist(), self._read_chunks(wanted))]
         within = (positions - self._firsts[wanted[back]]).tolist()
         return [parts[chunk][place] for chunk, place in zip(back.tolist(), within)]
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
-        prefix = HEADER + 2 + len(varints.encoded(size))  # of a chunk with one record that is not compressed
+        prefix = (
+            HEADER + 2 + len(varints.encode(size))
+        )  # length of the bytes before the record, in a chunk with one uncompressed record
         if self._verify or not self._single or (self._decoded[positions] != size).any():
-            return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
+            return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
         scratch = bytearray(prefix)
         for place, chunk in enumerate(positions.tolist()):
             start, row = self._offsets.item(chunk), rows[place * size : (place + 1) * size]
-            if self._ends.item(chunk) - start < prefix + size:  # compressed, so smaller than its content
-                return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
-            self._file.read_into(start, around_headers(start, [memoryview(scratch), row]))
+            if self._ends.item(chunk) - start < prefix + size:  # compressed: the chunk is smaller than its content
+                return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
+            self._file.read_into(start, split_around_headers(start, [memoryview(scratch), row]))
             if scratch[HEADER] != 0:
-                return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
-            self._header(chunk, scratch, prefix + size)
+                return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
+            self._check_header(chunk, scratch, prefix + size)
 
-    def _plain_records(self, chunks: np.ndarray) -> list[bytes]:
-        """Records that are alone in their chunks and not compressed: where each byte lies is known beforehand."""
+    def _read_plain(self, chunks: np.ndarray) -> list[bytes]:
+        """Reads uncompressed records that are alone in their chunks: the place of each byte is known before."""
         starts, sizes = self._offsets[chunks], self._decoded[chunks]
         prefixes = HEADER + 3 + _LONGER.searchsorted(sizes, "right")
         lengths = prefixes + sizes
@@ -145,22 +152,24 @@ class _ArrayRecordFile(RecordReader):
         ends = starts + np.minimum(lengths, np.where(room == 0, 0, room))
         firsts = self._file.read_many(starts.tolist(), (ends - starts).tolist())
         found = [data[prefix:] for data, prefix in zip(firsts, prefixes.tolist())]
-        for place in crossing.tolist():  # rare for small records, few pieces for large ones
-            found[place] = self._crossing(starts.item(place), prefixes.item(place), sizes.item(place), firsts, place)
+        for place in crossing.tolist():  # small records rarely cross a block; large ones have few pieces
+            found[place] = self._read_crossing(
+                starts.item(place), prefixes.item(place), sizes.item(place), firsts, place
+            )
         heads = b"".join([data[: HEADER + 1] for data in firsts])
         if len(heads) == len(firsts) * (HEADER + 1):
             fields = np.frombuffer(heads, _BEGINNING)
             right = (fields["kind"] == _ALONE) & (fields["compression"] == 0) & (fields["decoded"] == sizes)
             right &= fields["size"] == lengths - HEADER
             doubtful = np.flatnonzero(~right)
-        else:  # a block begins inside of a header
+        else:  # a block header lies inside the header of a chunk
             doubtful = np.arange(len(firsts))
         for place in doubtful.tolist():
-            found[place] = self._only(chunks.item(place), self._chunks(chunks[place : place + 1])[0])
+            found[place] = self._decode_single(chunks.item(place), self._read_chunks(chunks[place : place + 1])[0])
         return found
 
-    def _crossing(self, start: int, prefix: int, size: int, firsts: list[bytes], place: int) -> bytes:
-        """A record that goes over the end of a block: the pieces between block headers, joined."""
+    def _read_crossing(self, start: int, prefix: int, size: int, firsts: list[bytes], place: int) -> bytes:
+        """A record that crosses the end of a block: joins the pieces between the block headers."""
         first = firsts[place]
         left, block = prefix + size - len(first), start + len(first)
         begins: list[int] = []
@@ -175,117 +184,114 @@ class _ArrayRecordFile(RecordReader):
             return b"".join((memoryview(first)[prefix:], *pieces))
         return b"".join((first, *pieces))[prefix:]
 
-    def _each(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
-        """As `_chunks`, each good until the next one is asked for: large ones share one buffer."""
+    def _iterate_chunks(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
+        """As `_read_chunks`, but large chunks share one buffer: use each chunk before the next one."""
         lengths = self._lengths[chunks]
-        if self._verify or self._file.together or lengths.max(initial=0) < LARGE_BYTES:
-            yield from self._chunks(chunks)
+        if self._verify or self._file.costs_round_trip or lengths.max(initial=0) < LARGE_BYTES:
+            yield from self._read_chunks(chunks)
             return
         buffer = memoryview(bytearray(int(lengths.max())))
         for start, length in zip(self._offsets[chunks].tolist(), lengths.tolist()):
-            part = buffer[: length - in_headers(start, length)]
-            self._file.read_into(start, around_headers(start, [part]))
+            part = buffer[: length - count_header_bytes(start, length)]
+            self._file.read_into(start, split_around_headers(start, [part]))
             yield part
 
-    def _chunks(self, chunks: np.ndarray) -> list[bytes]:
-        """Whole chunks, headers first, without the block headers between."""
+    def _read_chunks(self, chunks: np.ndarray) -> list[bytes]:
+        """Reads whole chunks with their headers, without the block headers inside them."""
         starts, lengths = self._offsets[chunks], self._lengths[chunks]
         crossing = np.flatnonzero(-starts % BLOCK < lengths).tolist()
         firsts = starts.tolist()
         data = self._file.read_many(firsts, lengths.tolist())
         for place in crossing:
-            data[place] = joined(data[place], firsts[place])
+            data[place] = remove_block_headers(data[place], firsts[place])
         if self._verify:
-            self._check(chunks.tolist(), data)
+            self._check_hashes(chunks.tolist(), data)
         return data
 
-    def _only(self, chunk: int, data: bytes | memoryview) -> bytes:
-        """The record of a chunk that has one."""
-        size = self._header(chunk, data, len(data))
+    def _decode_single(self, chunk: int, data: bytes | memoryview) -> bytes:
+        """The record of a chunk with a single record."""
+        size = self._check_header(chunk, data, len(data))
         if size < 0:
-            return self._parts(chunk, self._whole(chunk))[0]
+            return self._decode_records(chunk, self._read_whole_chunk(chunk))[0]
         decoded = self._decoded.item(chunk)
         if data[HEADER] == 0:
             end = HEADER + size
             return bytes(data[end - decoded : end])
+        return self._decode(chunk, decode_single, memoryview(data)[HEADER : HEADER + size], decoded)
+
+    def _decode(self, chunk: int, decode: Callable[..., T], *arguments: Any) -> T:
+        """What `decode` makes of the data of a chunk. Its error becomes one that names the file and the records."""
         try:
-            return alone(memoryview(data)[HEADER : HEADER + size], decoded)
+            return decode(*arguments)
         except ImportError:
             raise
         except TooLarge as error:
-            raise TooLarge(f"{self._file.name}: {self._which(chunk)} is not read: {error}.") from None
+            raise TooLarge(f"{self._file.name}: {self._name_records(chunk)} is not read: {error}.") from None
         except Exception as error:
-            raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
+            raise self._damage_error(chunk, f"it cannot be decoded ({error})") from error
 
-    def _header(self, chunk: int, data: bytes | bytearray | memoryview, length: int) -> int:
-        """The size of a chunk's data; -1 where not all of it was read. Its header must say what the footer says."""
-        if len(data) <= HEADER:  # its compression comes next
-            raise self._damaged(chunk, f"the index at the end of the file leaves {len(data)} bytes for it")
+    def _check_header(self, chunk: int, data: bytes | bytearray | memoryview, length: int) -> int:
+        """The size of a chunk's data; -1 if not all of it was read. Checks the header against the index of the file."""
+        if len(data) <= HEADER:  # the byte after the header names the compression
+            raise self._damage_error(chunk, f"the index at the end of the file leaves {len(data)} bytes for it")
         size, kind, decoded = SIZES.unpack_from(data)
         if kind != SIMPLE | self._counts.item(chunk) << 8 or decoded != self._decoded.item(chunk):
             if kind & 0xFF == TRANSPOSED:
-                raise self._transposed()
-            raise self._damaged(chunk, "its header contradicts the index at the end of the file")
+                raise self._transposed_error()
+            raise self._damage_error(chunk, "its header contradicts the index at the end of the file")
         if HEADER + size > length:
             if HEADER + size > self._ends.item(chunk) - self._offsets.item(chunk):
-                raise self._damaged(chunk, f"its data would be {size} bytes, more than there is room for")
+                raise self._damage_error(chunk, f"its data would take {size} bytes, more than there is room for")
             return -1
         return size
 
-    def _whole(self, chunk: int) -> bytes:
-        """A chunk that compression made larger than its content."""
+    def _read_whole_chunk(self, chunk: int) -> bytes:
+        """Reads a whole chunk that compression made larger than its content."""
         start = self._offsets.item(chunk)
-        return joined(self._file.read(start, self._ends.item(chunk) - start), start)
+        return remove_block_headers(self._file.read(start, self._ends.item(chunk) - start), start)
 
-    def _records(self, chunk: int) -> list[bytes]:
-        return self._parts(chunk, self._chunks(np.array([chunk]))[0])
+    def _read_records(self, chunk: int) -> list[bytes]:
+        return self._decode_records(chunk, self._read_chunks(np.array([chunk]))[0])
 
-    def _parts(self, chunk: int, data: bytes) -> list[bytes]:
+    def _decode_records(self, chunk: int, data: bytes) -> list[bytes]:
         """The records of a chunk."""
-        size = self._header(chunk, data, len(data))
+        size = self._check_header(chunk, data, len(data))
         if size < 0:
-            data = self._whole(chunk)
-            size = self._header(chunk, data, len(data))
-        try:
-            content = memoryview(data)[HEADER : HEADER + size]
-            values, ends = unpacked(content, self._decoded.item(chunk), self._counts.item(chunk))
-        except ImportError:
-            raise
-        except TooLarge as error:
-            raise TooLarge(f"{self._file.name}: {self._which(chunk)} is not read: {error}.") from None
-        except Exception as error:
-            raise self._damaged(chunk, f"it cannot be decoded ({error})") from error
+            data = self._read_whole_chunk(chunk)
+            size = self._check_header(chunk, data, len(data))
+        content = memoryview(data)[HEADER : HEADER + size]
+        values, ends = self._decode(chunk, decode_chunk, content, self._decoded.item(chunk), self._counts.item(chunk))
         if len(ends) != self._counts.item(chunk) or len(values) != self._decoded.item(chunk):
-            raise self._damaged(chunk, "it holds other sizes than its header says")
+            raise self._damage_error(chunk, "its records have other sizes than its header says")
         stops = ends.tolist()
         return [bytes(values[low:high]) for low, high in zip([0, *stops], stops)]
 
-    def _check(self, chunks: Sequence[int], data: list[bytes]) -> None:
-        """Compares the hashes of chunks."""
+    def _check_hashes(self, chunks: Sequence[int], data: list[bytes]) -> None:
+        """Compares chunks with their hashes."""
         messages: list[memoryview] = []
         wanted: list[int] = []
         for chunk, part in zip(chunks, data):
-            size = self._header(chunk, part, len(part))
+            size = self._check_header(chunk, part, len(part))
             if size < 0:
-                part = self._whole(chunk)
-                size = self._header(chunk, part, len(part))
+                part = self._read_whole_chunk(chunk)
+                size = self._check_header(chunk, part, len(part))
             fields = FIELDS.unpack_from(part)
             view = memoryview(part)
             messages += [view[8:HEADER], view[HEADER : HEADER + size]]
             wanted += [fields[0], fields[2]]
-        wrong = np.flatnonzero(highway.hashes(messages) != np.array(wanted, np.uint64))
+        wrong = np.flatnonzero(highway_hash.compute_hashes(messages) != np.array(wanted, np.uint64))
         if len(wrong):
-            raise self._damaged(chunks[int(wrong[0]) // 2], "its content does not fit its hash")
+            raise self._damage_error(chunks[int(wrong[0]) // 2], "its content does not match its hash")
 
-    def _transposed(self) -> DamagedFile:
+    def _transposed_error(self) -> DamagedFile:
         return DamagedFile(
-            f"{self._file.name} was written with the option 'transpose', which only array_record itself reads. "
-            "Write it again without, or pass array_record's own data source to `MapDataset.source`."
+            f"{self._file.name} was written with the option 'transpose', which only the package array_record can read. "
+            "Write it again without this option, or pass array_record's own data source to `MapDataset.source`."
         )
 
-    def _which(self, chunk: int) -> str:
+    def _name_records(self, chunk: int) -> str:
         first, count = int(self._firsts[chunk]), int(self._counts[chunk])
         return f"record {first}" if count == 1 else f"the chunk of records {first} to {first + count - 1}"
 
-    def _damaged(self, chunk: int, why: str) -> DamagedFile:
-        return DamagedFile(f"{self._file.name}: {self._which(chunk)} is damaged: {why}.")
+    def _damage_error(self, chunk: int, why: str) -> DamagedFile:
+        return DamagedFile(f"{self._file.name}: {self._name_records(chunk)} is damaged: {why}.")

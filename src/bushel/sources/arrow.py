@@ -1,4 +1,4 @@
-"""Arrow IPC files (also called Feather 2) and streams, mapped into memory: record batches at any position."""
+"""Arrow IPC files (also called Feather 2) and streams: rows at any position. Local files are mapped into memory."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.needs import package
-from bushel.sources.stores import File, Options
-from bushel.sources.tables import UNREADABLE, TableSource, check_names
+from bushel.sources.local_files import File
+from bushel.sources.optional_packages import import_package
+from bushel.sources.paths import Options, is_url
+from bushel.sources.table_files import UNREADABLE, TableSource, check_names
 
 _KEPT_BYTES = 256 << 20
-_FIRST_MESSAGE = 8  # of a file: it begins with the name of the format
-_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream; each of its messages begins with the first four
+_FIRST_MESSAGE = 8  # bytes before it: a file begins with the name of the format
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # the end mark of a stream; each message begins with its first four bytes
 
 
 class ArrowDataSource(TableSource):
-    """Rows of Arrow IPC files as dicts, at any position. Local files are mapped: what is not read stays on disk.
+    """Rows of Arrow IPC files as dicts, at any position. Local files are mapped: only what is read leaves the disk.
 
     Args:
-      paths: one or many files in the file format or the stream format, patterns or URLs. Of a compressed stream, all is
-        decompressed when it is opened.
-      columns: only these; all by default.
-      storage_options: of the store where the files lie. Remote files are read whole into memory.
+      paths: one or many files in the file format or the stream format, patterns or URLs. A compressed stream is
+        decompressed as a whole when it is opened.
+      columns: read only these columns; all by default.
+      storage_options: options of the store that holds the files. Remote files are read into memory as a whole.
     """
 
     part = "record batch"
@@ -33,53 +33,53 @@ class ArrowDataSource(TableSource):
     def __init__(self, paths: Any, columns: Sequence[str] | None = None, *, storage_options: Options | None = None):
         super().__init__(paths, columns, _KEPT_BYTES, storage_options)
 
-    def _no_files(self) -> Any:
+    def _make_file_cache(self) -> Any:
         return {}
 
-    def _lengths(self, number: int) -> list[int]:
-        return self._file(number).lengths
+    def _part_lengths(self, number: int) -> list[int]:
+        return self._get_file(number).lengths
 
-    def _table(self, number: int, part: int) -> Any:
-        return self._file(number).batch(part)
+    def _read_part(self, number: int, part: int) -> Any:
+        return self._get_file(number).read_batch(part)
 
-    def _file(self, number: int) -> _ArrowFile:
+    def _get_file(self, number: int) -> _ArrowFile:
         file = self._files.get(number)
-        if file is None:  # two threads may both open it; either will do
-            file = self._files[number] = _opened(self._same(number), self._columns)
+        if file is None:  # two threads may both open it; either result can be used
+            file = self._files[number] = _open_arrow_file(self._open_unchanged(number), self._columns)
         return file
 
 
 class _ArrowFile:
-    """One open file. Batches are taken from the map as they are asked for, and decompressed where they must be."""
+    """One open file. Record batches are taken from the mapped memory when they are needed, and decompressed."""
 
     def __init__(self, path: str, content: Any, stream: bool, columns: Sequence[str] | None):
-        ipc = package("pyarrow.ipc", "parquet", "Arrow files")
+        ipc = import_package("pyarrow.ipc", "parquet", "Arrow files")
         self._path, self._columns = path, columns
         self._lock = threading.Lock()
-        self._sound: set[int] = set()  # batches that were checked
+        self._sound: set[int] = set()  # the numbers of batches that were validated
         reader = ipc.open_stream(content) if stream else ipc.open_file(content)
         self.names: list[str] = reader.schema.names
         if stream:
-            batches = list(reader)  # where each lies, no more
+            batches = list(reader)  # this finds the batches without decoding them
             if content.tell() != content.size():  # pyarrow stops at the first end mark
                 raise ValueError(f"it ends at byte {content.tell()} of {content.size()}")
             self._get = batches.__getitem__
             self.lengths = [batch.num_rows for batch in batches]
             return
         self._get = reader.get_batch
-        # The lengths, from one column alone: others may be compressed, and large.
+        # One column is enough for the lengths; the others may be compressed and large.
         narrow = ipc.open_file(content, options=ipc.IpcReadOptions(included_fields=[0] if self.names else []))
         self.lengths = [narrow.get_batch(number).num_rows for number in range(narrow.num_record_batches)]
         if (there := _count_batches(content)) > len(self.lengths):
-            raise ValueError(f"its index has {len(self.lengths)} record batches, and there are {there}")
+            raise ValueError(f"its index has {len(self.lengths)} record batches, but the file has {there}")
 
-    def batch(self, number: int) -> Any:
+    def read_batch(self, number: int) -> Any:
         try:
             with self._lock:
                 found = self._get(number)
             if self._columns is not None:
                 found = found.select(self._columns)
-            if number not in self._sound:  # to follow a wrong offset would end the process
+            if number not in self._sound:  # a wrong offset in the data would crash the process
                 found.validate(full=True)
                 self._sound.add(number)
         except UNREADABLE as error:
@@ -88,27 +88,27 @@ class _ArrowFile:
 
 
 def _count_batches(content: Any) -> int:
-    """How many record batches a file holds, whatever its index says: those that come one after the other."""
-    ipc = package("pyarrow.ipc", "parquet", "Arrow files")
+    """The number of record batches in a file: counts the messages, without the index."""
+    ipc = import_package("pyarrow.ipc", "parquet", "Arrow files")
     content.seek(_FIRST_MESSAGE)
     messages, count = ipc.MessageReader.open_stream(content), 0
-    with contextlib.suppress(StopIteration, *UNREADABLE):  # what cannot be read is told where it is read
+    with contextlib.suppress(StopIteration, *UNREADABLE):  # the error is raised later, by the read of that batch
         while True:
             count += messages.read_next_message().type == "record batch"
     return count
 
 
-def _opened(file: File, columns: Sequence[str] | None) -> _ArrowFile:
-    arrow = package("pyarrow", "parquet", "Arrow files")
+def _open_arrow_file(file: File, columns: Sequence[str] | None) -> _ArrowFile:
+    arrow = import_package("pyarrow", "parquet", "Arrow files")
     path = file.name
     stream = file.size >= len(_END) and file.read(0, 4) == _END[:4]
     if stream and file.read(file.size - len(_END), len(_END)) != _END:
-        raise DamagedFile(f"{path} is an Arrow stream without its end mark: it was cut short.")
+        raise DamagedFile(f"{path} is an Arrow stream without an end mark: it was cut short.")
     try:
-        remote = stores.is_url(path)
+        remote = is_url(path)
         content = arrow.BufferReader(file.read(0, file.size)) if remote else arrow.memory_map(path)
         found = _ArrowFile(path, content, stream, columns)
     except UNREADABLE as error:
-        raise DamagedFile(f"{path} is no complete Arrow file: {error}") from error
+        raise DamagedFile(f"{path} is not a complete Arrow file: {error}") from error
     check_names(path, found.names, found.names, columns)
     return found

@@ -1,4 +1,4 @@
-"""Rows of Arrow tables as records: dicts of NumPy values, by whole columns where that is possible."""
+"""Rows of Arrow tables as records: dicts of NumPy values. Whole columns are converted at once if possible."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 
 from bushel.base.blocks import Block, Columns
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 
 _VIEWS = {"string_view": "large_string", "binary_view": "large_binary"}
 
 
 class ArrowRows:
-    """Some rows of a table, decoded: numbers as arrays, everything else converted when it is read.
+    """Some rows of a table. Columns of numbers are converted at once, other columns when a row is read.
 
-    A value is what `to_numpy` of its whole column gives: numbers become NumPy scalars, strings str, lists arrays, and a
-    column of integers with nulls floats. Where rows are `chosen`, so that their neighbours change, integers stay what
-    they are, and a null is None. `path` is for messages.
+    A value is what `to_numpy` of its whole column returns: numbers become NumPy scalars, strings str, lists arrays, and
+    integers of a column with nulls floats. If the rows were `chosen` from a larger table, the dtype must not depend on
+    the other rows: integers then stay integers, and a null is None. `path` is the name in messages.
     """
 
     def __init__(self, table: Any, path: str, *, chosen: bool = False):
-        types = package("pyarrow", "parquet", "Parquet and Arrow files").types
+        types = import_package("pyarrow", "parquet", "Parquet and Arrow files").types
         self.length = int(table.num_rows)
         self.nbytes = int(table.nbytes)
         self._columns: dict[str, Any] = {}
@@ -29,9 +29,9 @@ class ArrowRows:
         for name, column in zip(table.schema.names, table.columns):
             if hasattr(column, "combine_chunks"):
                 column = column.combine_chunks()
-            column = _takeable(column, name, path)
+            column = _make_takeable(column, name, path)
             if chosen and column.null_count and (types.is_integer(column.type) or types.is_boolean(column.type)):
-                self._columns[name] = _with_none(column, types.is_boolean(column.type))
+                self._columns[name] = _nulls_to_none(column, types.is_boolean(column.type))
                 self._numbers = False
             elif types.is_primitive(column.type):
                 self._columns[name] = column.to_numpy(zero_copy_only=False)
@@ -43,42 +43,42 @@ class ArrowRows:
     def row(self, place: int) -> dict[str, Any]:
         """One record."""
         return {
-            name: column[place] if isinstance(column, np.ndarray) else _objects(column, [place])[0]
+            name: column[place] if isinstance(column, np.ndarray) else _take_objects(column, [place])[0]
             for name, column in self._columns.items()
         }
 
     def take(self, places: np.ndarray) -> Block:
-        """Many records: columns where all values are numbers, else rows."""
+        """Many records: as columns if all values are numbers, otherwise as rows."""
         if self._numbers:
             return Columns({name: column[places] for name, column in self._columns.items()}, len(places))
         parts = [
-            column[places] if isinstance(column, np.ndarray) else _objects(column, places)
+            column[places] if isinstance(column, np.ndarray) else _take_objects(column, places)
             for column in self._columns.values()
         ]
         names = tuple(self._columns)
         return [dict(zip(names, values)) for values in zip(*parts)]
 
 
-def _takeable(column: Any, name: str, path: str) -> Any:
-    """A column as a type whose rows pyarrow can choose."""
-    arrow = package("pyarrow", "parquet", "Parquet and Arrow files")
+def _make_takeable(column: Any, name: str, path: str) -> Any:
+    """A column, cast if needed to a type of which pyarrow can take rows."""
+    arrow = import_package("pyarrow", "parquet", "Parquet and Arrow files")
     kind = str(column.type)
     try:
         if kind in _VIEWS:
             return column.cast(_VIEWS[kind])
         if kind.startswith("run_end_encoded"):
-            return package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
+            return import_package("pyarrow.compute", "parquet", "Arrow files").run_end_decode(column)
         if not arrow.types.is_primitive(column.type):
-            _objects(column, np.zeros(0, np.int64))  # no rows, to see whether it can
+            _take_objects(column, np.zeros(0, np.int64))  # takes no rows, to find out whether pyarrow can
     except NotImplementedError as error:
         raise ValueError(
-            f"{path}: column {name!r} is of type {kind}, whose rows pyarrow cannot read ({error}). Cast it to another "
-            "type, or choose other columns."
+            f"{path}: column {name!r} is of type {kind}, of which pyarrow cannot take rows ({error}). Cast it to "
+            "another type, or choose other columns."
         ) from None
     return column
 
 
-def _with_none(column: Any, boolean: bool) -> np.ndarray:
+def _nulls_to_none(column: Any, boolean: bool) -> np.ndarray:
     """Integers or booleans as NumPy scalars, nulls as None."""
     found = np.empty(len(column), object)
     found[:] = list(column.fill_null(False if boolean else 0).to_numpy(zero_copy_only=False))
@@ -86,24 +86,24 @@ def _with_none(column: Any, boolean: bool) -> np.ndarray:
     return found
 
 
-def _objects(column: Any, places: Any) -> np.ndarray:
-    return values(column.take(np.asarray(places)))
+def _take_objects(column: Any, places: Any) -> np.ndarray:
+    return to_array(column.take(np.asarray(places)))
 
 
-def values(column: Any) -> np.ndarray:
-    """A column as an array, as `to_numpy` has it; lists in it, and lists in these, are arrays that may be changed."""
+def to_array(column: Any) -> np.ndarray:
+    """A column as an array, as `to_numpy` returns it. Lists in it, also nested ones, become writable arrays."""
     found = column.to_numpy(zero_copy_only=False)
-    if found.dtype == object and package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
+    if found.dtype == object and import_package("pyarrow", "parquet", "Arrow files").types.is_nested(column.type):
         for place, value in enumerate(found):
-            found[place] = _owned(value)
+            found[place] = _copy_lists(value)
     return found
 
 
-def _owned(value: Any) -> Any:
+def _copy_lists(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     copy = value.copy()
     if copy.dtype == object:
         for place, inner in enumerate(value):
-            copy[place] = _owned(inner)
+            copy[place] = _copy_lists(inner)
     return copy

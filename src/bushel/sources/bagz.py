@@ -1,4 +1,4 @@
-"""Bagz files: records back to back, then the offset of each one's end. No checksums: see `checksums.py` for those."""
+"""Bagz files: records end to end, then the end offset of each. The format has no checksums: see `checksums.py`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import codecs, stores
-from bushel.sources.mapping import Mapping
-from bushel.sources.records import RecordReader, RecordSource, copied_into
-from bushel.sources.stores import File, LocalFile, Options
+from bushel.sources import decompression, file_access
+from bushel.sources.local_files import File, LocalFile, read_each
+from bushel.sources.mapped_reads import MappedReads
+from bushel.sources.paths import Options
+from bushel.sources.record_files import RecordReader, RecordSource, copy_records
 
-_WORTH_MAPPING = 8  # records at once
+_WORTH_MAPPING = 8  # fewer records are read, not copied from mapped memory
 _SHARDED = re.compile(r"(.*)@(\d+|\*)(\.[^./]*)?")
 _SHARD = re.compile(r".*-\d{5}-of-(\d{5})(\.[^./]*)?")
 
@@ -26,10 +27,11 @@ class BagzDataSource(RecordSource):
     """Records of Bagz files as bytes: `.bagz` files are compressed record by record with zstd, `.bag` files are not.
 
     Args:
-      paths: one or many files, patterns, URLs, or "name@3.bagz" for the three shards of a set, "name@*.bagz" for all.
-      compressed: whether records are compressed; by default as the file's name says.
-      separate_limits: the offsets are in a file of their own, "limits." before the name.
-      storage_options: of the store where the files lie.
+      paths: one or many files, patterns or URLs. "name@3.bagz" stands for the three shards of a set, "name@*.bagz" for
+        all shards.
+      compressed: whether records are compressed. By default the ending of the file's name decides.
+      separate_limits: whether the offsets are in a separate file, whose name is "limits." and the name of the file.
+      storage_options: options of the store that holds the files.
 
     >>> import struct, tempfile
     >>> from pathlib import Path
@@ -48,9 +50,9 @@ class BagzDataSource(RecordSource):
         storage_options: Options | None = None,
     ):
         self._compressed, self._separate = compressed, bool(separate_limits)
-        super().__init__(all_shards(paths, storage_options), storage_options)
+        super().__init__(expand_shards(paths, storage_options), storage_options)
 
-    def _reader(self, file: File) -> RecordReader:
+    def _make_reader(self, file: File) -> RecordReader:
         compressed = (
             redact.remove_query(file.address).endswith(".bagz") if self._compressed is None else self._compressed
         )
@@ -59,15 +61,15 @@ class BagzDataSource(RecordSource):
         path, query, rest = file.address.partition("?") if file.address.startswith("http") else (file.address, "", "")
         folder, name = os.path.split(path)
         limits = os.path.join(folder, f"limits.{name}{query}{rest}")
-        return _BagFile(file, stores.open_file(limits, self._options), compressed)
+        return _BagFile(file, file_access.open_file(limits, self._options), compressed)
 
 
-def all_shards(paths: Any, options: Options | None) -> Any:
-    """Paths, with all files in place of a name such as "name@3.bagz"."""
+def expand_shards(paths: Any, options: Options | None) -> Any:
+    """Replaces a name such as "name@3.bagz" by the paths of all its shards."""
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
-        return paths  # told where all paths are looked at
+        return paths  # the error is raised where all paths are checked
     found: list[Any] = []
     for path in paths:
         sharded = _SHARDED.fullmatch(os.fspath(path)) if isinstance(path, (str, os.PathLike)) else None
@@ -75,19 +77,21 @@ def all_shards(paths: Any, options: Options | None) -> Any:
             found.append(path)
             continue
         stem, count, ending = sharded.group(1), sharded.group(2), sharded.group(3) or ""
-        count = _stated(os.fspath(path), f"{stem}-?????-of-?????{ending}", options) if count == "*" else int(count)
+        count = (
+            _count_shards(os.fspath(path), f"{stem}-?????-of-?????{ending}", options) if count == "*" else int(count)
+        )
         found += [f"{stem}-{number:05d}-of-{count:05d}{ending}" for number in range(count)]
     return found
 
 
-def _stated(path: str, pattern: str, options: Options | None) -> int:
-    """How many shards a set has, as the names of those that are there say: one that is missing is then told."""
-    shards = [_SHARD.fullmatch(name) for name in stores.find(pattern, options)]
+def _count_shards(path: str, pattern: str, options: Options | None) -> int:
+    """The number of shards of a set, from the names of its files. A missing shard then causes an error."""
+    shards = [_SHARD.fullmatch(name) for name in file_access.find_files(pattern, options)]
     counts = sorted({int(shard.group(1)) for shard in shards if shard})
     if len(counts) != 1:
         raise ValueError(
-            f"{redact.show(path)}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Name the "
-            "number."
+            f"{redact.show(path)}: there are sets of {' and of '.join(map(str, counts)) or 'no'} shards. Write the "
+            "number of shards instead of *."
         )
     return counts[0]
 
@@ -95,75 +99,79 @@ def _stated(path: str, pattern: str, options: Options | None) -> int:
 class _BagFile(RecordReader):
     def __init__(self, file: File, limits: File, compressed: bool):
         self._file, self._compressed = file, compressed
-        ends = _limits(file, limits)
+        ends = _read_ends(file, limits)
         self.count = len(ends)
         lengths = np.diff(ends, prepend=0)
         self._spans = np.stack((ends - lengths, lengths), axis=1)  # start and length of each record
-        self._hollow = compressed and not lengths.all()  # an empty record is stored as nothing at all
-        self._mapping = Mapping(file) if isinstance(file, LocalFile) else None
+        self._hollow = (
+            compressed and not lengths.all()
+        )  # an empty record takes no bytes in the file, not even an empty frame
+        self._mapping = MappedReads(file) if isinstance(file, LocalFile) else None
 
     def read(self, position: int) -> bytes:
         data = self._file.read(self._spans.item(position, 0), self._spans.item(position, 1))
         if not self._compressed or not data:
             return data
         try:
-            return codecs.unzstd(data, 0)
+            return decompression.decompress_zstd(data, 0)
         except ImportError:
             raise
         except Exception as error:
-            raise self._damaged(position, error) from error
+            raise self._damage_error(position, error) from error
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
         spans = self._spans.take(positions, axis=0)
         count = len(positions)
-        # Side by side they are read in one go, and the system reads ahead.
+        # Records that lie side by side are read with one call, and the system reads ahead. Mapping would be slower.
         if self._mapping and count >= _WORTH_MAPPING and positions.item(-1) - positions.item(0) != count - 1:
-            found = self._mapping.copied(self._copied, spans)
+            found = self._mapping.copy_block(self._copy_records, spans)
             if found is not None:
                 return found
-        return self._read(positions, spans)
+        return self._read_records(positions, spans)
 
-    def _copied(self, memory: mmap.mmap, spans: np.ndarray) -> list[bytes] | None:
-        """Records from memory; None where one is damaged: reading tells which."""
+    def _copy_records(self, memory: mmap.mmap, spans: np.ndarray) -> list[bytes] | None:
+        """Copies records from memory; None if one is damaged. A read from the file then names the damaged one."""
         if not self._compressed:
             starts = spans[:, 0]
             return [memory[low:high] for low, high in zip(starts.tolist(), (starts + spans[:, 1]).tolist())]
         try:
             if not self._hollow:
-                return codecs.unzstd_each(memory, spans)
+                return decompression.decompress_zstd_frames(memory, spans)
             full = spans[:, 1] > 0
-            found = iter(codecs.unzstd_each(memory, spans[full]))
+            found = iter(decompression.decompress_zstd_frames(memory, spans[full]))
             return [next(found) if there else b"" for there in full.tolist()]
         except ImportError:
             raise
         except Exception:
             return None
 
-    def _read(self, positions: np.ndarray, spans: np.ndarray) -> list[bytes]:
-        """Records from the file."""
+    def _read_records(self, positions: np.ndarray, spans: np.ndarray) -> list[bytes]:
+        """Reads records from the file."""
         begins, lengths = spans[:, 0].tolist(), spans[:, 1].tolist()
         if not self._compressed:
             return self._file.read_many(begins, lengths)
         found: list[bytes] = []
         try:
-            for part in stores.read_each(self._file, begins, lengths):
-                found.append(codecs.unzstd(part, 0) if part else b"")
+            for part in read_each(self._file, begins, lengths):
+                found.append(decompression.decompress_zstd(part, 0) if part else b"")
         except (ImportError, OSError):
             raise
         except Exception as error:
-            if isinstance(error, DamagedFile) and not isinstance(error, TooLarge):  # of the file, which it names
+            if isinstance(error, DamagedFile) and not isinstance(
+                error, TooLarge
+            ):  # the error is about the file, and names it
                 raise
-            raise self._damaged(positions.item(len(found)), error) from error
+            raise self._damage_error(positions.item(len(found)), error) from error
         return found
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
         spans = self._spans[positions]
         if self._compressed or (spans[:, 1] != size).any():
-            return copied_into(self.read_many(positions), rows, size, self._file.name, positions)
+            return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
         for place, start in enumerate(spans[:, 0].tolist()):
             self._file.read_into(start, [rows[place * size : (place + 1) * size]])
 
-    def _damaged(self, position: int, error: Exception) -> DamagedFile:
+    def _damage_error(self, position: int, error: Exception) -> DamagedFile:
         if isinstance(error, TooLarge):
             return TooLarge(f"{self._file.name}: record {position} is not read: {error}.")
         return DamagedFile(
@@ -172,21 +180,21 @@ class _BagFile(RecordReader):
         )
 
 
-def _limits(file: File, limits: File) -> np.ndarray:
-    """Where each record ends."""
+def _read_ends(file: File, limits: File) -> np.ndarray:
+    """Reads the end offsets of the records."""
     separate = limits is not file
     if not limits.size:
         return np.zeros(0, np.int64)
     if limits.size < 8:
-        raise DamagedFile(f"{limits.name} is no complete Bagz file: it has {limits.size} bytes, too few for an offset.")
+        raise DamagedFile(f"{limits.name} is not a complete Bagz file: it has only {limits.size} bytes.")
     last = int.from_bytes(limits.read(limits.size - 8, 8), "little")
     first = 0 if separate else last
     if last > file.size or first > limits.size - 8 or (limits.size - first) % 8:
         raise DamagedFile(
-            f"{file.name} is no complete Bagz file: its last 8 bytes should say where the offsets begin, and they say "
+            f"{file.name} is not a complete Bagz file: its last 8 bytes should give the place of the offsets, and give "
             f"{last} in a file of {file.size} bytes. It was cut short, or is of another format."
         )
     ends = np.frombuffer(limits.read(first, limits.size - first), "<u8")
-    if (ends[1:] < ends[:-1]).any():  # without a difference, which could overflow; the last one is inside of the file
-        raise DamagedFile(f"{file.name}: the offsets of its records are damaged: they do not grow.")
+    if (ends[1:] < ends[:-1]).any():  # compared, because a difference could overflow; the last offset was checked above
+        raise DamagedFile(f"{file.name}: the offsets of its records are damaged: they decrease.")
     return ends.astype(np.int64)

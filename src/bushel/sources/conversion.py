@@ -1,4 +1,4 @@
-"""Record files of one format into those of another: in parallel, verified, and complete or not there at all."""
+"""Converts record files to another format: in parallel, and verified. After an error no output file is left."""
 
 from __future__ import annotations
 
@@ -17,59 +17,62 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile, writing
-from bushel.sources import bagz, clean_workers, records, stores, writers
-from bushel.sources import writing as places
+from bushel.sources import bagz, conversion_workers, file_access, output_folders, record_files, record_writers
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
-from bushel.sources.lines import LineDataSource
+from bushel.sources.output_folders import Folder
 from bushel.sources.parquet_records import ParquetRecords
-from bushel.sources.stores import Options, Path
+from bushel.sources.paths import Options, Path, is_url
+from bushel.sources.text_lines import LineDataSource
 from bushel.sources.tfrecord import TFRecordDataSource
 from bushel.sources.tfrecord_stream import TFRecordStream
-from bushel.sources.writing import Folder
 
 _AT_ONCE = 512
 _AT_ONCE_BYTES = 16 << 20
 _FILES_AT_ONCE = 16
 _ENDING = re.compile(r"\.([a-z_0-9]+)(?:-\d+-of-\d+)?(\.gz)?$")
 _SAME = {"tfrecords": "tfrecord", "tfrec": "tfrecord"}
-_WRITERS: dict[str, tuple[Callable[[str, bool], writers.Writer], bool]] = {
-    "array_record": (writers.ArrayRecordWriter, True),
-    "tfrecord": (writers.TFRecordWriter, False),
-    "bag": (writers.BagWriter, False),
-    "bagz": (writers.BagWriter, True),
-    "parquet": (writers.ParquetWriter, True),
+_WRITERS: dict[str, tuple[Callable[[str, bool], record_writers.Writer], bool]] = {
+    "array_record": (record_writers.ArrayRecordWriter, True),
+    "tfrecord": (record_writers.TFRecordWriter, False),
+    "bag": (record_writers.BagWriter, False),
+    "bagz": (record_writers.BagWriter, True),
+    "parquet": (record_writers.ParquetWriter, True),
 }
 FORMATS = (*_WRITERS, "jsonl", "txt")
-"""What can be read."""
+"""The formats that can be read."""
 
 Report = Callable[[int, int], None]
-"""Called now and then with how many records are done, and how many there are."""
+"""Called from time to time with the number of records done, and the number of all records."""
 
 
 class Records(Protocol):
     """The records of one file, as `convert` reads them."""
 
     def count(self) -> int:
-        """How many there are."""
+        """The number of records."""
         ...
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        """Records [low, high), some at a time."""
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        """The records from `low` to `high` - 1, in blocks."""
         ...
 
 
-class _AnyPosition(Records):
-    """Records of a source, as many at a time as fit into some megabytes."""
+class _SourceRecords(Records):
+    """Records of a source, in blocks of at most about 16 MB."""
 
-    def __init__(self, source: records.RecordSource):
-        self._source = source
+    def __init__(self, source: record_files.RecordSource):
+        self._open_source = source
 
     def count(self) -> int:
-        return len(self._source)
+        return len(self._open_source)
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        read = _hashed(self._source) if isinstance(self._source, ArrayRecordDataSource) else _reads(self._source)
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        read = (
+            _make_checked_read(self._open_source)
+            if isinstance(self._open_source, ArrayRecordDataSource)
+            else _make_read(self._open_source)
+        )
         size = 16
         while low < high:
             block = read(low, min(low + size, high))
@@ -81,14 +84,16 @@ class _AnyPosition(Records):
 Read = Callable[[int, int], list[bytes]]
 
 
-def _reads(source: records.RecordSource) -> Read:
+def _make_read(source: record_files.RecordSource) -> Read:
     return lambda low, high: source.__getitems__(np.arange(low, high))
 
 
-def _hashed(source: ArrayRecordDataSource) -> Read:
-    """Reads that check hashes: by the `array_record` package where it can, since NumPy takes 80 ms for a megabyte."""
-    own, (path,) = _reads(source), source.paths
-    if stores.is_url(path):
+def _make_checked_read(source: ArrayRecordDataSource) -> Read:
+    """A function that reads records and checks hashes. The `array_record` package does it if it is installed: NumPy
+    takes 80 ms for a megabyte.
+    """
+    own, (path,) = _make_read(source), source.paths
+    if is_url(path):
         return own
     try:
         module = importlib.import_module("array_record.python.array_record_module")
@@ -100,28 +105,28 @@ def _hashed(source: ArrayRecordDataSource) -> Read:
         try:
             return reader.read(low, high)
         except Exception:
-            return own(low, high)  # which tells what is damaged
+            return own(low, high)  # its error names the damaged record
 
     return read
 
 
-class _InOrder(Records):
-    """Records of a compressed TFRecord file: to count them, or to reach one, those before it are decompressed."""
+class _StreamRecords(Records):
+    """Records of a compressed TFRecord file. To count them, or to reach one, all records before it are decompressed."""
 
     def __init__(self, stream: TFRecordStream):
         self._stream = stream
 
     def count(self) -> int:
-        return sum(len(block) for _, block in self._all())
+        return sum(len(block) for _, block in self._read_all())
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        for place, block in self._all():
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        for place, block in self._read_all():
             if place + len(block) > low:
                 yield block[max(low - place, 0) : high - place]
             if place + len(block) >= high:
                 return
 
-    def _all(self) -> Iterator[tuple[int, list[bytes]]]:
+    def _read_all(self) -> Iterator[tuple[int, list[bytes]]]:
         reader, place = self._stream.open(), 0
         while block := reader.read(_AT_ONCE):
             yield place, block
@@ -130,16 +135,16 @@ class _InOrder(Records):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Reading:
-    """How files are opened."""
+    """How source files are opened."""
 
     kind: str
     options: Options | None = None
     round_floats: bool = False
 
     def version(self, path: str) -> list[Any]:
-        """What changes when the content of a file does, or of one of those that "name@3.bag" stands for."""
-        paths = bagz.all_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
-        return [part for version in stores.fingerprint(paths, self.options) for part in version]
+        """A value that changes when the content of a file changes, or of one of the shards of "name@3.bag"."""
+        paths = bagz.expand_shards(path, self.options) if self.kind in ("bag", "bagz") else [path]
+        return [part for version in file_access.fingerprint_files(paths, self.options) for part in version]
 
     def open(self, path: str) -> Records:
         if self.kind == "parquet":
@@ -147,10 +152,10 @@ class _Reading:
         if self.kind == "tfrecord":
             stream = TFRecordStream(path, storage_options=self.options)
             if stream.open().compressed:
-                return _InOrder(stream)
-        return _AnyPosition(self._source(path))
+                return _StreamRecords(stream)
+        return _SourceRecords(self._open_source(path))
 
-    def _source(self, path: str) -> records.RecordSource:
+    def _open_source(self, path: str) -> record_files.RecordSource:
         options = self.options
         if self.kind == "array_record":
             return ArrayRecordDataSource(path, verify=True, storage_options=options)
@@ -163,7 +168,7 @@ class _Reading:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Piece:
-    """Records [low, high) of a file, and which version of it they were counted in."""
+    """The records from `low` to `high` - 1 of a file, and the version of the file when they were counted."""
 
     path: str
     low: int
@@ -173,14 +178,14 @@ class _Piece:
     def check(self, reading: _Reading) -> None:
         if (now := reading.version(self.path)) != self.version:
             raise DamagedFile(
-                f"{redact.show(self.path)} was {self.version} (name, size, time) when its records were counted, and "
-                f"is {now} now. Convert it again, when nobody writes to it."
+                f"{redact.show(self.path)} has changed: it was {self.version} (name, size, time) when its records were "
+                f"counted, and it is {now} now. Convert it again when no process writes to it."
             )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Part:
-    """What one process does: pieces of the sources into one file."""
+    """The work of one process: writes some pieces of the sources into one file."""
 
     reading: _Reading
     pieces: tuple[_Piece, ...]
@@ -194,12 +199,12 @@ class _Part:
         return sum(piece.high - piece.low for piece in self.pieces)
 
     def run(self) -> Iterator[int]:
-        """Writes the file, and yields how many records each step wrote."""
-        return _written(self)
+        """Writes the file. Yields the number of records of each step."""
+        return _write_part(self)
 
     @property
     def shown(self) -> str:
-        """What messages call the file."""
+        """The name of the file in messages."""
         return self.folder.shown(self.name)
 
     def describe(self) -> str:
@@ -220,84 +225,80 @@ def convert(
     target_options: Options | None = None,
     report: Report | None = None,
 ) -> list[str]:
-    """Converts record files; the endings of the names say which formats. Returns the files it has made.
+    """Converts record files to another format. The endings of the names say which formats. Returns the new paths.
 
     Args:
       sources: paths, patterns or URLs of ArrayRecord, TFRecord, Bagz, Parquet or text files, or "file[3:7]" for a part.
-      target: the file to make, here or in a store ("s3://bucket/train.bagz"); with several shards, "name.ending"
-        becomes "name-00000-of-00008.ending". A file for a store is made in the folder of temporary files first, so
-        there must be room for one shard per worker.
-      source_format: of sources whose names do not say it: "tfrecord", "parquet" and so on.
-      shards: how many files; as many as there are workers by default.
-      workers: processes that write at the same time. A script that calls this needs no `if __name__ == "__main__"`.
-      verify: reads back what was written and compares it.
-      overwrite: replaces files that are there.
-      round_floats: float64 columns of Parquet files become float32, which is all that `tf.train.Example` has. Without
-        it, numbers that would change are refused.
-      storage_options: of the store where the sources lie.
-      target_options: of the store where the target lies; by default the same.
-      report: is told how far it is.
+      target: the file to write, local or in a store ("s3://bucket/train.bagz"). With several shards, "name.ending"
+        becomes "name-00000-of-00008.ending". A file for a store is first written to the folder for temporary files,
+        which needs room for one shard per worker.
+      source_format: the format of sources whose names do not show it: "tfrecord", "parquet" and so on.
+      shards: the number of output files; by default the number of workers.
+      workers: the number of processes that write. A script that calls this needs no `if __name__ == "__main__"`.
+      verify: whether to read the output files and compare them with the sources.
+      overwrite: whether to replace existing files.
+      round_floats: whether to round float64 columns of Parquet files to float32, the only floats of a
+        `tf.train.Example`. Otherwise numbers that would change are an error.
+      storage_options: options of the store that holds the sources.
+      target_options: options of the store that holds the target; by default the same.
+      report: called from time to time with the number of records done, and the number of all records.
     """
-    found = records.shards(sources, storage_options)
-    reading = _Reading(_source_kind([path for path, _, _ in found], source_format), storage_options, round_floats)
-    folder, text = places.file(target, storage_options if target_options is None else target_options)
-    shown, kind = folder.shown(text), _kind(text)
+    found = record_files.parse_shards(sources, storage_options)
+    reading = _Reading(_format_of_sources([path for path, _, _ in found], source_format), storage_options, round_floats)
+    folder, text = output_folders.open_parent(target, storage_options if target_options is None else target_options)
+    shown, kind = folder.shown(text), _format_of_name(text)
     if kind not in _WRITERS or text.endswith(".gz"):
-        raise ValueError(f"{shown} cannot be written: its name should end in {_endings(_WRITERS)}.")
-    if kind in ("bag", "bagz") and bagz.all_shards(text, None) != [text]:
-        raise ValueError(
-            f"{shown} is a name for several files, by which they are read. Give one without @, and shards."
-        )
+        raise ValueError(f"{shown} cannot be written: its name should end in {_list_endings(_WRITERS)}.")
+    if kind in ("bag", "bagz") and bagz.expand_shards(text, None) != [text]:
+        raise ValueError(f"{shown} is a name for reading several files. Write the target without @, and pass shards.")
     workers = checks.positive(workers, "workers")
     count = checks.positive(workers if shards is None else shards, "shards")
     names = _shard_names(text, count)
     for name in names:
         if os.path.isdir(folder.path(name)):
-            raise IsADirectoryError(
-                f"{folder.path(name)} is a folder, and cannot be replaced by a file. Remove it first."
-            )
+            raise IsADirectoryError(f"{folder.path(name)} is a folder, which a file cannot replace. Remove it first.")
         if not overwrite and folder.exists(name):
             raise FileExistsError(
-                f"{folder.shown(name)} is there already. Pass overwrite=True (--overwrite) to replace it."
+                f"{folder.shown(name)} exists already. Pass overwrite=True (--overwrite) to replace it."
             )
-    ranges = _ranges(found, reading)
+    ranges = _count_sources(found, reading)
     total = sum(piece.high - piece.low for piece in ranges)
     bounds = np.linspace(0, total, count + 1).astype(int).tolist()
     mark = f".{os.getpid()}-{threading.get_ident()}.part"
     try:
         with folder.drafting():
             parts = [
-                _Part(reading, tuple(_pieces(ranges, low, high)), folder, name + mark, kind, verify)
+                _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
                 for name, low, high in zip(names, bounds, bounds[1:])
             ]
-            _run(parts, workers, total, report or (lambda done, of: None))
-        for name in names:  # not before all of them are complete
+            _run_parts(parts, workers, total, report or (lambda done, of: None))
+        for name in names:  # only when all files are complete
             folder.rename(name + mark, name)
     except BaseException:
-        with contextlib.suppress(OSError):  # what went wrong first is what matters
+        with contextlib.suppress(OSError):  # the first error is reported, not one of the clean-up
             folder.remove(name + mark for name in names)
         raise
     return [folder.path(name) for name in names]
 
 
-def _kind(path: str) -> str | None:
-    """The format that a name stands for. Of compressed files, TFRecord alone is known."""
+def _format_of_name(path: str) -> str | None:
+    """The format that the ending of a name stands for, or None. Only TFRecord files may be compressed as a whole."""
     ending = _ENDING.search(redact.remove_query(path))
     kind = _SAME.get(ending.group(1), ending.group(1)) if ending else None
     return None if ending and ending.group(2) and kind != "tfrecord" else kind
 
 
-def _source_kind(paths: list[str], given: str | None) -> str:
+def _format_of_sources(paths: list[str], given: str | None) -> str:
     if given is not None:
         if given not in FORMATS:
             raise ValueError(f"source_format must be one of {', '.join(FORMATS)}, got {given!r}.")
         return given
     kinds: set[str] = set()
     for path in paths:
-        kind = _kind(path)
+        kind = _format_of_name(path)
         if kind not in FORMATS:
             raise ValueError(
-                f"{redact.show(path)} cannot be read: its name should end in {_endings(FORMATS)}. If it is such a "
+                f"{redact.show(path)} cannot be read: its name should end in {_list_endings(FORMATS)}. If it is such a "
                 "file, say so with source_format (--from)."
             )
         kinds.add(kind)
@@ -306,23 +307,23 @@ def _source_kind(paths: list[str], given: str | None) -> str:
     return kinds.pop()
 
 
-def _endings(formats: Iterable[str]) -> str:
+def _list_endings(formats: Iterable[str]) -> str:
     return f"one of {', '.join(f'.{name}' for name in formats)}"
 
 
-def _ranges(found: list[records.Shard], reading: _Reading) -> list[_Piece]:
-    """The records of each source that are wanted. Their files are counted some at a time."""
+def _count_sources(found: list[record_files.Shard], reading: _Reading) -> list[_Piece]:
+    """The records of each source. Several files are counted at the same time."""
 
-    def counted(shard: records.Shard) -> _Piece:
+    def count_source(shard: record_files.Shard) -> _Piece:
         version = reading.version(shard[0])
-        return _Piece(shard[0], *records.part_of(shard, reading.open(shard[0]).count()), version)
+        return _Piece(shard[0], *record_files.resolve_shard(shard, reading.open(shard[0]).count()), version)
 
     with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(found))) as pool:
-        return list(pool.map(counted, found))
+        return list(pool.map(count_source, found))
 
 
-def _pieces(ranges: list[_Piece], low: int, high: int) -> Iterator[_Piece]:
-    """Where records [low, high) of all sources lie."""
+def _split_pieces(ranges: list[_Piece], low: int, high: int) -> Iterator[_Piece]:
+    """The pieces of the sources that hold the records from `low` to `high` - 1."""
     begin = 0
     for piece in ranges:
         count = piece.high - piece.low
@@ -339,10 +340,10 @@ def _shard_names(target: str, count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}{dot}{ending}" for number in range(count)]
 
 
-def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
+def _run_parts(parts: list[_Part], workers: int, total: int, report: Report) -> None:
     report(0, total)
     if workers > 1:
-        clean_workers.run_all(parts, workers, lambda done: report(done, total))
+        conversion_workers.run_all(parts, workers, lambda done: report(done, total))
         return
     done = 0
     for part in parts:
@@ -351,56 +352,56 @@ def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
             report(done, total)
 
 
-def _written(part: _Part) -> Iterator[int]:
-    """Writes a part, and yields how many records each step wrote."""
+def _write_part(part: _Part) -> Iterator[int]:
+    """Writes a part. Yields the number of records of each step."""
     kind, compress = _WRITERS[part.kind]
     digest = 0
     with part.folder.new_file(part.name, draft=True) as path:
         with writing(part.shown):
             writer = kind(path, compress)
         try:
-            for block in _blocks(part):
+            for block in _read_part(part):
                 with writing(part.shown):
                     for record in block:
                         writer.write(record)
-                        digest = _digest(digest, record)
+                        digest = _update_digest(digest, record)
                 yield len(block)
             with writing(part.shown):
                 writer.close()
         except BaseException:
-            with contextlib.suppress(Exception):  # what went wrong first is what matters
+            with contextlib.suppress(Exception):  # the first error is reported, not one of the clean-up
                 writer.close()
             raise
     if part.verify:
         _verify(part, digest)
 
 
-def _blocks(part: _Part) -> Iterator[list[bytes]]:
-    """The records of a part, some at a time."""
+def _read_part(part: _Part) -> Iterator[list[bytes]]:
+    """The records of a part, in blocks."""
     for piece in part.pieces:
         left = piece.high - piece.low
         found = part.reading.open(piece.path)
         piece.check(part.reading)
-        for block in found.blocks(piece.low, piece.high):
+        for block in found.read_blocks(piece.low, piece.high):
             left -= len(block)
             yield block
         piece.check(part.reading)
         if left:
-            raise DamagedFile(f"{redact.show(piece.path)} was changed while it was read: it has {left} records less.")
+            raise DamagedFile(f"{redact.show(piece.path)} has changed while it was read: it has {left} records less.")
 
 
 def _verify(part: _Part, digest: int) -> None:
     again = _Reading(part.kind, part.folder.options).open(part.folder.path(part.name))
     found, count = 0, again.count()
-    for block in again.blocks(0, count):
+    for block in again.read_blocks(0, count):
         for record in block:
-            found = _digest(found, record)
+            found = _update_digest(found, record)
     if count != part.count or found != digest:
         raise DamagedFile(
-            f"{part.shown}: what was written is not what was read back: {part.count} records, then {count}. Is the "
-            "disk full, or failing?"
+            f"{part.shown}: {part.count} records were written, and other records ({count}) were read back. Is the disk "
+            "full, or failing?"
         )
 
 
-def _digest(digest: int, record: bytes) -> int:
+def _update_digest(digest: int, record: bytes) -> int:
     return zlib.crc32(record, zlib.crc32(len(record).to_bytes(8, "little"), digest))

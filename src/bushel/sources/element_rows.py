@@ -1,7 +1,7 @@
-"""Elements as rows of Parquet files, and back: nested dicts become columns named `a.b`, arrays become lists.
+"""Writes elements as rows of Parquet files, and reads them back. Nested dicts become columns `a.b`, arrays lists.
 
-An array that has not one axis gets a second column, `name.shape`. What rows cannot hold is refused: records of bytes,
-`sources/elements.py`, hold everything.
+An array with more or less than one axis gets a second column, `name.shape`. Elements that rows cannot hold are an
+error; records of bytes (`sources/element_records.py`) can hold them.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources.elements import Layout, dtype_of, encode
-from bushel.sources.needs import package
+from bushel.sources.element_records import Layout, encode, parse_dtype
+from bushel.sources.optional_packages import import_package
 
 _ROWS_PER_GROUP = 1000
 _GROUP_BYTES = 64 << 20
@@ -21,20 +21,20 @@ _PYTHON = {"int": "int64", "float": "float64", "bool": "bool_", "str": "string",
 _SHAPE = ".shape"
 
 
-def columns_of(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
-    """The columns of a layout, and the leaf that each holds."""
+def list_columns(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
+    """The names of the columns of a layout, and the layout of each."""
     match layout:
         case {"dict": parts}:
             for key, part in parts.items():
                 if "." in key:
-                    raise TypeError(f"The key {key!r} has a dot, which parts the names of Parquet columns: rename it.")
-                yield from columns_of(part, f"{path}.{key}" if path else key)
+                    raise TypeError(f"The key {key!r} has a dot, which separates the parts of column names: rename it.")
+                yield from list_columns(part, f"{path}.{key}" if path else key)
         case {"list": _} | {"tuple": _}:
             raise TypeError(
-                f"{path or 'The element'} is a list or a tuple, which Parquet has no columns for. {_INSTEAD}"
+                f"{path or 'The element'} is a list or a tuple, which has no names for Parquet columns. {_INSTEAD}"
             )
         case _ if not path:
-            raise TypeError(f"An element that is no dict has no names for Parquet columns. {_INSTEAD}")
+            raise TypeError(f"Only an element that is a dict has names for Parquet columns. {_INSTEAD}")
         case _:
             yield path, layout
 
@@ -42,31 +42,31 @@ def columns_of(layout: Layout, path: str = "") -> Iterator[tuple[str, Layout]]:
 _INSTEAD = 'Map it to a dict of arrays, numbers and texts, or save it with format="array_record".'
 
 
-def _type_of(arrow: Any, leaf: Layout, path: str) -> Any:
+def _arrow_type(arrow: Any, leaf: Layout, path: str) -> Any:
     if isinstance(leaf, str):
         return arrow.null() if leaf == "None" else getattr(arrow, _PYTHON[leaf])()
     ((form, text),) = leaf.items()
-    dtype = dtype_of(text)
+    dtype = parse_dtype(text)
     try:
         inner = {"U": arrow.string, "S": arrow.binary}[dtype.kind]() if dtype.kind in "US" else None
         inner = inner or arrow.from_numpy_dtype(dtype.newbyteorder("="))
     except (arrow.ArrowNotImplementedError, NotImplementedError):
-        raise TypeError(f"{path} has the dtype {dtype}, which Parquet has no type for. {_INSTEAD}") from None
+        raise TypeError(f"{path} has the dtype {dtype}, which Parquet does not have. {_INSTEAD}") from None
     return inner if form == "scalar" else arrow.list_(inner)
 
 
 class RowWriter:
-    """An open Parquet file that takes elements of one layout; the first one says which arrays get a shape."""
+    """Writes elements of one layout to a Parquet file. The first element decides which arrays get a shape column."""
 
     def __init__(self, path: str, layout: Layout, first: Any):
-        self._arrow = package("pyarrow", "parquet", "Saving Parquet files")
-        parquet = package("pyarrow.parquet", "parquet", "Saving Parquet files")
-        self._layout, self._leaves = layout, dict(columns_of(layout))
-        row = dict(_values(first, layout))
+        self._arrow = import_package("pyarrow", "parquet", "Saving Parquet files")
+        parquet = import_package("pyarrow.parquet", "parquet", "Saving Parquet files")
+        self._layout, self._leaves = layout, dict(list_columns(layout))
+        row = dict(_iterate_values(first, layout))
         self._shaped = {
             name for name, leaf in self._leaves.items() if _is_array(leaf) and np.asarray(row[name]).ndim != 1
         }
-        fields = [(name, _type_of(self._arrow, leaf, name)) for name, leaf in self._leaves.items()]
+        fields = [(name, _arrow_type(self._arrow, leaf, name)) for name, leaf in self._leaves.items()]
         fields += [(name + _SHAPE, self._arrow.list_(self._arrow.int64())) for name in sorted(self._shaped)]
         self._schema = self._arrow.schema(fields)
         self._writer = parquet.ParquetWriter(path, self._schema, compression="zstd", write_page_checksum=True)
@@ -74,18 +74,19 @@ class RowWriter:
         self._held_bytes = 0
 
     def write(self, element: Any) -> int:
-        """Writes an element; returns about how many bytes it takes."""
-        size = len(encode(element, self._layout))  # refuses other layouts, in words
+        """Writes an element. Returns the approximate number of bytes that it takes."""
+        size = len(encode(element, self._layout))  # raises an error if the layout differs
         row: dict[str, Any] = {}
-        for name, value in _values(element, self._layout):
+        for name, value in _iterate_values(element, self._layout):
             if _is_array(self._leaves[name]):
                 array = np.asarray(value)
                 if name in self._shaped:
                     row[name + _SHAPE] = list(array.shape)
                 elif array.ndim != 1:
                     raise ValueError(
-                        f"{name} has {array.ndim} axes and had one in the first element: Parquet columns need one "
-                        'number of axes. Reshape it, or save with format="array_record".'
+                        f"{name} has {array.ndim} axes, but it had one axis in the first element. A Parquet column "
+                        "needs the same number of axes in all elements. Reshape it, or save with "
+                        'format="array_record".'
                     )
                 value = array.astype(array.dtype.newbyteorder("="), copy=False).ravel()
                 value = value.tolist() if array.dtype.kind in "US" else value
@@ -114,32 +115,32 @@ def _is_array(leaf: Layout) -> bool:
     return isinstance(leaf, dict) and "array" in leaf
 
 
-def _values(element: Any, layout: Layout, path: str = "") -> Iterator[tuple[str, Any]]:
+def _iterate_values(element: Any, layout: Layout, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(layout, dict) and "dict" in layout:
         for key, part in layout["dict"].items():
-            yield from _values(element[key], part, f"{path}.{key}" if path else key)
+            yield from _iterate_values(element[key], part, f"{path}.{key}" if path else key)
     else:
         yield path, element
 
 
-def from_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
-    """The element of a row."""
+def decode_row(row: dict[str, Any], layout: Layout, path: str = "") -> Any:
+    """Restores the element of a row."""
     if isinstance(layout, dict) and "dict" in layout:
-        return {key: from_row(row, part, f"{path}.{key}" if path else key) for key, part in layout["dict"].items()}
+        return {key: decode_row(row, part, f"{path}.{key}" if path else key) for key, part in layout["dict"].items()}
     if layout == "None":
         return None
     try:
-        return _restored(row[path], row.get(path + _SHAPE), layout)
+        return _decode_value(row[path], row.get(path + _SHAPE), layout)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedFile(f"column {path!r} does not hold what its layout {layout!r} says: {error!r}.") from None
+        raise DamagedFile(f"column {path!r} does not match its layout {layout!r}: {error!r}.") from None
 
 
-def _restored(value: Any, shape: Any, leaf: Layout) -> Any:
+def _decode_value(value: Any, shape: Any, leaf: Layout) -> Any:
     if isinstance(leaf, str):
         value = value.item() if isinstance(value, np.generic) else value
         return {"int": int, "float": float, "bool": bool, "str": str, "bytes": bytes}[leaf](value)
     ((form, text),) = leaf.items()
-    dtype = dtype_of(text)
+    dtype = parse_dtype(text)
     if form == "scalar":
         return np.asarray(value).astype(dtype)[()] if dtype.kind not in "US" else dtype.type(value)
     array = np.array(list(value), dtype) if dtype.kind in "US" else np.asarray(value).astype(dtype)

@@ -1,4 +1,4 @@
-"""Any iterable as a stream that can be saved: with a state of its own, or by counting what was read."""
+"""Any iterable as a stream with a state: the iterable's own state, or the number of elements that were read."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from bushel.sources.protocol import SequentialReader
 
 @dataclasses.dataclass(frozen=True)
 class IterableStream:
-    """The elements of an iterable, or of what a function without arguments returns."""
+    """The elements of an iterable, or of the iterable that a function without arguments returns."""
 
     iterable: Iterable[Any] | Callable[[], Iterable[Any]]
 
     def __post_init__(self) -> None:
         if isinstance(self.iterable, (Generator, Iterator)):
             raise TypeError(
-                f"{type(self.iterable).__name__} can be read once only, and a stream may be read again. Pass what it "
-                "is made of, or a function that makes it: lambda: my_generator()."
+                f"{type(self.iterable).__name__} can be read only once, but a stream may be read again. Pass the "
+                "iterable that it reads, or a function that makes it: lambda: my_generator()."
             )
         if not callable(self.iterable) and not hasattr(self.iterable, "__iter__"):
-            raise TypeError(f"An iterable or a function that returns one is needed, got {self.iterable!r}.")
+            raise TypeError(f"Pass an iterable, or a function that returns one; got {self.iterable!r}.")
         if not callable(self.iterable):
-            _check_resumes(self.iterable)
+            _check_resumable(self.iterable)
 
     def open(self) -> IterableReader | StatefulReader:
-        made = self._made()
+        made = self._make_iterable()
         if hasattr(made, "state_dict") and hasattr(made, "load_state_dict"):
-            _check_resumes(made)
+            _check_resumable(made)
             return StatefulReader(made)
-        return IterableReader(made, self._made)
+        return IterableReader(made, self._make_iterable)
 
-    def _made(self) -> Iterable[Any]:
+    def _make_iterable(self) -> Iterable[Any]:
         return self.iterable() if callable(self.iterable) else self.iterable
 
     @property
@@ -51,7 +51,7 @@ class IterableStream:
         return getattr(named, "__qualname__", type(named).__qualname__)
 
     def fingerprint(self) -> Any:
-        """The name; with it the values of a sequence, or the repr of an object that has one of its own."""
+        """The name, and the values of a sequence, or the repr of an object whose class defines one."""
         if isinstance(self.iterable, (list, tuple, dict, str, bytes, range, np.ndarray)):
             return [self.name, self.iterable]
         if callable(self.iterable) or type(self.iterable).__repr__ is object.__repr__:
@@ -59,23 +59,26 @@ class IterableStream:
         return [self.name, show_value(self.iterable)]
 
 
-def _check_resumes(stream: Any) -> None:
-    """Refuses a Hugging Face stream that shuffles in a buffer: its state has the stream's position, but no buffer."""
+def _check_resumable(stream: Any) -> None:
+    """Raises an error for a Hugging Face stream that shuffles in a buffer: its state does not contain the buffer."""
     left: list[Any] = [getattr(stream, "_ex_iterable", None)]
     while left:
         part = left.pop()
         if type(part).__name__ == "BufferShuffledExamplesIterable" and part.buffer_size > 1:
             raise ValueError(
-                f"This stream shuffles in a buffer of {part.buffer_size} records, which its state does not hold: after "
-                "a restore these records would be missing. Shuffle here instead: "
+                f"This stream shuffles in a buffer of {part.buffer_size} records, which its state does not contain: "
+                "after a restore these records would be missing. Let Bushel shuffle instead: "
                 f"IterableIterDataset(stream).window_shuffle({part.buffer_size}, seed=0). "
-                "stream.shuffle(buffer_size=1) shuffles shards alone and may stay."
+                "stream.shuffle(buffer_size=1), which shuffles only the shards, may stay."
             )
         left += filter(None, [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())])
 
 
-def _private(iterator: Iterator[Any], count: int) -> list[Any]:
-    """Up to `count` elements, copied where the iterable keeps them; one by one, as it may use one buffer for all."""
+def _read_private(iterator: Iterator[Any], count: int) -> list[Any]:
+    """Reads up to `count` elements one by one, and copies those to which the iterable keeps a reference.
+
+    One by one, because the iterable may write the next element into the same buffer.
+    """
     rows: list[Any] = []
     while len(rows) < count:
         element = list(itertools.islice(iterator, 1))
@@ -86,23 +89,23 @@ def _private(iterator: Iterator[Any], count: int) -> list[Any]:
 
 
 class IterableReader(SequentialReader):
-    """A position in an iterable: how many elements came before. Going there reads them again."""
+    """Reads an iterable. Its position is the number of elements read; a restore reads them all again."""
 
     def __init__(self, iterable: Iterable[Any], again: Callable[[], Iterable[Any]]):
         self._iterable, self._again = iterable, again
-        self._go(0)
+        self._skip_to(0)
 
-    def _go(self, count: int) -> None:
+    def _skip_to(self, count: int) -> None:
         self._iterator = iter(self._iterable)
         self._count = sum(1 for _ in itertools.islice(self._iterator, count))
         if self._count < count:
             raise StateMismatch(
-                f"This state stands after {count} elements; {type(self._iterable).__name__} ended after {self._count}.",
+                f"The state is after {count} elements, but {type(self._iterable).__name__} has only {self._count}.",
                 "elements_read",
             )
 
     def read(self, count: int) -> list[Any]:
-        rows = _private(self._iterator, count)
+        rows = _read_private(self._iterator, count)
         self._count += len(rows)
         return rows
 
@@ -111,33 +114,33 @@ class IterableReader(SequentialReader):
 
     def set_state(self, state: dict[str, Any]) -> None:
         count = state["elements_read"]
-        iterable = self._again()  # what a function has made may be readable once only
+        iterable = self._again()  # made anew, because it may be readable only once
         most = len(iterable) if isinstance(iterable, Sized) else sys.maxsize
         if not 0 <= count <= most:
-            raise StateMismatch(f"This state stands after {count} elements; there are {most} at most.", "elements_read")
+            raise StateMismatch(f"The state is after {count} elements, but there are only {most}.", "elements_read")
         self._iterable = iterable
-        self._go(count)
+        self._skip_to(count)
 
     def close(self) -> None:
         getattr(self._iterator, "close", lambda: None)()
 
 
 class StatefulReader(SequentialReader):
-    """A position in an iterable with `state_dict` and `load_state_dict`: Hugging Face streams, torchdata's loaders."""
+    """Reads an iterable that has `state_dict` and `load_state_dict`: Hugging Face streams, torchdata's loaders."""
 
     def __init__(self, iterable: Any):
         self._first = iterable
-        self._begin(None)
+        self._start(None)
 
-    def _begin(self, state: Any) -> None:
-        self._iterable = copy.deepcopy(self._first)  # its state is inside: two readers must not share it
-        self._set = state  # until something is read, it may not show in the iterable's own state
+    def _start(self, state: Any) -> None:
+        self._iterable = copy.deepcopy(self._first)  # the iterable holds its position, so two readers must not share it
+        self._set = state  # before the first read, `state_dict` may not return it yet
         if state is not None:
             self._iterable.load_state_dict(copy.deepcopy(state))
         self._iterator = iter(self._iterable)
 
     def read(self, count: int) -> list[Any]:
-        rows = _private(self._iterator, count)
+        rows = _read_private(self._iterator, count)
         if rows:
             self._set = None
         return rows
@@ -146,7 +149,7 @@ class StatefulReader(SequentialReader):
         return {"state_dict": copy.deepcopy(self._iterable.state_dict() if self._set is None else self._set)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._begin(copy.deepcopy(state["state_dict"]))
+        self._start(copy.deepcopy(state["state_dict"]))
 
     def close(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Parquet files: row groups at any position, or rows in order. Decoding is pyarrow's."""
+"""Parquet files: rows at any position, or in order. pyarrow decodes them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
-from bushel.sources import stores
-from bushel.sources.arrow_rows import values
-from bushel.sources.handles import HandlePool
-from bushel.sources.needs import package
+from bushel.sources import file_access
+from bushel.sources.arrow_rows import to_array
+from bushel.sources.handle_pool import HandlePool
+from bushel.sources.local_files import File, as_stream
+from bushel.sources.optional_packages import import_package
+from bushel.sources.paths import Options, is_url
 from bushel.sources.protocol import SequentialReader
-from bushel.sources.stores import File, Options
-from bushel.sources.tables import UNREADABLE, TableSource, check_names
+from bushel.sources.table_files import UNREADABLE, TableSource, check_names
 
 _FILES_AT_ONCE = 16
-_IDLE_AT_MOST = 16  # handles of one file
+_IDLE_AT_MOST = 16  # idle handles of one file
 _DECRYPT = "Pass decryption_properties to `ParquetIterDataset`, choose other columns, or decrypt the file first."
 
 
-def opened(file: File, settings: dict[str, Any]) -> Any:
-    """A `pyarrow.parquet.ParquetFile`. Pages with checksums are checked against them."""
-    parquet = package("pyarrow.parquet", "parquet", "Parquet files")
-    place = stores.stream(file) if stores.is_url(file.name) else file.name
+def open_parquet(file: File, settings: dict[str, Any]) -> Any:
+    """Opens a `pyarrow.parquet.ParquetFile`. Pages with checksums are compared with them."""
+    parquet = import_package("pyarrow.parquet", "parquet", "Parquet files")
+    place = as_stream(file) if is_url(file.name) else file.name
     try:
         found = parquet.ParquetFile(place, **{"page_checksum_verification": True, **settings})
     except PermissionError:
@@ -37,21 +38,21 @@ def opened(file: File, settings: dict[str, Any]) -> Any:
     except UNREADABLE as error:
         if "encrypted" in str(error):
             raise ValueError(f"{file.name} is encrypted: {error}. {_DECRYPT}") from None
-        raise DamagedFile(f"{file.name} is no complete Parquet file: {error}") from error
-    groups, stated = lengths(found), found.metadata.num_rows
+        raise DamagedFile(f"{file.name} is not a complete Parquet file: {error}") from error
+    groups, stated = get_group_lengths(found), found.metadata.num_rows
     rows = sum(groups)
     if rows != stated or min(groups, default=0) < 0:
-        raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, and {stated} by its metadata.")
+        raise DamagedFile(f"{file.name}: its row groups have {rows} rows together, but its metadata says {stated}.")
     return found
 
 
-def lengths(file: Any) -> list[int]:
-    """How many rows each row group has."""
+def get_group_lengths(file: Any) -> list[int]:
+    """The number of rows of each row group."""
     return [file.metadata.row_group(number).num_rows for number in range(file.metadata.num_row_groups)]
 
 
-def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
-    """A row group as a table, with texts that are texts."""
+def read_group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> Any:
+    """Reads a row group as a table. The table is validated: strings are valid UTF-8, for example."""
     try:
         found = file.read_row_group(number, columns=columns)
         found.validate(full=True)
@@ -61,12 +62,12 @@ def group(file: Any, path: str, number: int, columns: Sequence[str] | None) -> A
         raise DamagedFile(f"{path}: row group {number} cannot be read: {error}") from error
     stated = file.metadata.row_group(number).num_rows
     if found.num_rows != stated:
-        raise DamagedFile(f"{path}: row group {number} has {found.num_rows} rows, and {stated} by the file's metadata.")
+        raise DamagedFile(f"{path}: row group {number} has {found.num_rows} rows, but the metadata says {stated}.")
     return found
 
 
 def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
-    """Refuses columns that are not there, which pyarrow would leave out without a word."""
+    """Raises an error for columns that do not exist, which pyarrow would silently leave out."""
     names = file.schema_arrow.names
     inner: set[str] = set(names)
     for number in range(len(file.schema)):
@@ -78,15 +79,15 @@ def check_columns(file: Any, path: str, columns: Sequence[str] | None) -> None:
 class ParquetDataSource(TableSource):
     """Rows of Parquet files as dicts, at any position.
 
-    A read decodes the whole row group that holds the row; decoded groups are kept within `cache_bytes`. So reads that
-    are near to each other are quick, and a global shuffle decodes a group for each row unless the groups are small or
-    all of them fit: `bushel convert` makes files that shuffle well.
+    A read decodes the whole row group that holds the row, and keeps it in a cache of `cache_bytes`. Reads of rows near
+    each other are therefore fast. A global shuffle decodes a row group for each row, unless the row groups are small or
+    all of them fit into the cache: `bushel convert` makes files that can be shuffled fast.
 
     Args:
       paths: one or many files, patterns or URLs.
-      columns: only these; all by default.
-      cache_bytes: decoded row groups that are kept.
-      storage_options: of the store where the files lie.
+      columns: read only these columns; all by default.
+      cache_bytes: the most bytes of decoded row groups that are kept.
+      storage_options: options of the store that holds the files.
     """
 
     part = "row group"
@@ -101,28 +102,28 @@ class ParquetDataSource(TableSource):
     ):
         super().__init__(paths, columns, cache_bytes, storage_options)
 
-    def _no_files(self) -> Any:
-        return _OpenFiles(lambda number: opened(self._same(number), {}))
+    def _make_file_cache(self) -> Any:
+        return _OpenFiles(lambda number: open_parquet(self._open_unchanged(number), {}))
 
-    def _lengths(self, number: int) -> list[int]:
-        file = opened(self._same(number), {})
+    def _part_lengths(self, number: int) -> list[int]:
+        file = open_parquet(self._open_unchanged(number), {})
         check_columns(file, redact.show(self._paths[number]), self._columns)
-        return lengths(file)
+        return get_group_lengths(file)
 
-    def _table(self, number: int, part: int) -> Any:
-        with self._files.pool(number).lend() as file:
-            return group(file, redact.show(self._paths[number]), part, self._columns)
+    def _read_part(self, number: int, part: int) -> Any:
+        with self._files.get_pool(number).lend() as file:
+            return read_group(file, redact.show(self._paths[number]), part, self._columns)
 
 
 class _OpenFiles:
-    """A pool of `ParquetFile`s for each file: one that threads share crashes. Files used longest ago are closed."""
+    """A pool of `ParquetFile`s for each file, since threads must not share one. Files used longest ago are closed."""
 
     def __init__(self, open_file: Callable[[int], Any]):
         self._open_file = open_file
         self._lock = threading.Lock()
         self._pools: collections.OrderedDict[int, HandlePool[Any]] = collections.OrderedDict()
 
-    def pool(self, number: int) -> HandlePool[Any]:
+    def get_pool(self, number: int) -> HandlePool[Any]:
         with self._lock:
             if number not in self._pools:
                 self._pools[number] = HandlePool(functools.partial(self._open_file, number), _IDLE_AT_MOST)
@@ -146,44 +147,44 @@ class ParquetStream:
 
     def fingerprint(self) -> Any:
         columns = None if self.columns is None else list(self.columns)
-        return [stores.fingerprint([self.path], self.storage_options), columns]
+        return [file_access.fingerprint_files([self.path], self.storage_options), columns]
 
     def __repr__(self) -> str:
         return f"ParquetStream({redact.base_name(self.path)})"
 
 
 class ParquetReader(SequentialReader):
-    """A position in a Parquet file: row group and row in it, as in Grain's state."""
+    """Reads a Parquet file in order. Its position is a row group and a row in it, as in Grain's state."""
 
     def __init__(self, stream: ParquetStream):
         self._stream = stream
-        self._file = opened(stores.open_file(stream.path, stream.storage_options), stream.settings)
+        self._file = open_parquet(file_access.open_file(stream.path, stream.storage_options), stream.settings)
         check_columns(self._file, redact.show(stream.path), stream.columns)
-        self._lengths = lengths(self._file)
+        self._part_lengths = get_group_lengths(self._file)
         self._group = self._row = 0
-        self._read: int | None = None  # the group that `_columns` holds
+        self._read: int | None = None  # the number of the row group in `_columns`
         self._columns: dict[str, np.ndarray] = {}
 
     def read(self, count: int) -> list[dict[str, Any]]:
-        while self._group < len(self._lengths) and self._row >= self._lengths[self._group]:
-            if self._group == len(self._lengths) - 1:
+        while self._group < len(self._part_lengths) and self._row >= self._part_lengths[self._group]:
+            if self._group == len(self._part_lengths) - 1:
                 return []
             self._group, self._row = self._group + 1, 0
-        if not self._lengths:
+        if not self._part_lengths:
             return []
         if self._read != self._group:
-            table = group(self._file, redact.show(self._stream.path), self._group, self._stream.columns)
-            self._columns = {name: values(column) for name, column in zip(table.schema.names, table.columns)}
+            table = read_group(self._file, redact.show(self._stream.path), self._group, self._stream.columns)
+            self._columns = {name: to_array(column) for name, column in zip(table.schema.names, table.columns)}
             self._read = self._group
         names = tuple(self._columns)
-        low, high = self._row, min(self._row + count, self._lengths[self._group])
+        low, high = self._row, min(self._row + count, self._part_lengths[self._group])
         self._row = high
         if high == low + 1:
             return [{name: column[low] for name, column in self._columns.items()}]
         return [dict(zip(names, values)) for values in zip(*(column[low:high] for column in self._columns.values()))]
 
     def skip(self) -> int:
-        rest = self._lengths[self._group] - self._row
+        rest = self._part_lengths[self._group] - self._row
         self._row += rest
         return rest
 
@@ -192,11 +193,11 @@ class ParquetReader(SequentialReader):
 
     def set_state(self, state: dict[str, Any]) -> None:
         number, row = state["row_group"], state["index_within_row_group"]
-        known = len(self._lengths)
-        if not 0 <= number < max(known, 1) or not 0 <= row <= (self._lengths[number] if known else 0):
+        known = len(self._part_lengths)
+        if not 0 <= number < max(known, 1) or not 0 <= row <= (self._part_lengths[number] if known else 0):
             raise StateMismatch(
-                f"Row {row} of row group {number} is not in {redact.show(self._stream.path)}, which has {known} row "
-                f"groups of {', '.join(map(str, self._lengths[:8]))} rows."
+                f"The state is at row {row} of row group {number}, but {redact.show(self._stream.path)} has {known} "
+                f"row groups of {', '.join(map(str, self._part_lengths[:8]))} rows."
             )
         self._group, self._row = number, row
 

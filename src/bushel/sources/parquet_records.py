@@ -1,4 +1,4 @@
-"""Rows of a Parquet file as records of bytes: with all that they hold, or refused. For `bushel convert`."""
+"""Rows of a Parquet file as records of bytes, for `bushel convert`. A value that would change is an error."""
 
 from __future__ import annotations
 
@@ -8,52 +8,56 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.example import encode_example
-from bushel.sources.needs import package
-from bushel.sources.parquet import group, lengths, opened
-from bushel.sources.stores import Options
+from bushel.sources import file_access
+from bushel.sources.optional_packages import import_package
+from bushel.sources.parquet import get_group_lengths, open_parquet, read_group
+from bushel.sources.paths import Options
+from bushel.sources.tf_example import encode_example
 
 _ROWS = 64
 _LARGEST = (1 << 63) - 1
 
 
 class ParquetRecords:
-    """A column `record` of bytes or text that is alone as it is; other rows as `tf.train.Example`, nulls left out.
+    """The rows of one Parquet file as records of bytes.
 
-    What a column becomes follows from its type, so that it is the same for all rows and files.
+    If the only column is `record`, of bytes or text, its values are the records. Other rows become a
+    `tf.train.Example`, in which nulls are left out. The type of a column decides what it becomes, so that all rows and
+    files agree.
     """
 
     def __init__(self, path: str, options: Options | None, round_floats: bool):
-        file = stores.open_file(path, options)
+        file = file_access.open_file(path, options)
         self._path, self._round = file.name, round_floats
-        self._file = opened(file, {})
+        self._file = open_parquet(file, {})
         schema = self._file.schema_arrow
-        self._ends = np.cumsum(lengths(self._file), dtype=int)
-        self._dtypes = {field.name: self._dtype(field) for field in schema}
+        self._ends = np.cumsum(get_group_lengths(self._file), dtype=int)
+        self._dtypes = {field.name: self._choose_dtype(field) for field in schema}
         self._bare = self._dtypes == {"record": object} and not _is_list(schema.types[0])
 
     def count(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
-        """Records [low, high), some at a time."""
+    def read_blocks(self, low: int, high: int) -> Iterator[list[bytes]]:
+        """The records from `low` to `high` - 1, in blocks."""
         first, last = self._ends.searchsorted([low, high - 1], "right").tolist()
         for number in range(first, last + 1) if low < high else ():
-            table = group(self._file, self._path, number, None)
+            table = read_group(self._file, self._path, number, None)
             end = int(self._ends[number])
             if table.num_rows != end - (begin := int(self._ends[number - 1]) if number else 0):
-                raise DamagedFile(f"{self._path}: row group {number} holds {table.num_rows} rows, not {end - begin}.")
-            self._check(table, begin)
+                raise DamagedFile(
+                    f"{self._path}: row group {number} has {table.num_rows} rows instead of {end - begin}."
+                )
+            self._check_values(table, begin)
             for start in range(max(low, begin), min(high, end), _ROWS):
                 rows = table.slice(start - begin, min(_ROWS, high - start))
-                yield self._records({name: column.to_pylist() for name, column in zip(table.schema.names, rows)})
+                yield self._encode_rows({name: column.to_pylist() for name, column in zip(table.schema.names, rows)})
 
-    def _records(self, columns: dict[str, list[Any]]) -> list[bytes]:
+    def _encode_rows(self, columns: dict[str, list[Any]]) -> list[bytes]:
         if self._bare:
             return [value.encode() if isinstance(value, str) else value for value in columns["record"]]
         rows = zip(*columns.values())
-        with np.errstate(over="ignore"):  # where floats are rounded, large ones become infinite
+        with np.errstate(over="ignore"):  # if floats are rounded, large ones become infinite
             return [
                 encode_example(
                     {name: np.array(v, self._dtypes[name]) for name, v in zip(columns, row) if v is not None}
@@ -61,9 +65,9 @@ class ParquetRecords:
                 for row in rows
             ]
 
-    def _dtype(self, field: Any) -> Any:
-        """What a column is in a `tf.train.Example`: int64, float32, or object for bytes and text."""
-        types = package("pyarrow", "parquet", "Parquet files").types
+    def _choose_dtype(self, field: Any) -> Any:
+        """The type of a column in a `tf.train.Example`: int64, float32, or object for bytes and text."""
+        types = import_package("pyarrow", "parquet", "Parquet files").types
         kind = field.type.value_type if _is_list(field.type) else field.type
         kind = kind.value_type if types.is_dictionary(kind) else kind
         if types.is_integer(kind) or types.is_boolean(kind):
@@ -73,41 +77,46 @@ class ParquetRecords:
         texts = types.is_string, types.is_large_string
         if any(fits(kind) for fits in (*texts, types.is_binary, types.is_large_binary, types.is_fixed_size_binary)):
             return object
-        raise self._refused(
+        raise self._refusal_error(
             field.name,
-            f"is of type {field.type}, and a tf.train.Example holds numbers, bytes, text and lists of these. Cast it "
-            "to one of them with pyarrow, or leave it out, and convert that file",
+            f"is of type {field.type}, but a tf.train.Example holds only numbers, bytes, text and lists of these. Cast "
+            "the column with pyarrow, or leave it out, and convert that file",
         )
 
-    def _check(self, table: Any, begin: int) -> None:
-        """Refuses values that a record would lose."""
-        compute = package("pyarrow.compute", "parquet", "Parquet files")
-        types = package("pyarrow", "parquet", "Parquet files").types
+    def _check_values(self, table: Any, begin: int) -> None:
+        """Raises an error for values that a record cannot hold."""
+        compute = import_package("pyarrow.compute", "parquet", "Parquet files")
+        types = import_package("pyarrow", "parquet", "Parquet files").types
         for name, column in zip(table.schema.names, table.columns):
             if self._bare and column.null_count:
                 row = begin + compute.index(column.is_null(), True).as_py()
-                raise self._refused(name, f"is null in row {row}, so that there is no record. Leave the row out")
+                raise self._refusal_error(name, f"is null in row {row}, so this row has no record. Leave the row out")
             values = compute.list_flatten(column) if _is_list(column.type) else column
             if values is not column and values.null_count:
-                raise self._refused(name, "has nulls inside of lists, which a tf.train.Example cannot hold. Fill them")
+                raise self._refusal_error(
+                    name, "has nulls inside lists, which a tf.train.Example cannot hold. Fill them"
+                )
             kind = values.type.value_type if types.is_dictionary(values.type) else values.type
             if types.is_uint64(kind) and (largest := compute.max(values.cast(kind)).as_py() or 0) > _LARGEST:
-                raise self._refused(name, f"holds {largest}, and a tf.train.Example has int64 numbers. Cast it to text")
+                raise self._refusal_error(
+                    name,
+                    f"holds {largest}, which does not fit into int64, the type of a tf.train.Example. Cast it to text",
+                )
             if types.is_float64(kind) and not self._round:
                 numbers = values.cast(kind).drop_null().to_numpy()
                 with np.errstate(over="ignore"):
                     lost = numbers[(numbers.astype(np.float32) != numbers) & ~np.isnan(numbers)]
                 if len(lost):
-                    raise self._refused(
+                    raise self._refusal_error(
                         name,
-                        f"holds float64 numbers such as {lost[0]}, and a tf.train.Example has float32 numbers. To "
-                        "round them pass round_floats=True (--round-floats)",
+                        f"holds float64 numbers such as {lost[0]}, but a tf.train.Example has float32 numbers. To "
+                        "round them, pass round_floats=True (--round-floats)",
                     )
 
-    def _refused(self, column: str, why: str) -> ValueError:
+    def _refusal_error(self, column: str, why: str) -> ValueError:
         return ValueError(f"{self._path}: column {column!r} {why}.")
 
 
 def _is_list(kind: Any) -> bool:
-    types = package("pyarrow", "parquet", "Parquet files").types
+    types = import_package("pyarrow", "parquet", "Parquet files").types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)

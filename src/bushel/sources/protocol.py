@@ -1,4 +1,4 @@
-"""What a source is, and what may be said of its identity without reading it."""
+"""What a source is: the protocols of sources, and fingerprints of files. Formats are in modules of their own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ T_co = TypeVar("T_co", covariant=True)
 
 @runtime_checkable
 class RandomAccessDataSource(Protocol[T_co]):
-    """Records by position. A list is one; so is any object with these two methods.
+    """Records by position. A list is a source, and so is any object with these two methods.
 
     A source may have three more methods:
 
-    - `__getitems__(indices)` gets a list of Python ints, reads these records at once and returns a sequence of them,
-      or `bushel.sources.Columns` (a tree of arrays with a leading axis) that the caller may keep and change;
-    - `fingerprint()` returns something small and plain (strings, numbers, lists) that changes when the data
-      do, for the identity in checkpoints; `file_fingerprint(paths)` is a good answer for files;
-    - `__repr__` is how the source reads in messages.
+    - `__getitems__(indices)` gets a list of Python ints and reads these records together. It returns a sequence of
+      records, or `bushel.sources.Columns` (a tree of arrays with a leading axis) that the caller may keep and change.
+    - `fingerprint()` returns a small, plain value (strings, numbers, lists) that changes when the data change. It
+      becomes a part of the identity in checkpoints. For files, return `file_fingerprint(paths)`.
+    - `__repr__` is shown in messages.
 
     >>> class Squares:
     ...     def __len__(self): return 10
@@ -36,35 +36,35 @@ class RandomAccessDataSource(Protocol[T_co]):
         ...
 
     def __getitem__(self, index: int, /) -> T_co:
-        """Returns the record at `index`, which lies in [0, len). Must be thread-safe and deterministic.
+        """Returns the record at `index`, from 0 to len - 1. Must be thread-safe and deterministic.
 
-        A source may return objects that it keeps: they are copied before a function can write into them.
+        A source may return objects that it keeps: the pipeline copies them before a function can write into them.
         """
         ...
 
 
-def many_reads(source: Any) -> Callable[[Any], Any] | None:
-    """A function of an int64 array that reads many records at once; None where a source has to be read one by one.
+def get_batch_reader(source: Any) -> Callable[[Any], Any] | None:
+    """A function that reads many records at once, given an int64 array; None if the source can only read one by one.
 
-    Sources outside of this library get a list of Python ints, as from PyTorch: TFDS asks `if not indices`, which fails
-    for an array, and other sources look indices up in a dict or ask `isinstance(index, int)`.
+    Sources outside this library get a list of Python ints, as PyTorch passes it. TFDS tests `if not indices`, which
+    fails for an array; other sources look indices up in a dict, or test `isinstance(index, int)`.
 
-    A Hugging Face dataset with a format (NumPy, JAX, pandas) converts whole columns of what is read together, so that a
-    record would depend on its neighbours: such a dataset is read one by one.
+    A Hugging Face dataset with a format (NumPy, JAX, pandas) converts whole columns of the records that are read
+    together. A record would then depend on its neighbours, so such a dataset is read one record at a time.
     """
     form = getattr(source, "format", None)
     if isinstance(form, dict) and form.get("type") not in (None, "python", "custom"):
         return None
     read = getattr(source, "__getitems__", None) or getattr(source, "_getitems", None)
-    if read is None or str(getattr(read, "__module__", "")).startswith("bushel."):  # where the method was written
+    if read is None or str(getattr(read, "__module__", "")).startswith("bushel."):  # the module that defines it
         return read
     return lambda positions: read(positions.tolist())
 
 
 def gives_new_records(source: Any) -> bool:
-    """Whether a source is known to make a new object for each read, which nobody else holds.
+    """Whether a source is known to return a new object for each read, to which it keeps no reference.
 
-    So do the sources of this library, and Hugging Face datasets unless a function of the user's makes their records.
+    This is true of the sources of this library, and of Hugging Face datasets without a user's function for records.
     """
     package = type(source).__module__.partition(".")[0]
     if package == "datasets":
@@ -74,10 +74,10 @@ def gives_new_records(source: Any) -> bool:
 
 
 def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[Any]:
-    """Name, size and modification time of files: a fingerprint that survives a move to another folder.
+    """A fingerprint of files: name, size and modification time of each. It is the same in another folder.
 
-    A path that does not name a local file (a URL, a pattern) counts by its text, without user and password and without
-    what signs it: a URL that is signed again counts as the same.
+    A path that does not name a local file (a URL, a pattern) counts as text, without user, password and signature. A
+    URL that is signed again therefore has the same fingerprint.
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
@@ -94,20 +94,20 @@ def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
 
 
 class SequentialReader(Protocol):
-    """A position in records that can only be read in order."""
+    """A reader of records that can only be read in order. It has a position, which can be saved and restored."""
 
     at_hand: Iterator[Any] = iter(())
-    """The records that come next, as far as they are there already: taking one is a read of one that cannot fail."""
+    """The next records, if the reader has already read and checked them. Taking one is the same as `read(1)`."""
 
     def read(self, count: int) -> Any:
-        """Up to `count` records as a block (a list, or `Columns`); none at all only at the end."""
+        """Up to `count` records as a block (a list, or `Columns`). An empty block means the end."""
         ...
 
     @optional
     def skip(self) -> int:
-        """Goes past what the last `read` failed at: a record, or all up to where records can be told apart again.
+        """Skips the record at which the last `read` failed, or everything up to the next place where a record begins.
 
-        Returns how many records that were, as far as it is known, at least 1; 0 where it cannot be gone past.
+        Returns the number of skipped records if it is known, and otherwise 1. Returns 0 if the reader cannot go on.
         """
         return 0
 
@@ -116,21 +116,21 @@ class SequentialReader(Protocol):
         ...
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a position that `get_state` returned."""
+        """Moves to a position that `get_state` has returned."""
         ...
 
     def close(self) -> None:
-        """Lets go of what is open."""
+        """Closes what is open."""
         ...
 
 
 class SequentialSource(Protocol):
-    """Records that can only be read in order: describes them, opens nothing until it is asked to."""
+    """Records that can only be read in order. The source describes them; `open` opens the file."""
 
     def open(self) -> SequentialReader:
         """A reader at the first record."""
         ...
 
     def fingerprint(self) -> Any:
-        """What tells these records from others, small and plain."""
+        """A small, plain value that changes when the records change."""
         ...

@@ -1,4 +1,7 @@
-"""Data sets that TFDS has prepared: a folder of ArrayRecord or TFRecord files and a description. No TensorFlow."""
+"""Data sets that TFDS has prepared: folders of ArrayRecord or TFRecord files with a description.
+
+TensorFlow is not needed.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,15 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.contract import optional
 from bushel.base.errors import DamagedFile, TooLarge
-from bushel.sources import stores
 from bushel.sources.array_record import ArrayRecordDataSource
-from bushel.sources.codecs import unzlib
-from bushel.sources.example import decode_example
+from bushel.sources.decompression import decompress_zlib
 from bushel.sources.media import decode_image
-from bushel.sources.records import RecordSource
-from bushel.sources.stores import Options, Path
+from bushel.sources.paths import Options, Path, expand_path
+from bushel.sources.record_files import RecordSource
+from bushel.sources.tf_example import decode_example
 from bushel.sources.tfds_json import (
     Entry,
-    kind_of,
+    get_feature_class,
     read_json,
     shard_lengths,
     shard_names,
@@ -37,9 +39,9 @@ from bushel.sources.tfrecord import TFRecordDataSource
 FORMATS: dict[str, type[RecordSource]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 
 
-def only_split(folder: Path, storage_options: Options | None = None) -> str:
-    """The name of the split of a data set that has one."""
-    text = stores.local(folder).rstrip("/")
+def get_only_split(folder: Path, storage_options: Options | None = None) -> str:
+    """The name of the only split of a data set. Several splits, or none, are an error."""
+    text = expand_path(folder).rstrip("/")
     splits = list(split_entries(read_json(f"{text}/dataset_info.json", storage_options)))
     if len(splits) != 1:
         raise ValueError(
@@ -50,21 +52,21 @@ def only_split(folder: Path, storage_options: Options | None = None) -> str:
 
 
 class TFDSDataSource:
-    """Examples of one split of a prepared TFDS data set, decoded as its `features.json` says.
+    """Examples of one split of a prepared TFDS data set, decoded according to its `features.json`.
 
     Numbers are NumPy arrays and scalars of the declared types, texts are bytes, images are uint8 arrays. A sequence is
-    an array with a leading axis (a list where its entries differ in shape); a sequence of dicts, and the steps of an
-    episode, are a dict of such columns.
+    an array with a leading axis, or a list if its entries differ in shape. A sequence of dicts, such as the steps of an
+    episode, is a dict of such sequences.
 
     Args:
-      folder: where `dataset_info.json` lies, for example ~/tensorflow_datasets/mnist/3.0.1; a path or URL.
-      split: its name, such as "train".
-      decode: False gives the features of each `tf.train.Example` as they are stored.
-      storage_options: of the store where the folder lies.
+      folder: the folder with `dataset_info.json`, for example ~/tensorflow_datasets/mnist/3.0.1; a path or URL.
+      split: the name of a split, such as "train".
+      decode: False returns the features of each `tf.train.Example` as they are stored.
+      storage_options: options of the store that holds the folder.
     """
 
     def __init__(self, folder: Path, split: str, *, decode: bool = True, storage_options: Options | None = None):
-        text = stores.local(folder).rstrip("/")
+        text = expand_path(folder).rstrip("/")
         shown = redact.show(text)
         info = read_json(f"{text}/dataset_info.json", storage_options)
         name, splits = info["name"].text(), split_entries(info)
@@ -73,7 +75,7 @@ class TFDSDataSource:
             raise ValueError(f"{shown} has no split {split!r}; it has {known}. Slice a dataset with ds[:100].")
         kind = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
         if kind not in FORMATS:
-            raise ValueError(f"{shown} holds {kind} files; {' and '.join(FORMATS)} files can be read.")
+            raise ValueError(f"{shown} has {kind} files, but Bushel reads only {' and '.join(FORMATS)} files.")
         paths = [f"{text}/{file}" for file in shard_names(name, splits[split], kind)]
         if not paths:
             raise splits[split].wrong("names no files: its shardLengths are missing or empty")
@@ -82,22 +84,24 @@ class TFDSDataSource:
         stated = sum(shard_lengths(splits[split]))
         if stated != len(self._records):
             raise ValueError(
-                f"{shown}: the split {split!r} should have {stated} examples; there are {len(self._records)}."
+                f"{shown}: the split {split!r} should have {stated} examples, but it has {len(self._records)}."
             )
         self._described = f"{shown}/features.json"
-        self._feature = feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
+        self._feature = (
+            parse_feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
+        )
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self._decoded(index, self._records[index])
+        return self._decode(index, self._records[index])
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[dict[str, Any]]:
         """The examples at `indices`, read together."""
-        return [self._decoded(index, record) for index, record in zip(indices, self._records.__getitems__(indices))]
+        return [self._decode(index, record) for index, record in zip(indices, self._records.__getitems__(indices))]
 
-    def _decoded(self, index: int, record: bytes) -> dict[str, Any]:
+    def _decode(self, index: int, record: bytes) -> dict[str, Any]:
         stored = decode_example(record)
         if self._feature is None:
             return stored
@@ -106,7 +110,7 @@ class TFDSDataSource:
         except (ValueError, LookupError, TypeError, ArithmeticError, zlib.error) as error:
             kind = TooLarge if isinstance(error, TooLarge) else DamagedFile
             raise kind(
-                f"{self._name}: example {index} is not what {self._described} says ({type(error).__name__}: {error})."
+                f"{self._name}: example {index} does not match {self._described} ({type(error).__name__}: {error})."
             ) from error
 
     def fingerprint(self) -> Any:
@@ -117,11 +121,11 @@ class TFDSDataSource:
 
 
 class Feature(abc.ABC):
-    """How a feature is stored, and what it means."""
+    """How a feature is stored, and how it is decoded."""
 
     @abc.abstractmethod
     def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
-        """The value of feature `name` inside of `rank` sequences."""
+        """Decodes the feature `name`, which is inside `rank` sequences."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,31 +146,34 @@ class _Sequence(Feature):
 
 
 class _Leaf(Feature):
-    """A value of its own. Inside sequences, values lie one after the other; of sequences in sequences, lengths too."""
+    """A feature without features inside it. In a sequence, values are stored one after the other.
+
+    For a sequence in a sequence, the lengths of the inner ones are stored too.
+    """
 
     def decode(self, name: str, stored: dict[str, Any], rank: int) -> Any:
         if rank < 2:
             values = stored.get(name)
-            if values is None and f"{name}/value" in stored:  # more than one axis of unknown length
-                return self.shaped(stored[f"{name}/value"], stored[f"{name}/shape"])
+            if values is None and f"{name}/value" in stored:  # an array with several axes of unknown length
+                return self.decode_shaped(stored[f"{name}/value"], stored[f"{name}/shape"])
             if values is None:
                 return None
-            return self.many(values) if rank else self.one(values)
-        rows = self.many(stored[f"{name}/ragged_flat_values"])
+            return self.decode_many(values) if rank else self.decode_one(values)
+        rows = self.decode_many(stored[f"{name}/ragged_flat_values"])
         for level in reversed(range(rank - 1)):
             ends = np.cumsum(stored[f"{name}/ragged_row_lengths_{level}"]).tolist()
             rows = [rows[low:high] for low, high in zip([0, *ends], ends)]
         return rows
 
     @abc.abstractmethod
-    def one(self, values: Any) -> Any: ...
+    def decode_one(self, values: Any) -> Any: ...
 
     @abc.abstractmethod
-    def many(self, values: Any) -> Any: ...
+    def decode_many(self, values: Any) -> Any: ...
 
     @optional
-    def shaped(self, values: Any, shape: Any) -> Any:
-        raise ValueError(f"a value with a shape of its own, {shape}")
+    def decode_shaped(self, values: Any, shape: Any) -> Any:
+        raise ValueError(f"the value has its own shape {shape}, which only numbers may have")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,18 +182,18 @@ class _Numbers(_Leaf):
     shape: tuple[int, ...]
     packed: Callable[[bytes], bytes] | None = None
 
-    def one(self, values: Any) -> Any:
-        found = self._array(values).reshape(self.shape)
+    def decode_one(self, values: Any) -> Any:
+        found = self._to_array(values).reshape(self.shape)
         return found if found.ndim else found[()]
 
-    def many(self, values: Any) -> Any:
-        count = _rows(values, self.shape)
-        return self._array(values).reshape(len(values) if self.packed else count, *self.shape)
+    def decode_many(self, values: Any) -> Any:
+        count = _count_values(values, self.shape)
+        return self._to_array(values).reshape(len(values) if self.packed else count, *self.shape)
 
-    def shaped(self, values: Any, shape: Any) -> Any:
-        return self._array(values).reshape(tuple(np.asarray(shape).tolist()))
+    def decode_shaped(self, values: Any, shape: Any) -> Any:
+        return self._to_array(values).reshape(tuple(np.asarray(shape).tolist()))
 
-    def _array(self, values: Any) -> np.ndarray:
+    def _to_array(self, values: Any) -> np.ndarray:
         if self.packed is not None:
             return np.frombuffer(b"".join(map(self.packed, values)), self.dtype).copy()
         if self.dtype == np.uint64:
@@ -194,10 +201,10 @@ class _Numbers(_Leaf):
         return np.asarray(values).astype(self.dtype)
 
 
-def _rows(values: Any, shape: tuple[int, ...]) -> int:
-    """How many values of a shape lie one after the other."""
+def _count_values(values: Any, shape: tuple[int, ...]) -> int:
+    """How many values of a shape are stored one after the other."""
     if -1 in shape:
-        raise ValueError(f"a sequence of values of the shape {shape}")
+        raise ValueError(f"it is a sequence of values of the unknown shape {shape}")
     return len(values) // max(1, math.prod(shape))
 
 
@@ -205,17 +212,17 @@ def _rows(values: Any, shape: tuple[int, ...]) -> int:
 class _Bytes(_Leaf):
     shape: tuple[int, ...]
 
-    def one(self, values: Any) -> Any:
+    def decode_one(self, values: Any) -> Any:
         if not self.shape:
             return values[0]
-        return self._array(values).reshape(self.shape)
+        return self._to_array(values).reshape(self.shape)
 
-    def many(self, values: Any) -> Any:
+    def decode_many(self, values: Any) -> Any:
         if not self.shape:
             return list(values)
-        return self._array(values).reshape(_rows(values, self.shape), *self.shape)
+        return self._to_array(values).reshape(_count_values(values, self.shape), *self.shape)
 
-    def _array(self, values: Any) -> np.ndarray:
+    def _to_array(self, values: Any) -> np.ndarray:
         found = np.empty(len(values), object)
         found[:] = values
         return found
@@ -225,50 +232,52 @@ class _Bytes(_Leaf):
 class _Image(_Leaf):
     mode: str | None
 
-    def one(self, values: Any) -> np.ndarray:
+    def decode_one(self, values: Any) -> np.ndarray:
         return decode_image(values[0], self.mode)
 
-    def many(self, values: Any) -> Any:
+    def decode_many(self, values: Any) -> Any:
         images = [decode_image(value, self.mode) for value in values]
         return np.stack(images) if len({image.shape for image in images}) == 1 else images
 
 
-def feature(spec: Entry, name: str) -> Feature:
+def parse_feature(spec: Entry, name: str) -> Feature:
     """The feature that an entry of `features.json` describes."""
     if "featuresDict" in spec:
         entries = spec["featuresDict"].get("features")
-        return _Dict({key: feature(entry, f"{name}/{key}") for key, entry in (entries.items() if entries else ())})
+        return _Dict(
+            {key: parse_feature(entry, f"{name}/{key}") for key, entry in (entries.items() if entries else ())}
+        )
     if "sequence" in spec:
-        return _Sequence(feature(spec["sequence"]["feature"], name))
+        return _Sequence(parse_feature(spec["sequence"]["feature"], name))
     if "text" in spec:
         return _Bytes(())
     if "translation" in spec:
-        return _translation(spec["translation"])
+        return _parse_translation(spec["translation"])
     if "classLabel" in spec:
         return _Numbers(np.dtype(np.int64), ())
     for kind in ("tensor", "boundingBox"):
         if kind in spec:
-            return _tensor(spec[kind])
+            return _parse_tensor(spec[kind])
     if "image" in spec and ("dtype" not in spec["image"] or tensor_dtype(spec["image"]) == "uint8"):
         shape = tensor_shape(spec["image"])
         return _Image({1: "L", 3: "RGB", 4: "RGBA"}.get(shape[2] if len(shape) > 2 else -1))
     raise ValueError(
-        f"{name}: features of the kind {kind_of(spec)} are not decoded here. Pass decode=False and decode them "
-        "yourself."
+        f"{name}: Bushel does not decode features of the kind {get_feature_class(spec)}. Pass decode=False and decode "
+        "them yourself."
     )
 
 
-def _translation(spec: Entry) -> Feature:
-    """A text for each language; or, where these differ from example to example, languages and texts."""
+def _parse_translation(spec: Entry) -> Feature:
+    """A text for each language; or, if the languages differ between examples, the languages and the texts."""
     differ = spec.get("variableLanguagesPerExample")
     if differ is not None and differ.value:
         return _Dict({name: _Sequence(_Bytes(())) for name in ("language", "translation")})
     return _Dict({language.text(): _Bytes(()) for language in spec["languages"].list()})
 
 
-def _tensor(spec: Entry) -> Feature:
+def _parse_tensor(spec: Entry) -> Feature:
     shape, kind = tensor_shape(spec), tensor_dtype(spec)
     if kind in ("string", "object"):
         return _Bytes(shape)
-    packed: Any = {"zlib": unzlib, "bytes": bytes, "none": None}[tensor_encoding(spec)]
+    packed: Any = {"zlib": decompress_zlib, "bytes": bytes, "none": None}[tensor_encoding(spec)]
     return _Numbers(np.dtype(kind), shape, packed)

@@ -1,7 +1,7 @@
-"""The JSON files of a prepared TFDS data set: values with their place, and the parts that several readers need.
+"""The JSON files of a prepared TFDS data set, read entry by entry and checked.
 
-These files come from elsewhere with the data. An error about them names the file and the place in it, and nothing in
-them names a file outside of the data set's folder.
+These files are not trusted: they come with the data. An error names the file and the place in it. A name of a file in
+them never leads outside the data set's folder.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.limits import get_limits
-from bushel.sources.stores import Options
+from bushel.sources import file_access
+from bushel.sources.paths import Options
+from bushel.sources.size_limits import get_limits
 
-_LARGEST_FILE = 64 << 20  # bytes; the largest that are known have a few MB
+_LARGEST_FILE = 64 << 20  # bytes; known data sets have a few MB at most
 _LARGEST_NUMBER = 1 << 40
-_DEEPEST = 50  # features inside of features
+_DEEPEST = 50  # features inside features
 _MOST_AXES = 32
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _INTEGER = re.compile(r"-?\d{1,15}")
@@ -33,7 +33,7 @@ _ENCODINGS = ("none", "zlib", "bytes")
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A value of a JSON file. What it should be is said by the method that takes it: an error names file and place."""
+    """A value of a JSON file. Its methods check the type; an error names the file and the place in it."""
 
     value: Any
     file: str
@@ -41,76 +41,76 @@ class Entry:
     depth: int = 0
 
     def wrong(self, what: str) -> DamagedFile:
-        """The error for a value that is not what it should be."""
+        """The error to raise for a wrong value."""
         return DamagedFile(
-            f"{self.file}: {self.place or 'its content'} {what}. Was it copied in full, and is it TFDS's?"
+            f"{self.file}: {self.place or 'its content'} {what}. Was the file copied in full, and did TFDS write it?"
         )
 
-    def _kind(self, kind: type, name: str) -> Any:
+    def _check_type(self, kind: type, name: str) -> Any:
         if not isinstance(self.value, kind) or isinstance(self.value, bool):
-            raise self.wrong(f"must be {name}, and is {_shown(self.value)}")
+            raise self.wrong(f"must be {name}, but is {_shorten(self.value)}")
         return self.value
 
-    def _below(self, key: str | int) -> Entry:
+    def _get_entry(self, key: str | int) -> Entry:
         if self.depth >= _DEEPEST * 3:  # each feature is a few objects deep
             raise self.wrong("is nested too deeply")
         place = f"{self.place}[{key}]" if isinstance(key, int) else f"{self.place}.{key}" if self.place else key
         return Entry(self.value[key], self.file, place[:300], self.depth + 1)
 
     def __contains__(self, key: str) -> bool:
-        """Whether an object has an entry of this name that is not null."""
-        return self._kind(dict, "an object").get(key) is not None
+        """Whether a JSON object has an entry of this name that is not null."""
+        return self._check_type(dict, "an object").get(key) is not None
 
     def __getitem__(self, key: str) -> Entry:
-        """An entry that an object must have."""
+        """An entry that a JSON object must have."""
         if key not in self:
             known = ", ".join(map(repr, list(self.value)[:10])) or "none"
-            raise self.wrong(f"must have an entry {key!r}, and has {known[:300]}")
-        return self._below(key)
+            raise self.wrong(f"must have an entry {key!r}, but has {known[:300]}")
+        return self._get_entry(key)
 
     def get(self, key: str) -> Entry | None:
-        """An entry that an object may have."""
-        return self._below(key) if key in self else None
+        """An entry that a JSON object may have; None without it."""
+        return self._get_entry(key) if key in self else None
 
     def items(self) -> Iterator[tuple[str, Entry]]:
-        """The entries of an object."""
-        for key in self._kind(dict, "an object"):
-            yield key, self._below(key)
+        """The entries of a JSON object."""
+        for key in self._check_type(dict, "an object"):
+            yield key, self._get_entry(key)
 
     def list(self) -> list[Entry]:
         """The entries of a list."""
-        return [self._below(number) for number in range(len(self._kind(list, "a list")))]
+        return [self._get_entry(number) for number in range(len(self._check_type(list, "a list")))]
 
     def text(self) -> str:
-        """A text."""
-        return self._kind(str, "a text")
+        """The value as a text."""
+        return self._check_type(str, "a text")
 
     def integer(self, low: int = 0) -> int:
-        """A whole number, `low` or above; TFDS writes some of them as texts."""
+        """The value as an integer, `low` or above. TFDS writes some integers as texts."""
         value = self.value
         if isinstance(value, str) and _INTEGER.fullmatch(value):
             value = int(value)
         if type(value) is not int or not low <= value <= _LARGEST_NUMBER:
-            raise self.wrong(f"must be a whole number from {low} to {_LARGEST_NUMBER}, and is {_shown(self.value)}")
+            raise self.wrong(f"must be an integer from {low} to {_LARGEST_NUMBER}, but is {_shorten(self.value)}")
         return value
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:60]}..."
 
 
 def read_json(path: str, options: Options | None) -> Entry:
-    """The content of a JSON file, wherever it lies: an object."""
-    file = stores.open_file(path, options)
+    """Reads a JSON file, local or remote, whose content must be an object."""
+    file = file_access.open_file(path, options)
     if file.size > _LARGEST_FILE:
-        raise DamagedFile(f"{file.name} has {file.size} bytes, more than any description of a data set.")
+        raise DamagedFile(f"{file.name} has {file.size} bytes, which is too much for a description of a data set.")
     try:
         content = json.loads(file.read(0, file.size))
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{file.name} cannot be read as JSON: {error}. Was it copied in full?") from error
     entry = Entry(content, file.name)
-    for _ in entry.items():  # it is an object
+    for _ in entry.items():  # raises an error unless it is an object
         break
     return entry
 
@@ -128,17 +128,17 @@ def split_entries(info: Entry) -> dict[str, Entry]:
 
 
 def shard_lengths(split: Entry) -> list[int]:
-    """How many examples each file of a split has."""
+    """The number of examples in each file of a split."""
     lengths = split.get("shardLengths")
     return [entry.integer() for entry in lengths.list()] if lengths else []
 
 
 def shard_names(dataset: str, split: Entry, kind: str) -> list[str]:
-    """The files of a split, below the folder of the data set."""
+    """The names of the files of a split, relative to the folder of the data set."""
     count = len(shard_lengths(split))
     given = split.get("filepathTemplate")
     template = given.text() if given else ""
-    parts = _parsed(template or _TEMPLATE, given or split)
+    parts = _parse_template(template or _TEMPLATE, given or split)
     names = []
     for number in range(count):
         values = {
@@ -151,26 +151,28 @@ def shard_names(dataset: str, split: Entry, kind: str) -> list[str]:
         }
         name = "".join(literal + values.get(field, "") for literal, field in parts)
         if not _is_inside(name):
-            raise (given or split).wrong(f"names the file {_shown(name)}, which must lie in the folder of the data set")
+            raise (given or split).wrong(f"names the file {_shorten(name)}, which is not in the folder of the data set")
         names.append(name)
     return names
 
 
-def _parsed(template: str, entry: Entry) -> list[tuple[str, str]]:
-    """The pieces of a template: a text, and the name of the field after it. A field is a name and nothing else."""
+def _parse_template(template: str, entry: Entry) -> list[tuple[str, str]]:
+    """Parses a template into pairs: a text, and the name of the field after it. Fields may have no format."""
     known = ("DATASET", "SPLIT", "FILEFORMAT", "SHARD_X_OF_Y", "SHARD_INDEX", "NUM_SHARDS")
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise entry.wrong(f"is no template of file names ({error})") from None
+        raise entry.wrong(f"is not a template of file names ({error})") from None
     for _, field, width, conversion in pieces:
         if (field is not None and field not in known) or width or conversion:
-            raise entry.wrong(f"is no template of file names: its fields are {', '.join(known)}, without a format")
+            raise entry.wrong(
+                f"is not a template of file names: its fields may be {', '.join(known)}, without a format"
+            )
     return [(literal, field or "") for literal, field, _, _ in pieces]
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name stands for one file below a folder: no way up, no absolute path, no pattern."""
+    """Whether a name is a relative path inside a folder: without "..", not absolute, and not a pattern."""
     parts = name.split("/")
     return 0 < len(name) < 1000 and not re.search(r"[*?\[\]\\\0]", name) and not {"", ".", "..", "~"} & set(parts)
 
@@ -186,16 +188,16 @@ def tensor_shape(spec: Entry) -> tuple[int, ...]:
     itemsize = np.dtype(object if dtype == "string" else dtype).itemsize
     known = math.prod(size for size in found if size > 0) * itemsize
     if len(found) > _MOST_AXES or known > get_limits().record_bytes:
-        raise dimensions.wrong(f"stand for {known} bytes in {len(found)} axes, more than a record may have")
+        raise dimensions.wrong(f"mean {known} bytes in {len(found)} axes, more than a record may have")
     return found
 
 
 def tensor_dtype(spec: Entry) -> str:
-    """The type of an entry of `features.json`: "string", "object", or the name of a type of numbers."""
+    """The dtype of an entry of `features.json`: "string", "object", or a numeric type."""
     given = spec.get("dtype")
     name = given.text() if given else "float32"
     if name not in ("string", "object") and not _is_number_type(name):
-        raise (given or spec).wrong(f"must be the name of a type of numbers that NumPy knows, and is {_shown(name)}")
+        raise (given or spec).wrong(f"must be the name of a numeric NumPy dtype, but is {_shorten(name)}")
     return name
 
 
@@ -210,15 +212,15 @@ def _is_number_type(name: str) -> bool:
 
 
 def tensor_encoding(spec: Entry) -> str:
-    """How an entry of `features.json` says that arrays are stored: "none", "zlib" or "bytes"."""
+    """How the arrays of an entry of `features.json` are stored: "none", "zlib" or "bytes"."""
     given = spec.get("encoding")
     name = given.text().lower() if given else "none"
     if name not in _ENCODINGS:
-        raise (given or spec).wrong(f"must be one of {', '.join(_ENCODINGS)}, and is {_shown(name)}")
+        raise (given or spec).wrong(f"must be one of {', '.join(_ENCODINGS)}, but is {_shorten(name)}")
     return name
 
 
-def kind_of(spec: Entry) -> str:
-    """What an entry of `features.json` calls its feature, for errors."""
+def get_feature_class(spec: Entry) -> str:
+    """The name of the feature class in an entry of `features.json`, for error messages."""
     name = spec.get("pythonClassName")
     return name.text().rpartition(".")[2] if name else "?"

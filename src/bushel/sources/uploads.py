@@ -1,7 +1,7 @@
-"""Objects that are written to stores: uploads, copies and removals, through obstore or an fsspec driver.
+"""Writes objects to stores: uploads, renames and removals, through obstore or an fsspec driver.
 
-An object appears whole or not at all: a large one is sent in parts, and the store shows it when all of them are there.
-What is written in which order, so that a reader never meets half a data set, is the business of `writing.py`.
+A reader sees a whole object or none: a large object is sent in parts, and the store shows it when the last part has
+arrived. The order in which the files of a data set are written is decided in `output_folders.py`.
 """
 
 from __future__ import annotations
@@ -13,47 +13,48 @@ import tempfile
 from typing import Any
 
 from bushel.base import redact
-from bushel.sources import drivers, remote
-from bushel.sources.stores import File, Options
+from bushel.sources import fsspec_files, object_stores
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options
 
 _PART_BYTES = 8 << 20
-_PARTS_AT_ONCE = 4  # so that an upload holds no more than about 32 MB
-_MOST_PARTS = 9_000  # S3 takes 10,000
+_PARTS_AT_ONCE = 4  # so an upload holds about 32 MB at most
+_MOST_PARTS = 9_000  # S3 accepts 10,000
 _COPY_BYTES = 5 << 30
-"""S3 copies no larger object by itself."""
+"""S3 copies larger objects only in parts, which obstore does not do."""
 _WHOLE = {"abfs", "abfss", "adl", "az", "gcs", "gs", "oci", "oss", "s3", "s3a"}
-"""Schemes whose fsspec drivers show an object only when all of it is there. Others get another name first."""
+"""Schemes whose fsspec drivers show only complete objects. With others, a file is written under another name first."""
 
 
 def check_address(url: str) -> None:
-    """Refuses addresses that nothing can be written to."""
+    """Raises an error for addresses to which nothing can be written."""
     if url.startswith(("http://", "https://")):
         raise ValueError(
-            f"{redact.show(url)} cannot be written: web servers take no files. Name a local folder, or a store such "
+            f"{redact.show(url)} cannot be written: web servers accept no files. Name a local folder, or a store such "
             "as s3://bucket/folder or gs://bucket/folder."
         )
 
 
 def upload(path: str, url: str, options: Options | None) -> None:
-    """Copies a local file to a store. It is read in parts, so that memory does not grow with it."""
+    """Copies a local file to a store. The file is read in parts, so a large file needs no more memory."""
     check_address(url)
-    connected = remote.connect(url, options)
+    connected = object_stores.connect(url, options)
     if connected is None:
         _upload_by_driver(path, url, dict(options or {}))
         return
     store, key, settings = connected
     part = max(_PART_BYTES, -(-os.path.getsize(path) // _MOST_PARTS))
-    with open(path, "rb") as file:  # closed after Ctrl-C, too: that ends an upload which is under way
+    with open(path, "rb") as file:  # closing it, also after Ctrl-C, ends an unfinished upload
 
         def put() -> None:
             file.seek(0)
             store.put(key, file, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
 
-        remote.attempt(put, url, settings, "written")
+        object_stores.request_with_retries(put, url, settings, "written")
 
 
 def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
-    system, target = drivers.connect(url, settings)
+    system, target = fsspec_files.connect(url, settings)
     folder, _, name = target.rpartition("/")
     whole = url.partition("://")[0] in _WHOLE
     written = target if whole else f"{folder}/.{name[:40]}.{os.urandom(6).hex()}.writing"
@@ -64,36 +65,36 @@ def _upload_by_driver(path: str, url: str, settings: dict[str, Any]) -> None:
                 system.makedirs(folder, exist_ok=True)
         system.put_file(path, written)
 
-    drivers.repeat(put, url, settings, "written")
+    fsspec_files.call_with_retries(put, url, settings, "written")
     if not whole:
-        drivers.repeat(lambda: system.mv(written, target), url, settings, "written")
+        fsspec_files.call_with_retries(lambda: system.mv(written, target), url, settings, "written")
     system.invalidate_cache()
-    there = drivers.repeat(lambda: system.info(target), url, settings, "written").get("size")
+    there = fsspec_files.call_with_retries(lambda: system.info(target), url, settings, "written").get("size")
     if there != os.path.getsize(path):
         raise OSError(
-            f"{redact.show(url)} could not be written: its store has {there} bytes of {os.path.getsize(path)}."
+            f"{redact.show(url)} could not be written: its store has {there} of {os.path.getsize(path)} bytes."
         )
 
 
 def rename(url: str, target: str, options: Options | None) -> None:
-    """Gives an object of a store another name: the store copies it, then the old one is removed."""
-    connected = remote.connect(url, options)
+    """Renames an object of a store: the store copies it, then the old object is removed."""
+    connected = object_stores.connect(url, options)
     if connected is None:
         settings = dict(options or {})
-        system, old = drivers.connect(url, settings)
-        _, new = drivers.connect(target, settings)
+        system, old = fsspec_files.connect(url, settings)
+        _, new = fsspec_files.connect(target, settings)
         if url.partition("://")[0] in _WHOLE:
-            drivers.repeat(lambda: system.cp_file(old, new), target, settings, "written")
-            drivers.repeat(lambda: system.rm_file(old), url, settings, "removed")
+            fsspec_files.call_with_retries(lambda: system.cp_file(old, new), target, settings, "written")
+            fsspec_files.call_with_retries(lambda: system.rm_file(old), url, settings, "removed")
         else:
-            drivers.repeat(lambda: system.mv(old, new), target, settings, "written")
+            fsspec_files.call_with_retries(lambda: system.mv(old, new), target, settings, "written")
         system.invalidate_cache()
         return
     store, old, settings = connected
-    _, new, _ = remote.connect(target, options) or connected
-    file = remote.open_url(url, options)
+    _, new, _ = object_stores.connect(target, options) or connected
+    file = object_stores.open_url(url, options)
     if file.size <= _COPY_BYTES:
-        remote.attempt(lambda: store.copy(old, new), target, settings, "written")
+        object_stores.request_with_retries(lambda: store.copy(old, new), target, settings, "written")
     else:
         _copy_through_disk(file, target, options)
     remove([url], options)
@@ -109,16 +110,16 @@ def _copy_through_disk(file: File, target: str, options: Options | None) -> None
 
 
 def remove(urls: list[str], options: Options | None) -> None:
-    """Removes objects. One that is not there is no error."""
+    """Removes objects. Objects that do not exist are ignored."""
     for url in urls:
-        connected = remote.connect(url, options)
+        connected = object_stores.connect(url, options)
         if connected is None:
             settings = dict(options or {})
-            system, path = drivers.connect(url, settings)
+            system, path = fsspec_files.connect(url, settings)
             with contextlib.suppress(FileNotFoundError):
-                drivers.repeat(functools.partial(system.rm_file, path), url, settings, "removed")
+                fsspec_files.call_with_retries(functools.partial(system.rm_file, path), url, settings, "removed")
             system.invalidate_cache()
         else:
             store, key, settings = connected
             with contextlib.suppress(FileNotFoundError):
-                remote.attempt(functools.partial(store.delete, key), url, settings, "removed")
+                object_stores.request_with_retries(functools.partial(store.delete, key), url, settings, "removed")

@@ -1,14 +1,14 @@
-"""Variable-length integers of protocol buffers: one at a time, and whole arrays of them at once."""
+"""Variable-length integers of protocol buffers: decodes one, or a whole array of them, and encodes one."""
 
 from __future__ import annotations
 
 import numpy as np
 
 
-def one(data: bytes | memoryview, place: int) -> tuple[int, int]:
-    """The integer at `place`, and where the next byte is.
+def decode(data: bytes | memoryview, place: int) -> tuple[int, int]:
+    """Decodes the integer at `place`. Returns it and the index of the byte after it.
 
-    >>> one(bytes([0xAC, 0x02, 0x07]), 0)
+    >>> decode(bytes([0xAC, 0x02, 0x07]), 0)
     (300, 2)
     """
     value = shift = 0
@@ -23,10 +23,10 @@ def one(data: bytes | memoryview, place: int) -> tuple[int, int]:
             raise ValueError("an integer of more than 64 bits")
 
 
-def encoded(value: int) -> bytes:
-    """An integer in as few bytes as it needs.
+def encode(value: int) -> bytes:
+    """Encodes an integer in as few bytes as possible.
 
-    >>> encoded(300).hex()
+    >>> encode(300).hex()
     'ac02'
     """
     parts = bytearray()
@@ -37,10 +37,10 @@ def encoded(value: int) -> bytes:
     return bytes(parts)
 
 
-def many(data: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
-    """All integers of a buffer as uint64, and the place after each.
+def decode_many(data: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes all integers of a buffer. Returns them as uint64, and the index of the byte after each.
 
-    >>> values, ends = many(bytes([0xAC, 0x02, 0x07]))
+    >>> values, ends = decode_many(bytes([0xAC, 0x02, 0x07]))
     >>> values.tolist(), ends.tolist()
     ([300, 7], [2, 3])
     """
@@ -48,7 +48,7 @@ def many(data: bytes | memoryview) -> tuple[np.ndarray, np.ndarray]:
     ends = np.flatnonzero(raw < 0x80) + 1
     if not len(ends) or ends[-1] != len(raw):
         if len(raw):
-            raise ValueError("integers that end in the middle of one")
+            raise ValueError("integers of which the last one ends early")
         return np.zeros(0, np.uint64), ends
     starts = np.concatenate(([0], ends[:-1]))
     lengths = ends - starts

@@ -1,4 +1,4 @@
-"""WebDataset shards: tar files, whose members with one name before the first dot are one sample. Read in order."""
+"""WebDataset shards, read in order: tar files in which members with the same name before the first dot are a sample."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile, StateMismatch
-from bushel.sources import stores
+from bushel.sources import file_access
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options
 from bushel.sources.protocol import SequentialReader
-from bushel.sources.stores import File, Options
 
 _BLOCK = 512
 _WINDOW = 1 << 20
-_GIVEN_UP = -1  # the position after a damaged member: where the next one begins is not known
-_LOST = "the header of a member is damaged, so that what follows cannot be found"
+_GIVEN_UP = -1  # the position after a damaged member: the place of the next one is unknown
+_LOST = "the header of a member is damaged, so the next member cannot be found"
 
 
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
-def shards(paths: Any) -> Any:
-    """Paths with braces written out, as webdataset does: "train-{000..009}.tar" is ten of them."""
+def expand_braces(paths: Any) -> Any:
+    """Expands braces in paths, as webdataset does: "train-{000..009}.tar" becomes ten paths."""
     if isinstance(paths, (str, os.PathLike)):
-        return _written_out(os.fspath(paths))
+        return _expand(os.fspath(paths))
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
-        return paths  # told where paths are looked at
-    return [one for path in paths for one in (shards(path) if isinstance(path, (str, os.PathLike)) else [path])]
+        return paths  # the error is raised where all paths are checked
+    return [one for path in paths for one in (expand_braces(path) if isinstance(path, (str, os.PathLike)) else [path])]
 
 
-def _written_out(text: str) -> list[str]:
+def _expand(text: str) -> list[str]:
     found = _BRACES.search(text)
     if found is None or os.path.exists(text):
         return [text]
@@ -40,25 +41,25 @@ def _written_out(text: str) -> list[str]:
     if names is not None:
         choices = names.split(",")
     else:
-        width = max(len(low), len(high)) if "0" in (low[:-1][:1], high[:-1][:1]) else 0  # some begin with a zero
+        width = max(len(low), len(high)) if "0" in (low[:-1][:1], high[:-1][:1]) else 0  # a number begins with a zero
         step = 1 if int(low) <= int(high) else -1
         choices = [f"{number:0{width}d}" for number in range(int(low), int(high) + step, step)]
     before, after = text[: found.start()], text[found.end() :]
-    return [f"{before}{choice}{rest}" for choice in choices for rest in _written_out(after)]
+    return [f"{before}{choice}{rest}" for choice in choices for rest in _expand(after)]
 
 
 @dataclasses.dataclass(frozen=True)
 class WebDatasetStream:
-    """The samples of one tar file, in order: dicts of bytes by the ending of their name, and `__key__`."""
+    """The samples of one tar file, in order: dicts of bytes, by the endings of the members' names, and `__key__`."""
 
     path: str
     storage_options: Options | None = None
 
     def open(self) -> WebDatasetReader:
-        return WebDatasetReader(stores.open_file(self.path, self.storage_options))
+        return WebDatasetReader(file_access.open_file(self.path, self.storage_options))
 
     def fingerprint(self) -> Any:
-        return stores.fingerprint([self.path], self.storage_options)
+        return file_access.fingerprint_files([self.path], self.storage_options)
 
     def __repr__(self) -> str:
         return f"WebDatasetStream({redact.base_name(self.path)})"
@@ -72,21 +73,21 @@ class _Member:
 
 
 class WebDatasetReader(SequentialReader):
-    """A position in a tar file: where the first member of the next sample begins."""
+    """Reads a tar file in order. Its position is the place of the first member of the next sample."""
 
     def __init__(self, file: File):
         self._file = file
         self._base, self._data = 0, b""
         self._place = 0
-        self._after = _GIVEN_UP  # where to go on after the last failure
+        self._after = _GIVEN_UP  # the place after the last damaged sample
 
     def read(self, count: int) -> list[dict[str, Any]]:
         samples: list[dict[str, Any]] = []
         while len(samples) < count:
             try:
-                sample = self._sample()
+                sample = self._read_sample()
             except Exception:
-                if samples:  # those before the damaged one first
+                if samples:  # first return the samples before the damaged one
                     return samples
                 raise
             if sample is None:
@@ -94,25 +95,25 @@ class WebDatasetReader(SequentialReader):
             samples.append(sample)
         return samples
 
-    def _sample(self) -> dict[str, Any] | None:
+    def _read_sample(self) -> dict[str, Any] | None:
         sample: dict[str, Any] = {}
         place, self._after = self._place, _GIVEN_UP
         while place != _GIVEN_UP:
-            member = self._member(place)
+            member = self._read_member(place)
             if member is None:
                 if not sample:
                     self._check_rest(place)
                 break
             folder, _, base = member.name.rpartition("/")
             stem, dot, ending = base.partition(".")
-            if not dot or not stem:  # no sample's: a folder's own entry, a hidden file
+            if not dot or not stem:  # not a part of a sample: the entry of a folder, or a hidden file
                 place = member.after
                 continue
             key = f"{folder}/{stem}" if folder else stem
             if sample and (key != sample["__key__"] or ending.lower() in sample):
                 if key == sample["__key__"]:
                     self._after = place
-                    raise self._damaged(place, f"sample {key!r} has two members .{ending}")
+                    raise self._damage_error(place, f"the sample {key!r} has two members .{ending}")
                 break
             sample["__key__"] = key
             sample[ending.lower()] = member.content
@@ -120,49 +121,49 @@ class WebDatasetReader(SequentialReader):
         self._place = place
         return sample or None
 
-    def _member(self, place: int) -> _Member | None:
-        """The next member that is a file; None at the end mark."""
+    def _read_member(self, place: int) -> _Member | None:
+        """Reads the next member that is a file; None at the end mark."""
         long_name: str | None = None
         long_size: int | None = None
         while True:
-            header = self._bytes(place, _BLOCK)
+            header = self._read_bytes(place, _BLOCK)
             if not any(header):
                 return None
-            size, name, kind = self._parsed(header, place)
+            size, name, kind = self._parse_header(header, place)
             start = place + _BLOCK
             size = size if long_size is None or kind in b"xLg" else long_size
             place = start + -(-size // _BLOCK) * _BLOCK
             if kind in b"xgL":
-                text = self._bytes(start, size)
-                if kind == b"L":  # GNU's way to give a long name
+                text = self._read_bytes(start, size)
+                if kind == b"L":  # how GNU tar stores a long name
                     long_name = text.rstrip(b"\0").decode("utf-8", "surrogateescape")
-                elif kind == b"x":  # POSIX's way
+                elif kind == b"x":  # how POSIX tar does
                     try:
-                        facts = _pax(text)
-                        long_size = _number(facts["size"].encode(), 10) if "size" in facts else None
+                        facts = _parse_pax(text)
+                        long_size = _parse_number(facts["size"].encode(), 10) if "size" in facts else None
                     except ValueError:
-                        raise self._damaged(start, "an extended header is damaged") from None
+                        raise self._damage_error(start, "an extended header is damaged") from None
                     if any(key.startswith("GNU.sparse.") for key in facts):
-                        raise self._sparse(place)
+                        raise self._sparse_error(place)
                     long_name = facts.get("path", long_name)
                 continue
             if kind == b"S":
-                raise self._sparse(place)
-            if kind in b"0\x007":  # 7 was a file in one piece
-                return _Member(long_name or name, bytes(self._bytes(start, size)), place)
+                raise self._sparse_error(place)
+            if kind in b"0\x007":  # 7 is an old code for a file
+                return _Member(long_name or name, bytes(self._read_bytes(start, size)), place)
             long_name = long_size = None
 
-    def _parsed(self, header: bytes, place: int) -> tuple[int, str, bytes]:
-        """Size, name and kind of a member."""
+    def _parse_header(self, header: bytes, place: int) -> tuple[int, str, bytes]:
+        """The size, name and kind of a member."""
         try:
-            stated = _number(header[148:156].strip(b" \0") or b"0", 8)
+            stated = _parse_number(header[148:156].strip(b" \0") or b"0", 8)
             raw = header[124:136]
-            # A number that begins with 0x80 is binary; with 0xff it would be below zero, which no size is.
-            size = int.from_bytes(raw[1:], "big") if raw[0] == 0x80 else _number(raw.strip(b" \0") or b"0", 8)
+            # A number that begins with 0x80 is binary. One that begins with 0xff would be negative: not a size.
+            size = int.from_bytes(raw[1:], "big") if raw[0] == 0x80 else _parse_number(raw.strip(b" \0") or b"0", 8)
         except ValueError:
             stated, size = -1, 0
         if stated != sum(header) - sum(header[148:156]) + 8 * ord(" "):
-            raise self._damaged(place, "it is no tar file" if place == 0 else _LOST)
+            raise self._damage_error(place, "it is not a tar file" if place == 0 else _LOST)
         name = header[:100].rstrip(b"\0").decode("utf-8", "surrogateescape")
         prefix = header[345:500].partition(b"\0")[0].decode("utf-8", "surrogateescape")
         if prefix and header[257:262] == b"ustar" and header[262:263] == b"\0":
@@ -170,39 +171,39 @@ class WebDatasetReader(SequentialReader):
         return size, name, header[156:157]
 
     def _check_rest(self, place: int) -> None:
-        """Refuses what follows the end mark: a reader that stops at the mark would lose it without a word."""
+        """Raises an error if data follows the end mark: stopping there would lose it silently."""
         while place < self._file.size:
             data = self._file.read(place, min(_WINDOW, self._file.size - place))
             zeros = len(data) - len(data.lstrip(b"\0"))
             if zeros < len(data):
-                raise self._damaged(
+                raise self._damage_error(
                     place + zeros,
-                    "there is data behind the end mark. Either several tar files were joined into one, or zeros were "
-                    "written over a header",
+                    "there is data after the end mark. Either several tar files were joined into one, or a header was "
+                    "overwritten with zeros",
                 )
             place += len(data)
 
-    def _bytes(self, place: int, length: int) -> bytes:
+    def _read_bytes(self, place: int, length: int) -> bytes:
         low = place - self._base
         if low < 0 or low + length > len(self._data):
             if place + length > self._file.size:
-                raise self._damaged(place, "the file ends before its end mark: it was cut short")
+                raise self._damage_error(place, "the file has no end mark: it was cut short")
             self._base = place
             self._data = self._file.read(place, min(max(length, _WINDOW), self._file.size - place))
             low = 0
         return self._data[low : low + length]
 
-    def _sparse(self, place: int) -> DamagedFile:
+    def _sparse_error(self, place: int) -> DamagedFile:
         return DamagedFile(
-            f"{self._file.name} has a file with holes before byte {place}, which is not read here. Write the tar file "
+            f"{self._file.name} has a sparse file before byte {place}, which Bushel does not read. Write the tar file "
             "without -S (--sparse)."
         )
 
-    def _damaged(self, place: int, why: str) -> DamagedFile:
+    def _damage_error(self, place: int, why: str) -> DamagedFile:
         if place == 0 and self._file.size > 1 and self._file.read(0, 2) == b"\x1f\x8b":
             return DamagedFile(
-                f"{self._file.name} is compressed with gzip, so that no place in it can be told. Decompress it "
-                "(gunzip): images and sounds in it are compressed already."
+                f"{self._file.name} is compressed with gzip, so it cannot be read from a saved position. Decompress it "
+                "(gunzip): the images and sounds in it are compressed already."
             )
         return DamagedFile(f"{self._file.name} is damaged at byte {place}: {why}.")
 
@@ -218,7 +219,7 @@ class WebDatasetReader(SequentialReader):
         if place != _GIVEN_UP and (not 0 <= place <= self._file.size or place % _BLOCK):
             name, size = redact.base_name(self._file.name), self._file.size
             raise StateMismatch(
-                f"No member begins at byte {place} of {name}, a tar file of {size} bytes.", "tar_offset"
+                f"The state is at byte {place} of {name}, where no member begins: it has {size} bytes.", "tar_offset"
             )
         self._place = place
 
@@ -226,20 +227,20 @@ class WebDatasetReader(SequentialReader):
         self._data = b""
 
 
-def _number(text: bytes, base: int) -> int:
-    """A number as headers have it: digits alone. A sign would lead backwards, to members that were read before."""
+def _parse_number(text: bytes, base: int) -> int:
+    """A number in a header: only digits. A negative size would lead back to members that were read before."""
     if not text.isdigit():
         raise ValueError(f"{text!r} is not a number")
     return int(text, base)
 
 
-def _pax(text: bytes) -> dict[str, str]:
-    """Lines "LENGTH key=value" of an extended header."""
+def _parse_pax(text: bytes) -> dict[str, str]:
+    """Parses the lines "LENGTH key=value" of an extended header."""
     found: dict[str, str] = {}
     place = 0
     while place < len(text):
-        start = text.find(b" ", place, place + 20) + 1  # behind the length
-        end = place + _number(text[place : start - 1], 10) if start else 0
+        start = text.find(b" ", place, place + 20) + 1  # after the length and a space
+        end = place + _parse_number(text[place : start - 1], 10) if start else 0
         if not start < end <= len(text):
             raise ValueError(f"a line of an extended header ends at byte {end} of {len(text)}")
         key, _, value = text[start:end].rstrip(b"\n").partition(b"=")

@@ -50,7 +50,9 @@ class _Sink:
         """The elements of a list that are digested: all of them, or samples."""
         if self.whole or len(values) <= 2 * _SAMPLES:
             return values
-        return [values[int(place)] for place in np.linspace(0, len(values) - 1, _SAMPLES)]
+        last = len(values) - 1
+        step = last / (_SAMPLES - 1)
+        return [values[int(number * step)] for number in range(_SAMPLES - 1)] + [values[last]]
 
     def seen(self, value: Any) -> int | None:
         number = self._numbers.get(id(value))
@@ -63,6 +65,16 @@ class _Sink:
 def digest(*values: Any) -> str:
     """A short hexadecimal digest of values. Of long lists and large arrays it reads samples, so it is quick."""
     return _digest(_Sink(), values)
+
+
+@functools.lru_cache(maxsize=4096)
+def _name_digest(name: str) -> str:
+    return digest(name)
+
+
+def _key_digest(key: Any) -> str:
+    """The digest of a key of a mapping. Most keys are names, which come again and again."""
+    return _name_digest(key) if type(key) is str else digest(key)
 
 
 def whole_digest(*values: Any) -> str:
@@ -130,7 +142,7 @@ def _feed(sink: _Sink, value: Any, depth: int) -> None:
     elif isinstance(value, collections.abc.Mapping):
         _put(sink, "mapping", str(len(value)))
         entries = sink.some(list(value.items()))
-        for key, entry in sorted(((digest(key), entry) for key, entry in entries), key=lambda pair: pair[0]):
+        for key, entry in sorted(((_key_digest(key), entry) for key, entry in entries), key=lambda pair: pair[0]):
             _put(sink, "key", key)
             _feed(sink, entry, depth + 1)
     elif isinstance(value, (str, int, float, complex)):

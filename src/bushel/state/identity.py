@@ -27,11 +27,30 @@ BY_KEY = "mix by key"
 OWN_PART = "_own_identity"
 """The attribute of a node that keeps its part of the identity."""
 
+_WHOLE = "_identity"
+"""The attribute of a node that keeps the identity of the pipeline that ends with it, once it was asked for."""
+
 
 def identify(node: Node) -> list[Any]:
     """What a node is, as plain data: [call, digest of parameters, digest of functions, [identities of parents]]."""
+    prepare(node)
+    return _copy(vars(node)[_WHOLE])
+
+
+def prepare(node: Node) -> None:
+    """Finds out the identity of a pipeline, unless that was done before. Call it before one of its functions runs."""
+    if _WHOLE not in vars(node):
+        vars(node)[_WHOLE] = _identify(node)
+
+
+def _copy(identity: list[Any]) -> list[Any]:
+    """A copy for a state, which belongs to the user."""
+    return [*identity[:3], [_copy(parent) for parent in identity[3]]]
+
+
+def _identify(node: Node) -> list[Any]:
     node = skip_transparent(node)
-    parents = [identify(parent) for parent in node.parents]
+    parents = [_identify(parent) for parent in node.parents]
     if isinstance(node, MixStream) and node.keys is not None:
         # The weights and the parts of a mixture by key may change between runs: parts are compared by name.
         return [BY_KEY, BY_KEY, "", [[key, key, "", [part]] for key, part in zip(node.keys, parents, strict=True)]]
@@ -94,7 +113,7 @@ def _own_part(node: Node) -> tuple[str, str, str]:
             parameters[name] = value
     if node.own_class is not None:
         functions["class"] = class_digest(node.own_class)
-    return node.call(), digest(type(node).__name__, parameters), digest(functions) if functions else ""
+    return node.call(), digest(node.identity_name, parameters), digest(functions) if functions else ""
 
 
 def fingerprint(source: Any) -> Any:

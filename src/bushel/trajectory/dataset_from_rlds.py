@@ -19,8 +19,7 @@ import numpy as np
 from bushel.base import checks, redact
 from bushel.base.options import MultiprocessingOptions
 from bushel.dataset import MapDataset
-from bushel.sources import stores
-from bushel.sources.tfrecord import cache_folder
+from bushel.sources.paths import expand_path, get_cache_folder, is_url
 from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
 from bushel.trajectory.compat import is_faithful
@@ -187,13 +186,13 @@ def _collect_wanted(
 
 
 def _find_cache_folder(cache_dir: str | os.PathLike[str] | None) -> str:
-    if cache_dir is not None and stores.is_url(cache_dir):
+    if cache_dir is not None and is_url(cache_dir):
         raise ValueError(
             f"cache_dir must be a local folder, since tables are mapped from it; got {redact.show(cache_dir)!r}. "
             "Leave it out, or name a folder of each machine: a machine without a table makes one. Statistics can be in "
             "a store: pass the address of a file that save_statistics has written as dataset_statistics."
         )
-    return stores.local(cache_dir) if cache_dir else cache_folder()
+    return expand_path(cache_dir) if cache_dir else get_cache_folder()
 
 
 def _find_positions(builder: EpisodeBuilder, split: str, name: str) -> np.ndarray:

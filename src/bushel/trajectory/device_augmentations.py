@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 from bushel.trajectory.augmentations import change, draw
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.image_operations import Operation, make_operations
@@ -39,7 +39,7 @@ def augment_images(
       compat: "crossformer" uses one number for all draws of an operation, as dlimp does.
       **augment_kwargs: arguments of operations, by name: a mapping, or a sequence of positional ones.
     """
-    jax = package("jax", "jax", "Augmentations on a device")
+    jax = import_package("jax", "jax", "Augmentations on a device")
     chosen = make_operations(augment_order, **augment_kwargs)
     draw_all, change_all = _compile(chosen, is_faithful(compat))
     images = jax.numpy.asarray(images)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.sources.records import RecordSource
+from bushel.sources.record_files import RecordSource
 from bushel.sources.tfrecord import TFRecordDataSource
 
 _KEPT_BYTES = 64 << 20

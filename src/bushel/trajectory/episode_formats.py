@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bushel.base import redact
-from bushel.sources import writing
-from bushel.sources.stores import Options, Path
+from bushel.sources import output_folders
+from bushel.sources.paths import Options, Path
 from bushel.trajectory.config_values import as_mapping, refuse_unknown
 from bushel.trajectory.episode_builder import EpisodeBuilder
 
@@ -81,7 +81,7 @@ def _load_opener(kind: str) -> Any:
 
 def detect_kind(path: str, storage_options: Options | None = None) -> str:
     """The format of a data set, by the files that are there."""
-    folder = writing.folder(path, storage_options)
+    folder = output_folders.open_folder(path, storage_options)
     if redact.remove_query(path).endswith((".hdf5", ".h5")):
         return "robomimic"
     if folder.exists("meta/info.json"):

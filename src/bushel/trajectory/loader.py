@@ -18,7 +18,7 @@ from bushel.engine import Report
 from bushel.graph.explain import Explanation
 from bushel.graph.state_fields import State
 from bushel.iterator import DatasetIterator
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 from bushel.trajectory import text_processing
 from bushel.trajectory.backends import BACKENDS, Running, import_grain
 from bushel.trajectory.data_utils import Tree
@@ -177,7 +177,7 @@ def _texts_as_objects(leaf: Any) -> Any:
 
 
 def _convert_to_jax(batch: Tree) -> Tree:
-    jax_numpy: Any = package("jax.numpy", "jax", "Batches of jax.numpy arrays")
+    jax_numpy: Any = import_package("jax.numpy", "jax", "Batches of jax.numpy arrays")
     return trees.map_leaves(lambda leaf: leaf if _is_text(leaf) else jax_numpy.asarray(leaf), batch)
 
 

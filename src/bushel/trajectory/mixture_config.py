@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bushel.base import checks, redact, sealed
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 from bushel.trajectory.backends import BACKENDS
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.config_values import as_mapping, make_plain, refuse_unknown, to_json
@@ -242,7 +242,7 @@ class MixtureConfig:
         file = Path(path)
         text = file.read_text(encoding="utf-8")
         if file.suffix in (".yaml", ".yml"):
-            yaml: Any = package("yaml", "robots", "YAML files")
+            yaml: Any = import_package("yaml", "robots", "YAML files")
             failure, load = yaml.YAMLError, yaml.safe_load
         elif file.suffix == ".json":
             failure, load = json.JSONDecodeError, json.loads

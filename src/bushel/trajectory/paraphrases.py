@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 
 
 def find_paraphrases(paraphrases_repo: Any, paraphrases_filename: Any) -> str:
@@ -27,7 +27,7 @@ def find_paraphrases(paraphrases_repo: Any, paraphrases_filename: Any) -> str:
         if not os.path.isfile(path):
             raise FileNotFoundError(f"The folder {repo} (paraphrases_repo) has no file {filename!r}.")
         return path
-    hub: Any = package("huggingface_hub", "robots", "Paraphrases by the name of a repository")
+    hub: Any = import_package("huggingface_hub", "robots", "Paraphrases by the name of a repository")
     try:
         cached = hub.try_to_load_from_cache(repo, filename, repo_type="dataset")
     except ValueError as error:  # a name that the hub does not allow

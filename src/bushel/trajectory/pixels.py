@@ -15,9 +15,9 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import TooLarge
-from bushel.sources.limits import check_pixels
 from bushel.sources.media import check_image
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
+from bushel.sources.size_limits import check_pixels
 from bushel.trajectory.numpy_or_jax import get_namespace, is_jax
 from bushel.trajectory.stored_pixels import MAGIC, unpack_pixels
 
@@ -89,7 +89,7 @@ def _decode(content: bytes) -> np.ndarray:
     if content.startswith(MAGIC):
         pixels = unpack_pixels(content)
         return pixels[:, :, None] if pixels.ndim == 2 else pixels
-    images = package("PIL.Image", "robots", "Images")
+    images = import_package("PIL.Image", "robots", "Images")
     try:
         with images.open(io.BytesIO(content)) as image:
             check_image(image)
@@ -102,7 +102,7 @@ def _decode(content: bytes) -> np.ndarray:
 
 
 def _decode_jpeg(content: bytes) -> np.ndarray:
-    simplejpeg: Any = package("simplejpeg", "robots", "JPEG images")
+    simplejpeg: Any = import_package("simplejpeg", "robots", "JPEG images")
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
         check_pixels(height, width)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.sources.codecs import unzlib
+from bushel.sources.decompression import decompress_zlib
 from bushel.trajectory.data_utils import binarize_gripper_actions, rel2abs_gripper_actions
 from bushel.trajectory.numpy_or_jax import to_objects
 from bushel.trajectory.rotations import convert_quaternions
@@ -69,7 +69,7 @@ def _inflate(values: np.ndarray, width: int) -> np.ndarray:
     """Rows of float32 from zlib data. Numbers, which a reader has decompressed already, stay as they are."""
     if values.dtype.kind not in "OS":
         return values.reshape(len(values), width)
-    rows = [np.frombuffer(unzlib(bytes(value)), "<f4") for value in values.tolist()]
+    rows = [np.frombuffer(decompress_zlib(bytes(value)), "<f4") for value in values.tolist()]
     for row in rows:
         if len(row) != width:
             raise ValueError(f"the compressed data have {len(row)} numbers, but should have {width}")

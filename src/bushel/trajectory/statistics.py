@@ -1,6 +1,6 @@
-"""Statistics of actions and proprioception: streamed, mergeable, and kept in files of the original's form.
+"""Statistics of actions and proprioception: computed from a stream, merged, and kept in files.
 
-`normalization.py` scales values with them.
+The files have the same form as the original's. `normalization.py` scales values with the statistics.
 """
 
 from __future__ import annotations
@@ -22,11 +22,10 @@ from bushel.base.options import MultiprocessingOptions, ReadOptions
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
-from bushel.sources import stores, writing
+from bushel.sources import file_access, output_folders
 from bushel.sources.checksums import check_checksums, write_checksums
-from bushel.sources.stores import Options
-from bushel.sources.tfrecord import cache_folder
-from bushel.sources.writing import Folder
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options, get_cache_folder
 from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import is_faithful
@@ -37,7 +36,7 @@ from bushel.trajectory.single_pass import is_endless
 
 logger = logging.getLogger(__name__)
 
-_VERSION = "bushel 2"  # part of the file's name: a change of what is computed makes new files
+_VERSION = "bushel 2"  # a part of the file's name, so that a new way to compute statistics uses new files
 
 _NUMBERS = {"mean", "std", "max", "min", "p99", "p01", "mask"}
 
@@ -45,8 +44,9 @@ _NUMBERS = {"mean", "std", "max", "min", "p99", "p01", "mask"}
 class Statistics:
     """Mean, standard deviation, extremes and percentiles of a stream of rows of numbers.
 
-    Rows are converted to float32; sums are in float64. `merge` of two gives the statistics of all rows together.
-    Percentiles are exact up to `budget_bytes` of rows; beyond that their rank is off by at most `rank_error` rows.
+    Rows are converted to float32; sums are computed in float64. `merge` returns the statistics of the rows of two
+    objects. Percentiles are exact for up to `budget_bytes` of rows. Beyond that, the rank of a percentile is wrong by
+    at most `rank_error` rows.
 
     >>> statistics = Statistics()
     >>> statistics.add([[1.0, 10.0], [3.0, 10.0]])
@@ -62,14 +62,14 @@ class Statistics:
 
     @property
     def rank_error(self) -> int:
-        """By how many rows the rank of a percentile may be off; 0 as long as all rows are kept."""
+        """The most rows by which the rank of a percentile may be wrong; 0 as long as all rows are kept."""
         return self._quantiles.rank_error
 
     def add(self, values: ArrayLike) -> None:
         """Adds rows: an array whose first axis counts the rows."""
         array = np.asarray(values, np.float32)
         if array.ndim == 0:
-            raise ValueError(f"Statistics take arrays of rows, got the number {array}.")
+            raise ValueError(f"add needs an array of rows, got the number {array}.")
         self._accept(array.shape[1:])
         if not len(array):
             return
@@ -77,9 +77,9 @@ class Statistics:
         if not np.isfinite(rows).all():
             where = np.flatnonzero(~np.isfinite(rows).all(axis=0)).tolist()
             raise ValueError(
-                f"Some numbers are infinite or NaN, in the dimensions {where}. Remove such trajectories, with "
-                "filter_functions for example, or give statistics of your own as dataset_statistics (an empty dict is "
-                "enough with skip_norm=True)."
+                f"Some numbers are infinite or NaN, in the dimensions {where}. Remove such trajectories, for example "
+                "with filter_functions, or pass your own statistics as dataset_statistics (with skip_norm=True, an "
+                "empty dict is enough)."
             )
         exact = rows.astype(np.float64)
         mean = exact.mean(axis=0)
@@ -88,7 +88,7 @@ class Statistics:
         self._quantiles.add(rows)
 
     def absorb(self, other: Statistics) -> None:
-        """Adds all rows of another object."""
+        """Adds all rows of another `Statistics` object."""
         if other._shape is None:
             return
         self._accept(other._shape)
@@ -99,7 +99,7 @@ class Statistics:
     def summary(self) -> dict[str, Any]:
         """The statistics as plain lists: mean, std, max, min, p99, p01."""
         if not self.count:
-            raise ValueError("There are no rows to compute statistics from.")
+            raise ValueError("Statistics cannot be computed: no rows were added.")
         low, high = self._quantiles.at([0.01, 0.99])
         summary = {
             "mean": self._mean,
@@ -131,7 +131,7 @@ class Statistics:
 
 
 def merge(a: Statistics, b: Statistics) -> Statistics:
-    """The statistics of the rows of both.
+    """The statistics of the rows of both objects.
 
     >>> a, b = Statistics(), Statistics()
     >>> a.add([[1.0]]), b.add([[3.0]])
@@ -146,7 +146,7 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 
 def code_of(function: Callable[..., Any] | Mapping[str, Any] | None) -> str:
-    """A short text that changes with a function: with its bytecode, its arguments, and what it reads in user modules.
+    """A short text that changes when a function changes: its bytecode, its arguments, or what it reads in user modules.
 
     Pass it as one of `hash_dependencies`: statistics are then computed again when the function has changed. A
     `ModuleSpec` is treated as the function that it names.
@@ -171,10 +171,10 @@ def get_dataset_statistics(
     workers: int | MultiprocessingOptions | None = None,
     storage_options: Options | None = None,
 ) -> dict[str, Any]:
-    """The statistics of a data set's actions and of these entries of its observations; from a file if they are known.
+    """The statistics of a data set's actions and of some entries of its observations. Kept in a file for later calls.
 
-    With `compat="crossformer"` the first trajectory counts twice for the observations, and files have the original's
-    names.
+    With `compat="crossformer"` the first trajectory counts twice for the observations, and files have the names that
+    the original gives them.
 
     >>> import tempfile
     >>> trajectories = [{"observation": {}, "action": [[1.0], [3.0]]}]
@@ -183,19 +183,19 @@ def get_dataset_statistics(
     ([2.0], 2, 1)
 
     Args:
-      dataset: a `MapDataset` or `IterDataset` of trajectories, anything with a length and `[i]`, or an iterable.
+      dataset: a `MapDataset` or `IterDataset` of trajectories, any object with a length and `[i]`, or an iterable.
       proprio_keys: names of entries of `observation`.
-      hash_dependencies: texts that say what the data are and how they are made; see `code_of`.
-      save_dir: folder of the file, here or in a store ("s3://bucket/statistics"). Without one, or if it cannot be
-        written, as a web server cannot: Bushel's cache folder.
-      force_recompute: does not look for a file.
-      progress: shows on a terminal how far it is.
-      workers: threads that read, or options of worker processes; by default threads where records are not in memory.
-        An iterable that is no data set is read here.
-      storage_options: of the store where save_dir lies.
+      hash_dependencies: texts that describe the data and how they are made; see `code_of`.
+      save_dir: the folder of the file, local or in a store ("s3://bucket/statistics"). Without it, or if it cannot be
+        written (a web server cannot), the file is in Bushel's cache folder.
+      force_recompute: whether to compute the statistics even if there is a file.
+      progress: whether to show the progress on a terminal.
+      workers: the number of threads that read, or options of worker processes. By default threads read unless the
+        records are in memory. A plain iterable is read in this thread.
+      storage_options: options of the store that holds save_dir.
     """
     if isinstance(proprio_keys, str) or isinstance(hash_dependencies, str):
-        raise TypeError("proprio_keys and hash_dependencies are lists of strings, got a string.")
+        raise TypeError("proprio_keys and hash_dependencies must be lists of strings, got a string.")
     folders, name = _places(hash_dependencies, save_dir, compat, storage_options)
     for folder in folders if not force_recompute else ():
         if (known := _known(folder, name, proprio_keys, is_faithful(compat))) is not None:
@@ -216,19 +216,19 @@ def _places(
     compat: str | None,
     options: Options | None,
 ) -> tuple[list[Folder], str]:
-    """The folders where the file may be, the one that was given and our own; and its name."""
+    """The folders where the file may be (the user's, and the cache folder), and the name of the file."""
     if is_faithful(compat):
         text, own = "".join(dependencies), os.path.expanduser("~/.cache/crossformer")
     else:
-        text, own = "\0".join([_VERSION, *dependencies]), os.path.join(cache_folder(), "statistics")
-    folders = [writing.folder(own)]
+        text, own = "\0".join([_VERSION, *dependencies]), os.path.join(get_cache_folder(), "statistics")
+    folders = [output_folders.open_folder(own)]
     if save_dir is not None and not os.fspath(save_dir).startswith(("http://", "https://")):
-        folders.insert(0, writing.folder(save_dir, options))
+        folders.insert(0, output_folders.open_folder(save_dir, options))
     return folders, f"dataset_statistics_{hashlib.sha256(text.encode(), usedforsecurity=False).hexdigest()}.json"
 
 
 def _keep(folder: Folder, name: str, found: Mapping[str, Any], as_original: bool) -> None:
-    """Writes the file. One that the original reads too holds nothing else, and has its checksum in a file beside it."""
+    """Writes the file. If the original should read it too, its checksum is written to a separate file beside it."""
     if not as_original:
         folder.write(name, sealed.json_bytes(_plain(found)))
         return
@@ -237,12 +237,12 @@ def _keep(folder: Folder, name: str, found: Mapping[str, Any], as_original: bool
 
 
 def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) -> dict[str, Any] | None:
-    """The statistics that an earlier run has kept; None where there are none, or where their file is damaged."""
+    """The statistics that an earlier run has kept; None if there are none, or if their file is damaged."""
     path = folder.path(name)
     try:
         found = _checked(path, folder.options, needs_checksum=not as_original)
         if as_original:
-            with contextlib.suppress(FileNotFoundError):  # the original wrote the file, and no checksums
+            with contextlib.suppress(FileNotFoundError):  # a file that the original wrote has no checksums
                 check_checksums(path, storage_options=folder.options)
         for key in keys:
             get_entry(found, key, of=f"The file {folder.shown(name)}")
@@ -269,7 +269,7 @@ def _compute(
             for name in names:
                 try:
                     if name == "action" and picked[name].ndim < 2:
-                        raise ValueError(f"actions must have the shape [T, A], these have {list(picked[name].shape)}.")
+                        raise ValueError(f"actions must have the shape [T, A], but have {list(picked[name].shape)}.")
                     for _ in range(2 if twice and number == 1 and name != "action" else 1):
                         collected[name].add(picked[name])
                 except ValueError as error:
@@ -280,11 +280,16 @@ def _compute(
         shown.end()
     for name, statistics in collected.items():
         if statistics.rank_error:
-            logger.info("The percentiles of %s: rank within %d of %d.", name, statistics.rank_error, statistics.count)
+            logger.info(
+                "The rank of the percentiles of %s may be wrong by up to %d of %d rows.",
+                name,
+                statistics.rank_error,
+                statistics.count,
+            )
     steps = collected["action"].count
     if not steps:
         raise ValueError(
-            f"There are no statistics: {number} trajectories have no steps. Check the split and the filters."
+            f"Statistics cannot be computed: the {number} trajectories have no steps. Check the split and the filters."
         )
     summaries = {name: collected[name].summary() for name in names}
     return {"action": summaries.pop("action"), "num_transitions": steps, "num_trajectories": number, **summaries}
@@ -293,10 +298,10 @@ def _compute(
 def _open_stream(
     trajectories: Any, keys: tuple[str, ...], workers: int | MultiprocessingOptions | None
 ) -> tuple[Iterator[dict[str, np.ndarray]], int | None]:
-    """The entries of each trajectory that statistics need, in order; and the number of trajectories, or None."""
+    """The entries of each trajectory that the statistics need, in order, and the number of trajectories if known."""
     pick = functools.partial(_pick, keys=keys)
     if isinstance(trajectories, Mapping):
-        raise TypeError("Statistics need many trajectories, got a dict. For a single trajectory give a list of one.")
+        raise TypeError("Statistics need many trajectories, got a dict. For a single trajectory, pass a list with it.")
     processes = workers if isinstance(workers, MultiprocessingOptions) else None
     total = None
     if isinstance(trajectories, IterDataset):
@@ -320,7 +325,7 @@ def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarra
 
 
 def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | None = None) -> dict[str, Any]:
-    """Statistics from a JSON file, ours or the original's, here or in a store.
+    """Loads statistics from a JSON file of ours or of the original, local or in a store.
 
     >>> import tempfile
     >>> path = os.path.join(tempfile.mkdtemp(), "statistics.json")
@@ -332,7 +337,7 @@ def load_statistics(path: str | os.PathLike[str], *, storage_options: Options | 
 
 
 def _checked(path: str | os.PathLike[str], options: Options | None, *, needs_checksum: bool) -> dict[str, Any]:
-    with stores.open_stream(path, options) as file:
+    with file_access.open_stream(path, options) as file:
         data = file.read()
     try:
         found = sealed.parse_json(data, redact.show(path), needs_checksum=needs_checksum)
@@ -345,13 +350,13 @@ def _checked(path: str | os.PathLike[str], options: Options | None, *, needs_che
 
 
 def _wrong(found: Mapping[str, Any]) -> str | None:
-    """What is missing of statistics; None where they are as `summary` makes them. A file may hold other entries too."""
+    """What is wrong with statistics; None if they have the form of `summary`. Other entries are allowed."""
     action = found.get("action")
     if not isinstance(action, Mapping) or not {"mean", "std"} <= set(action):
         return "it has no mean and std of the action"
     for name, entries in found.items():
-        if isinstance(entries, str):  # nobody writes texts: it may be a checksum whose name is damaged
-            return f"it has an entry {name!r} that is a text"
+        if isinstance(entries, str):  # no file has texts: it may be a checksum whose key is damaged
+            return f"its entry {name!r} is a text"
         numbers = _NUMBERS & set(entries) if isinstance(entries, Mapping) and "mean" in entries else ()
         for key in sorted(numbers):
             try:
@@ -359,18 +364,18 @@ def _wrong(found: Mapping[str, Any]) -> str | None:
             except ValueError:  # lists of different lengths
                 fits = False
             if not fits:
-                return f"{name}/{key} is {str(entries[key])[:80]!r} where numbers should be"
+                return f"{name}/{key} must be numbers, but is {str(entries[key])[:80]!r}"
     return None
 
 
 def save_statistics(
     path: str | os.PathLike[str], stats: Mapping[str, Any], *, storage_options: Options | None = None
 ) -> None:
-    """Writes statistics to a JSON file, here or in a store, with a checksum in it; arrays become lists.
+    """Writes statistics to a JSON file with a checksum, local or in a store. Arrays become lists.
 
-    The file has all of them, or, after an error, is what it was before.
+    After an error, the file has its old content.
     """
-    folder, name = writing.file(path, storage_options)
+    folder, name = output_folders.open_parent(path, storage_options)
     folder.write(name, sealed.json_bytes(_plain(stats)))
 
 

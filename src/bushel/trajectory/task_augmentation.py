@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact
-from bushel.sources import stores
+from bushel.sources import file_access
+from bushel.sources.paths import expand_path, is_url
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.data_utils import Tree, get_entry, not_empty, to_padding, tree_map
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_text, is_traced, make_generator
@@ -152,7 +153,7 @@ def _read_table(path: str | os.PathLike[str], allow_pickle: bool) -> Mapping[str
             f"open({name.rpartition('.')[0] + '.json'!r}, 'w')). Or pass Rephraser(path, allow_pickle=True) from "
             "your own code as pickle_file_path."
         )
-    with stores.open_stream(path) as file:
+    with file_access.open_stream(path) as file:
         try:
             table = json.load(file) if is_json else pickle.load(file)
         except (ValueError, RecursionError) as error:
@@ -182,9 +183,9 @@ def _load_rephraser(
         return given
     if isinstance(given, Mapping):
         return Rephraser(given, compat)
-    path = stores.local(given)
+    path = expand_path(given)
     version = (0, 0)
-    if not stores.is_url(path):
+    if not is_url(path):
         facts = os.stat(path)
         version = (facts.st_mtime_ns, facts.st_size)
     return _load_cached(path, compat, allow_pickle, version)

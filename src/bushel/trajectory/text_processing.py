@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 
 _KWARGS: Mapping[str, Any] = MappingProxyType(
     {"max_length": 64, "padding": "max_length", "truncation": True, "return_tensors": "np"}
@@ -170,7 +170,7 @@ def _check_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _load_tokenizer(name: str) -> Any:
-    tokenizers = package("tokenizers", "robots", "Tokenizers")
+    tokenizers = import_package("tokenizers", "robots", "Tokenizers")
     path = _find_local(name, "tokenizer.json")
     try:
         return tokenizers.Tokenizer.from_pretrained(name) if path is None else tokenizers.Tokenizer.from_file(path)
@@ -206,7 +206,7 @@ def _load_config(name: str) -> dict[str, Any]:
     path = _find_local(name, "tokenizer_config.json")
     try:
         if path is None:
-            path = package("huggingface_hub", "robots", "Names on the hub").hf_hub_download(
+            path = import_package("huggingface_hub", "robots", "Names on the hub").hf_hub_download(
                 name, "tokenizer_config.json"
             )
         with open(path, encoding="utf-8") as file:

@@ -16,8 +16,8 @@ from bushel.base.errors import DamagedFile
 from bushel.jit.datasets import downloads
 from bushel.jit.datasets.downloads import Remote
 from bushel.jit.host_callbacks import DiskSource
-from bushel.sources.limits import check_record
 from bushel.sources.media import decode_image
+from bushel.sources.size_limits import check_record
 
 IMAGES = Remote(
     "img_align_celeba.zip",

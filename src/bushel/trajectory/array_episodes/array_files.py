@@ -20,10 +20,10 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
+from bushel.sources import file_access, local_files, paths
 from bushel.sources.array_files import load_arrays
-from bushel.sources.array_stores import check_chunks
-from bushel.sources.needs import package
+from bushel.sources.hdf5 import check_chunks
+from bushel.sources.optional_packages import import_package
 
 _OPEN_FILES = 64
 _KEPT_BYTES = 256 << 20
@@ -63,14 +63,14 @@ class ArrayFile:
 
 def find_versions(kind: Kind, paths: list[str], options: redact.Options) -> list[ArrayFile]:
     """The files with the versions that they have now."""
-    return [ArrayFile(kind, path, stores.fingerprint([path], options)[0], options) for path in paths]
+    return [ArrayFile(kind, path, file_access.fingerprint_files([path], options)[0], options) for path in paths]
 
 
 class _Open:
     """An open file, with those of its arrays that were read before."""
 
     def __init__(self, file: ArrayFile):
-        self._is_local_hdf5 = file.kind == "hdf5" and not stores.is_url(file.path)
+        self._is_local_hdf5 = file.kind == "hdf5" and not paths.is_url(file.path)
         self._shown = file.shown
         self.content: Any = (
             _open_hdf5(file) if file.kind == "hdf5" else load_arrays(file.path, storage_options=file.options)
@@ -98,9 +98,9 @@ class _Open:
 
 
 def _open_hdf5(file: ArrayFile) -> Any:
-    h5py = package("h5py", "hdf5", "HDF5 files")
-    content = stores.open_file(file.path, file.options)
-    place = stores.stream(content) if stores.is_url(file.path) else file.path
+    h5py = import_package("h5py", "hdf5", "HDF5 files")
+    content = file_access.open_file(file.path, file.options)
+    place = local_files.as_stream(content) if paths.is_url(file.path) else file.path
     with describing_damage(file.shown, "hdf5"):
         return h5py.File(place, "r")
 
@@ -160,9 +160,9 @@ class _Pool:
 def _check_version(file: ArrayFile) -> None:
     if file.version is None:
         return
-    now = stores.fingerprint([file.path], file.options)[0]
+    now = file_access.fingerprint_files([file.path], file.options)[0]
     if now != file.version:
-        raise stores.changed(file.path, file.version, now)
+        raise local_files.changed_error(file.path, file.version, now)
 
 
 _shared = _Pool()

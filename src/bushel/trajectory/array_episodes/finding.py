@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact
-from bushel.sources import stores
-from bushel.sources.writing import join
+from bushel.sources import file_access, paths
+from bushel.sources.output_folders import join_path
 
 
 def sort_by_number(names: Iterable[str]) -> list[str]:
@@ -25,13 +25,13 @@ def sort_by_number(names: Iterable[str]) -> list[str]:
 
 def find_file(name: str, data_dir: Any, options: Any, endings: Sequence[str]) -> str:
     """The file of a data set: data_dir/name with or without an ending, or `data_dir` if that is a file."""
-    above = stores.local(data_dir)
+    above = paths.expand_path(data_dir)
     if redact.remove_query(above).endswith(tuple(endings)):
         candidates = [above]
     elif name.endswith(tuple(endings)):
-        candidates = [join(above, name)]
+        candidates = [join_path(above, name)]
     else:
-        candidates = [join(above, name + ending) for ending in endings]
+        candidates = [join_path(above, name + ending) for ending in endings]
     for path in candidates:
         if _exists(path, options):
             return path
@@ -42,7 +42,7 @@ def find_file(name: str, data_dir: Any, options: Any, endings: Sequence[str]) ->
 
 def _exists(path: str, options: Any) -> bool:
     try:
-        stores.open_file(path, options)
+        file_access.open_file(path, options)
     except (FileNotFoundError, IsADirectoryError):
         return False
     return True
@@ -54,8 +54,8 @@ def find_episode_files(name: str, data_dir: Any, options: Any, endings: Sequence
     They lie in data_dir/name, or in `data_dir` itself: all in one folder, which is then the split "train", or in one
     folder for each split.
     """
-    above = stores.local(data_dir).rstrip("/")
-    for folder in (join(above, name), above):
+    above = paths.expand_path(data_dir).rstrip("/")
+    for folder in (join_path(above, name), above):
         files = _list_files(folder, options, endings)
         if files:
             return {"train": files}
@@ -67,17 +67,17 @@ def find_episode_files(name: str, data_dir: Any, options: Any, endings: Sequence
         if splits:
             return splits
     raise FileNotFoundError(
-        f"There is no data set {name!r}: neither {redact.show(join(above, name))} nor {redact.show(above)} has files "
-        f"that end in {' or '.join(endings)}, or folders with such files."
+        f"There is no data set {name!r}: neither {redact.show(join_path(above, name))} nor {redact.show(above)} has "
+        f"files that end in {' or '.join(endings)}, or folders with such files."
     )
 
 
 def _list_files(folder: str, options: Any, endings: Sequence[str]) -> list[str]:
     found: list[str] = []
     for ending in endings:
-        if stores.is_url(folder):
+        if paths.is_url(folder):
             try:
-                found += stores.find(f"{folder}/*{ending}", options)
+                found += file_access.find_files(f"{folder}/*{ending}", options)
             except FileNotFoundError:
                 continue
         elif os.path.isdir(folder):
@@ -86,12 +86,12 @@ def _list_files(folder: str, options: Any, endings: Sequence[str]) -> list[str]:
 
 
 def _list_folders(folder: str, options: Any, endings: Sequence[str]) -> list[str]:
-    if not stores.is_url(folder):
+    if not paths.is_url(folder):
         return sorted(entry.path for entry in os.scandir(folder) if entry.is_dir()) if os.path.isdir(folder) else []
     below: set[str] = set()
     for ending in endings:
         try:
-            below |= {path.rpartition("/")[0] for path in stores.find(f"{folder}/*/*{ending}", options)}
+            below |= {path.rpartition("/")[0] for path in file_access.find_files(f"{folder}/*/*{ending}", options)}
         except FileNotFoundError:
             continue
     return sorted(below)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 from bushel.trajectory.array_episodes.array_files import ArrayFile
 from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.numpy_or_jax import to_objects
@@ -114,7 +114,7 @@ def _reverse_colors(image: bytes) -> bytes:
     """A JPEG image as pixels with reversed channels, with the decoder's settings of OpenCV. Others stay as they are."""
     if not image.startswith(_JPEG):
         return image
-    simplejpeg: Any = package("simplejpeg", "robots", "JPEG images")
+    simplejpeg: Any = import_package("simplejpeg", "robots", "JPEG images")
     try:
         return pack_pixels(simplejpeg.decode_jpeg(image, colorspace="BGR", fastdct=False, fastupsample=False))
     except ValueError as error:

@@ -20,10 +20,9 @@ import numpy as np
 
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources import clean_workers, stores
-from bushel.sources import writing as places
-from bushel.sources.stores import Options, Path
-from bushel.sources.writing import Folder
+from bushel.sources import conversion_workers, output_folders, paths
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options, Path
 from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
 from bushel.trajectory.conversion.episode_table import build_table, choose_splits, concatenate_state
@@ -132,11 +131,11 @@ def convert_episodes(
     """
     workers = checks.positive(workers, "workers")
     builder = _open_source(source, kind, storage_options, format_options)
-    address = stores.address(target)
+    address = paths.normalize_path(target)
     if to == "rlds" and not is_version(address.rstrip("/").rpartition("/")[2]):
-        address = places.join(address, "1.0.0")
-    folder = places.folder(address, storage_options if target_options is None else target_options)
-    refuse_same(stores.local(source), folder)
+        address = output_folders.join_path(address, "1.0.0")
+    folder = output_folders.open_folder(address, storage_options if target_options is None else target_options)
+    refuse_same(paths.expand_path(source), folder)
     if to == "rlds":
         written: Target = RLDSTarget(folder.address, file_format, image_format)
     elif to == "lerobot":
@@ -173,10 +172,10 @@ def convert_episodes(
 def _open_source(
     source: Path, kind: str | None, storage_options: Options | None, format_options: Mapping[str, Any] | None
 ) -> EpisodeBuilder:
-    path = stores.local(source).rstrip("/")
+    path = paths.expand_path(source).rstrip("/")
     chosen = detect_kind(path, storage_options) if kind is None else kind
     above, _, name = redact.remove_query(path).rpartition("/")
-    if chosen == "rlds" and places.folder(path, storage_options).exists(INFO):
+    if chosen == "rlds" and output_folders.open_folder(path, storage_options).exists(INFO):
         name, above = name_data_set(path)[0], path  # the folder of one version
     return open_episodes(
         name, above or ".", kind=chosen, storage_options=storage_options, format_options=format_options
@@ -186,7 +185,7 @@ def _open_source(
 def refuse_same(source: str, folder: Folder) -> None:
     """Raises ValueError if the target would be written over the source."""
     here, there = source.rstrip("/"), folder.address.rstrip("/")
-    if folder.on_disk and not stores.is_url(here):
+    if folder.on_disk and not paths.is_url(here):
         here, there = os.path.realpath(here), os.path.realpath(there)
     if f"{here}/".startswith(f"{there}/") or f"{there}/".startswith(f"{here}/"):
         raise ValueError(f"The target {folder.name} lies in the source, or contains it. Choose another folder.")
@@ -324,7 +323,7 @@ def _run(
             jobs.append(_Job(table, shard, target, folder, verify))
     report(done, table.frames)
     if workers > 1 and len(jobs) > 1:
-        clean_workers.run_all(jobs, workers, lambda more: report(done + more, table.frames))
+        conversion_workers.run_all(jobs, workers, lambda more: report(done + more, table.frames))
         return
     for job in jobs:
         for frames in job.run():

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import writing
-from bushel.sources.needs import package
-from bushel.sources.writing import Folder
+from bushel.sources.optional_packages import import_package
+from bushel.sources.output_folders import Folder
 from bushel.trajectory.conversion.lerobot_statistics import summarize_numbers, summarize_pixels
 from bushel.trajectory.conversion.targets import Shard
 from bushel.trajectory.conversion.video_encoding import Encoding, choose_pixel_format
@@ -48,7 +48,7 @@ class Description:
 
     def arrow_types(self) -> dict[str, Any]:
         """The type of each column of the rows."""
-        pa: Any = package("pyarrow", "parquet", "LeRobot data sets")
+        pa: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
         image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
         types: dict[str, Any] = dict.fromkeys(self.stills, image)
         for name, column in self.numbers.items():
@@ -66,7 +66,7 @@ class Description:
 
     def schema(self) -> Any:
         """The schema of the rows."""
-        return package("pyarrow", "parquet", "LeRobot data sets").schema(list(self.arrow_types().items()))
+        return import_package("pyarrow", "parquet", "LeRobot data sets").schema(list(self.arrow_types().items()))
 
     def features(self, shapes: dict[str, list[int]], fps: float, encoding: Encoding | None) -> dict[str, Any]:
         """The features in `info.json`."""
@@ -124,7 +124,7 @@ class Description:
 
     def rows(self, table: Episodes, episode: int, fps: float) -> Any:
         """The rows of an episode, as a table of Arrow."""
-        pa: Any = package("pyarrow", "parquet", "LeRobot data sets")
+        pa: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
         schema = self.schema()
         pictures = self.images(table, episode)
         arrays = [pa.array(rows, schema.field(name).type) for name, rows in pictures.items()]
@@ -196,7 +196,7 @@ def same_rows(found: Any, expected: Any) -> bool:
 
 
 def _same_values(found: Any, expected: Any) -> bool:
-    types: Any = package("pyarrow.types", "parquet", "LeRobot data sets")
+    types: Any = import_package("pyarrow.types", "parquet", "LeRobot data sets")
     if types.is_list(found.type) or types.is_fixed_size_list(found.type):
         if found.value_lengths().equals(expected.value_lengths()):
             return _same_values(found.flatten(), expected.flatten())
@@ -308,15 +308,15 @@ def _describe_episode(
 
 
 def _write_episodes(folder: Folder, rows: list[dict[str, Any]]) -> None:
-    pa: Any = package("pyarrow", "parquet", "LeRobot data sets")
+    pa: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
     name = "meta/episodes/chunk-000/file-000.parquet"
     with folder.new_file(name) as path, writing(folder.shown(name)):
-        package("pyarrow.parquet", "parquet", "LeRobot data sets").write_table(pa.Table.from_pylist(rows), path)
+        import_package("pyarrow.parquet", "parquet", "LeRobot data sets").write_table(pa.Table.from_pylist(rows), path)
 
 
 def _write_tasks(folder: Folder, tasks: list[str]) -> None:
     """The tasks as pandas writes a frame whose index is the text: LeRobot reads it so."""
-    pa: Any = package("pyarrow", "parquet", "LeRobot data sets")
+    pa: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
     index = "__index_level_0__"
     table = pa.table({"task_index": pa.array(range(len(tasks)), pa.int64()), index: pa.array(tasks, pa.string())})
     columns = [
@@ -335,7 +335,7 @@ def _write_tasks(folder: Folder, tasks: list[str]) -> None:
     table = table.replace_schema_metadata({"pandas": json.dumps(described)})
     name = "meta/tasks.parquet"
     with folder.new_file(name) as path, writing(folder.shown(name)):
-        package("pyarrow.parquet", "parquet", "LeRobot data sets").write_table(table, path)
+        import_package("pyarrow.parquet", "parquet", "LeRobot data sets").write_table(table, path)
 
 
 def _summarize_all(table: Episodes, description: Description, facts: Sequence[Any], fps: float) -> dict[str, Any]:

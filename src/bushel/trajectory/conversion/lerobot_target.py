@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile, writing
-from bushel.sources.needs import package
-from bushel.sources.writing import Folder
+from bushel.sources.optional_packages import import_package
+from bushel.sources.output_folders import Folder
 from bushel.trajectory.conversion import lerobot_metadata, lerobot_statistics
 from bushel.trajectory.conversion.lerobot_metadata import DATA_PATH, VIDEO_PATH, Description, make_paths
 from bushel.trajectory.conversion.targets import Shard, Target
@@ -57,9 +57,9 @@ class LeRobotTarget(Target):
 
     def __init__(self, fps: float, encoding: Encoding | None, task: str = "", robot_type: str | None = None):
         as_rate(fps)
-        package("pyarrow", "parquet", "LeRobot data sets")
+        import_package("pyarrow", "parquet", "LeRobot data sets")
         if encoding is not None:
-            package("av", "video", "Video files")
+            import_package("av", "video", "Video files")
         self._fps, self._encoding, self._task, self._robot = fps, encoding, task, robot_type
 
     def settings(self) -> Any:
@@ -100,7 +100,7 @@ class LeRobotTarget(Target):
     def _write_rows(
         self, table: Episodes, shard: Shard, folder: Folder, description: Description, verify: bool
     ) -> Iterator[int]:
-        parquet = package("pyarrow.parquet", "parquet", "LeRobot data sets")
+        parquet = import_package("pyarrow.parquet", "parquet", "LeRobot data sets")
         (name,) = make_paths(DATA_PATH, [shard.index])
         schema = description.schema()
         with folder.new_file(name) as path:

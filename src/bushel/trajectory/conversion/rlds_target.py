@@ -11,9 +11,9 @@ import numpy as np
 
 from bushel.base.errors import DamagedFile, writing
 from bushel.sources.array_record import ArrayRecordDataSource
+from bushel.sources.output_folders import Folder
+from bushel.sources.record_writers import ArrayRecordWriter, TFRecordWriter
 from bushel.sources.tfrecord import TFRecordDataSource
-from bushel.sources.writers import ArrayRecordWriter, TFRecordWriter
-from bushel.sources.writing import Folder
 from bushel.trajectory.conversion.targets import Shard, Target
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.frame_columns import take_entries

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from bushel.sources.writing import Folder
+from bushel.sources.output_folders import Folder
 from bushel.trajectory.episodes import Episodes
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import DamagedFile
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 
 CODECS = {"h264": "libx264", "hevc": "libx265", "av1": "libsvtav1"}
 """The encoder of FFmpeg for each codec."""
@@ -75,7 +75,7 @@ def as_rate(fps: float) -> fractions.Fraction:
 
 def load_av() -> Any:
     """PyAV."""
-    return package("av", "video", "Video files")
+    return import_package("av", "video", "Video files")
 
 
 def encode_frames(frames: Iterable[np.ndarray], fps: float, encoding: Encoding) -> tuple[bytes, np.ndarray]:

@@ -11,10 +11,9 @@ import numpy as np
 
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources import clean_workers, stores
-from bushel.sources import writing as places
-from bushel.sources.stores import Options, Path
-from bushel.sources.writing import Folder
+from bushel.sources import conversion_workers, file_access, output_folders, paths
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options, Path
 from bushel.state.digest import whole_digest
 from bushel.trajectory.conversion.episode_conversion import refuse_same, remove_half_files
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
@@ -55,16 +54,16 @@ def reencode_videos(
       report: is called with the number of videos that are done, and of all videos.
     """
     encoding = Encoding(codec, key_frame_interval, crf)
-    here = places.folder(source, storage_options)
-    there = places.folder(target, storage_options if target_options is None else target_options)
-    refuse_same(stores.local(source), there)
+    here = output_folders.open_folder(source, storage_options)
+    there = output_folders.open_folder(target, storage_options if target_options is None else target_options)
+    refuse_same(paths.expand_path(source), there)
     try:
         info = json.loads(here.read(INFO))
     except FileNotFoundError:
         raise FileNotFoundError(f"{here.name} is no LeRobot data set: it has no {INFO}.") from None
     names = [name for name in here.names(deep=True) if not name.startswith(_WORK)]
     videos = [name for name in names if name.endswith(".mp4")]
-    versions = stores.fingerprint([here.path(name) for name in videos], storage_options)
+    versions = file_access.fingerprint_files([here.path(name) for name in videos], storage_options)
     identity = whole_digest([versions, names, dataclasses.astuple(encoding)])
     _begin(there, identity)
     jobs = [
@@ -76,7 +75,7 @@ def reencode_videos(
     say(done, len(videos))
     with there.drafting():
         if checks.positive(workers, "workers") > 1 and len(jobs) > 1:
-            clean_workers.run_all(jobs, workers, lambda more: say(done + more, len(videos)))
+            conversion_workers.run_all(jobs, workers, lambda more: say(done + more, len(videos)))
         else:
             for job in jobs:
                 done += sum(job.run())

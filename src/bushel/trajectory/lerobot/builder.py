@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, redact
-from bushel.sources.stores import Options, Path
+from bushel.sources.paths import Options, Path
 from bushel.trajectory.encoded_images import Encoded
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.episodes import Episodes

@@ -23,9 +23,9 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.needs import package
-from bushel.sources.stores import Options, Path
+from bushel.sources import file_access, local_files, paths
+from bushel.sources.optional_packages import import_package
+from bushel.sources.paths import Options, Path
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class LeRobotFolder:
     """
 
     def __init__(self, path: Path, storage_options: Options | None = None):
-        self.path = stores.address(path).rstrip("/")
+        self.path = paths.normalize_path(path).rstrip("/")
         self.options = redact.Options(storage_options or {})
         try:
             self.info: dict[str, Any] = self._json("meta/info.json")
@@ -155,7 +155,7 @@ class LeRobotFolder:
         return f"{self.path}/{name}"
 
     def _read(self, name: str) -> bytes:
-        file = stores.open_file(self.address(name), self.options)
+        file = file_access.open_file(self.address(name), self.options)
         return file.read(0, file.size)
 
     def _json(self, name: str) -> Any:
@@ -173,11 +173,11 @@ class LeRobotFolder:
 
     def parquet(self, name: str) -> Any:
         """A Parquet file of the data set, opened by pyarrow. Errors name the file."""
-        parquet: Any = package("pyarrow.parquet", "parquet", "LeRobot data sets")
-        arrow: Any = package("pyarrow", "parquet", "LeRobot data sets")
-        file = stores.open_file(self.address(name), self.options)
+        parquet: Any = import_package("pyarrow.parquet", "parquet", "LeRobot data sets")
+        arrow: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
+        file = file_access.open_file(self.address(name), self.options)
         try:
-            return parquet.ParquetFile(io.BufferedReader(stores.Readable(file), 1 << 16))
+            return parquet.ParquetFile(io.BufferedReader(local_files.FileStream(file), 1 << 16))
         except (arrow.ArrowException, OSError) as error:
             raise DamagedFile(
                 f"{self._show(name)} is not a complete Parquet file: {error} A recording that was stopped before "
@@ -186,11 +186,11 @@ class LeRobotFolder:
 
     def _list(self, template: str, pattern: str) -> list[str]:
         """The names of the files that a pattern finds. Of a web server, which cannot list, files numbered in order."""
-        if not stores.is_url(self.path):
+        if not paths.is_url(self.path):
             return sorted(glob.glob(pattern, root_dir=self.path))  # the folder's own name may hold signs of patterns
         if not self.path.startswith(("http://", "https://")):
             try:
-                found = stores.find(self.address(pattern), self.options)
+                found = file_access.find_files(self.address(pattern), self.options)
             except FileNotFoundError:
                 return []
             return [address.removeprefix(f"{self.path}/") for address in found]
@@ -210,8 +210,8 @@ class LeRobotFolder:
 
     def fingerprint(self) -> list[Any]:
         """The versions of the files of `meta`, and of local rows and videos. Of a store only `meta` is asked for."""
-        versions = stores.fingerprint([self.address(name) for name in self._meta_files()], self.options)
-        if stores.is_url(self.path):
+        versions = file_access.fingerprint_files([self.address(name) for name in self._meta_files()], self.options)
+        if paths.is_url(self.path):
             return ["lerobot", versions]
         digest = hashlib.blake2b(digest_size=16)
         for name in dict.fromkeys([*self.data_files.values(), *self._video_names()]):
@@ -318,7 +318,7 @@ class LeRobotFolder:
     def _exists(self, name: str) -> bool:
         options = {key: value for key, value in self.options.items() if not key.startswith("cache_")}  # makes no copy
         try:
-            stores.open_file(self.address(name), options)
+            file_access.open_file(self.address(name), options)
         except FileNotFoundError:
             return False
         return True

@@ -20,7 +20,7 @@ import numpy as np
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.sources.parquet import ParquetDataSource
-from bushel.sources.stores import Options
+from bushel.sources.paths import Options
 from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.stored_pixels import pack_pixels
 from bushel.trajectory.video.packet_table import PacketTables

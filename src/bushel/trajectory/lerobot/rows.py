@@ -15,7 +15,7 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
 from bushel.trajectory.lerobot.dataset_folder import DEFAULT_COLUMNS, Feature, LeRobotFolder
 from bushel.trajectory.numpy_or_jax import to_objects
 
@@ -88,7 +88,7 @@ _DEFAULT_DTYPES = dict(zip(DEFAULT_COLUMNS, ("float32", "int64", "int64", "int64
 
 
 def _read_file(folder: LeRobotFolder, name: str, wanted: list[Feature]) -> dict[str, np.ndarray]:
-    arrow: Any = package("pyarrow", "parquet", "LeRobot data sets")
+    arrow: Any = import_package("pyarrow", "parquet", "LeRobot data sets")
     shown = f"{redact.show(folder.path)}/{name}"
     try:
         file = folder.parquet(name)
@@ -114,7 +114,7 @@ _INDEX = Feature("episode_index", "int64", (1,))
 
 def _convert(column: Any, feature: Feature, shown: str, episode: np.ndarray | None) -> np.ndarray:
     """A column of Parquet as an array: numbers with the shape of the feature, texts as objects."""
-    types: Any = package("pyarrow", "parquet", "LeRobot data sets").types
+    types: Any = import_package("pyarrow", "parquet", "LeRobot data sets").types
     count = len(column)
     if feature.dtype == "string":
         return to_objects([value if isinstance(value, str) else "" for value in column.to_pylist()])

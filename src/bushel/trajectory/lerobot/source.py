@@ -11,7 +11,7 @@ import numpy as np
 
 from bushel.base import checks, memory, redact
 from bushel.base.blocks import Columns
-from bushel.sources.stores import Options, Path
+from bushel.sources.paths import Options, Path
 from bushel.trajectory.config_values import refuse_unknown
 from bushel.trajectory.episodes import Episodes, find_parts
 from bushel.trajectory.frame_columns import Images

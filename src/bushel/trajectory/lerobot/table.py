@@ -19,8 +19,8 @@ import numpy as np
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
-from bushel.sources import stores
-from bushel.sources.tfrecord import cache_folder
+from bushel.sources import file_access, paths
+from bushel.sources.paths import get_cache_folder
 from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
 from bushel.trajectory.episodes import Episodes
@@ -53,7 +53,7 @@ def open_table(
     if bad_episodes not in get_args(BadEpisodes):
         raise ValueError(f"bad_episodes must be one of {', '.join(get_args(BadEpisodes))}; got {bad_episodes!r}.")
     fingerprint = [*folder.fingerprint(), _FORMAT, tolerance_s, bad_episodes]
-    root = stores.local(cache_dir) if cache_dir else cache_folder()
+    root = paths.expand_path(cache_dir) if cache_dir else get_cache_folder()
     key = whole_digest([tables.FORMAT, *fingerprint])
     place, pictures = os.path.join(root, "episodes", key), os.path.join(root, "videos", key)
     folder.forget()
@@ -187,7 +187,7 @@ class _Videos:
     def _read_table(self, name: str) -> tuple[int, PacketTable | str]:
         options = {key: value for key, value in self._folder.options.items() if not key.startswith("cache_")}
         try:
-            file = stores.open_file(self._folder.address(name), options)
+            file = file_access.open_file(self._folder.address(name), options)
         except (FileNotFoundError, NotADirectoryError):
             return 0, "the file is missing"
         try:

@@ -7,8 +7,8 @@ import glob
 import re
 
 from bushel.base import redact
-from bushel.sources import stores
-from bushel.sources.stores import Options, Path
+from bushel.sources import file_access
+from bushel.sources.paths import Options, Path, expand_path, is_url
 from bushel.sources.tfds_json import read_json
 
 _VERSION = re.compile(r"\d+\.\d+\.\d+")
@@ -28,7 +28,7 @@ def find_folder(name: str, data_dir: Path, options: Options | None = None) -> st
       data_dir: a path or URL.
       options: options of the store.
     """
-    root = stores.local(data_dir).rstrip("/")
+    root = expand_path(data_dir).rstrip("/")
     plain, _, version = name.partition(":")
     parts = plain.strip("/").split("/")
     if not version and is_version(parts[-1]):
@@ -80,7 +80,7 @@ def _choose_config(name: str, base: str, options: Options | None) -> str | None:
 
 def _has_info(folder: str, options: Options | None) -> bool:
     try:
-        stores.open_file(f"{folder}/{_INFO}", options)
+        file_access.open_file(f"{folder}/{_INFO}", options)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True
@@ -88,11 +88,11 @@ def _has_info(folder: str, options: Options | None) -> bool:
 
 def _list_folders(base: str, depth: str, options: Options | None) -> list[str]:
     """The names of the folders in `base` that hold a data set, `depth` ("*" or "*/*") levels down."""
-    if not stores.is_url(base):
+    if not is_url(base):
         paths = glob.glob(f"{depth}/{_INFO}", root_dir=base)
     else:
         try:
-            paths = [url.removeprefix(f"{base}/") for url in stores.find(f"{base}/{depth}/{_INFO}", options)]
+            paths = [url.removeprefix(f"{base}/") for url in file_access.find_files(f"{base}/{depth}/{_INFO}", options)]
         except FileNotFoundError:
             return []
         except ValueError as error:  # a web server cannot list files

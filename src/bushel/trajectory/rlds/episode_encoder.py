@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bushel.sources.example import encode_example
-from bushel.sources.needs import package
+from bushel.sources.optional_packages import import_package
+from bushel.sources.tf_example import encode_example
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
 from bushel.trajectory.encoded_images import Encoded, read_all
 from bushel.trajectory.numpy_or_jax import is_text, to_objects
@@ -230,7 +230,7 @@ def _unpack_floats(contents: Sequence[bytes], where: str) -> np.ndarray | None:
 
 def encode_image(pixels: np.ndarray, kind: ImageFormat, where: str) -> bytes:
     """Encodes pixels as an image."""
-    images = package("PIL.Image", "robots", "Encoded images")
+    images = import_package("PIL.Image", "robots", "Encoded images")
     if kind == "jpeg" and (pixels.dtype != np.uint8 or pixels.shape[-1] == 4):
         raise ValueError(f"{where}: {pixels.dtype} of {list(pixels.shape)} cannot be a JPEG image. Choose 'png'.")
     output = io.BytesIO()

@@ -22,12 +22,11 @@ import numpy as np
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
-from bushel.sources import stores, writing
-from bushel.sources.example import Located, locate_example
-from bushel.sources.records import RecordSource
-from bushel.sources.stores import Options, Path
-from bushel.sources.tfrecord import cache_folder
-from bushel.sources.writing import Folder
+from bushel.sources import output_folders
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options, Path, get_cache_folder, is_url
+from bushel.sources.record_files import RecordSource
+from bushel.sources.tf_example import Located, locate_example
 from bushel.trajectory.rlds.features import Features, Values
 
 _FORMAT = 2
@@ -89,7 +88,7 @@ def index_episodes(
     storage_options: Options | None = None,
 ) -> EpisodeIndex:
     """The index of all records of a source. The index of a file comes from the cache, or the file is read."""
-    folder = writing.folder(cache_dir or os.path.join(cache_folder(), "rlds"), storage_options)
+    folder = output_folders.open_folder(cache_dir or os.path.join(get_cache_folder(), "rlds"), storage_options)
     files = [source.file(number) for number in range(len(source.paths))]
     names = [f"{_name_index(file, features)}.npz" for file in files]
     known = [_load(folder, name, len(file), features) for name, file in zip(names, files)]
@@ -162,7 +161,7 @@ def _find_rest(located: Mapping[str, Located], images: set[str]) -> np.ndarray:
 
 def _name_index(file: RecordSource, features: Features) -> str:
     path = file.paths[0]
-    name = redact.identify_path(path) if stores.is_url(path) else os.path.abspath(path)
+    name = redact.identify_path(path) if is_url(path) else os.path.abspath(path)
     facts = [_FORMAT, name, file.versions, dataclasses.asdict(features)]
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 

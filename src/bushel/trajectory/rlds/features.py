@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources.codecs import unzlib
-from bushel.sources.example import Located, sliced
-from bushel.sources.tfds_json import Entry, kind_of, tensor_dtype, tensor_encoding, tensor_shape
+from bushel.sources.decompression import decompress_zlib
+from bushel.sources.tf_example import Located, slice_record
+from bushel.sources.tfds_json import Entry, get_feature_class, tensor_dtype, tensor_encoding, tensor_shape
 from bushel.trajectory.numpy_or_jax import to_objects
 
 Kind = Literal["numbers", "strings", "image", "packed"]
@@ -126,8 +126,8 @@ def _list_leaves(spec: Entry, keys: tuple[str, ...], name: str, lengths: tuple[i
         yield _make_tensor_leaf(spec["tensor" if "tensor" in spec else "boundingBox"], keys, name, lengths, where)
     else:
         raise ValueError(
-            f"{where}: {name} is a feature of the kind {kind_of(spec)}, which Bushel cannot read. It reads images, "
-            "texts, labels, tensors and sequences of these."
+            f"{where}: {name} is a feature of the kind {get_feature_class(spec)}, which Bushel cannot read. It reads "
+            "images, texts, labels, tensors and sequences of these."
         )
 
 
@@ -206,7 +206,7 @@ class Values:
         if leaf.kind == "numbers":
             flat = _cast(self._numbers(leaf.stored_name, leaf), leaf.dtype)
         else:
-            flat = to_objects(sliced(self._record, self.places(leaf)))
+            flat = to_objects(slice_record(self._record, self.places(leaf)))
         if leaf.kind == "packed":
             return self._unpack(leaf, flat, count, unpack=unpack)
         shape, per_value = leaf.stored_shape, abs(int(np.prod(leaf.stored_shape, dtype=np.int64)))
@@ -232,7 +232,7 @@ class Values:
             shapes = self._numbers(f"{leaf.name}/shape", leaf)
         try:
             rows = [
-                np.frombuffer(unzlib(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
+                np.frombuffer(decompress_zlib(value) if leaf.encoding == "zlib" else value, leaf.dtype).reshape(shape)
                 for value, shape in zip(flat, np.reshape(shapes, (len(flat), len(leaf.shape))))
             ]
         except (zlib.error, ValueError) as error:

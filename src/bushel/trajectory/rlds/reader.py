@@ -10,8 +10,8 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.sources import varints
-from bushel.sources.example import locate_example
-from bushel.sources.stores import Options, Path
+from bushel.sources.paths import Options, Path
+from bushel.sources.tf_example import locate_example
 from bushel.sources.tfds import FORMATS
 from bushel.sources.tfds_json import read_json, shard_lengths, shard_names, split_entries
 from bushel.trajectory.data_utils import nest_leaves
@@ -219,7 +219,7 @@ class RLDSEpisodes:
         data = []
         for begin, count in zip(begins.tolist(), counts.tolist()):
             entries = b"".join(pieces[begin : begin + count])
-            data.append(b"\n" + varints.encoded(len(entries)) + entries)  # field 1 of an Example
+            data.append(b"\n" + varints.encode(len(entries)) + entries)  # field 1 of an Example
         return data
 
     def _decode(self, place: int, record: int, data: bytes, index: EpisodeIndex | None) -> dict[str, Any]:

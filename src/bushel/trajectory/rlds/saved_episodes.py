@@ -1,7 +1,7 @@
-"""`ds.save(folder, format="rlds")`: episodes of a pipeline as an RLDS data set of one split, sharded and resumable.
+"""`ds.save(folder, format="rlds")`: writes the episodes of a pipeline as an RLDS data set with one split.
 
-What happens when, and what a stopped run goes on from, is in `saving.py`; how episodes become records in
-`episode_encoder.py`.
+`saving.py` decides which files are written when, and where a stopped run goes on. `episode_encoder.py` encodes episodes
+as records.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.saving import Files, Form
-from bushel.sources.writers import TFRecordWriter
-from bushel.sources.writing import Folder
+from bushel.sources.output_folders import Folder
+from bushel.sources.record_writers import TFRecordWriter
 from bushel.trajectory.rlds.dataset_folder import is_version
 from bushel.trajectory.rlds.episode_encoder import EpisodeEncoder
 from bushel.trajectory.rlds.writer import FEATURES, INFO, split_entry, write_info
 
 SPLIT = "train"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
-"""Without the number of files, which is not known before the last element."""
+"""Without the number of files, which is unknown until the last element."""
 
 
 def form(folder: str) -> Form:
-    """Files of episodes for a folder."""
+    """The format for a folder. The path of the folder gives the name of the data set: "arm", or "arm/1.0.0"."""
     return _Episodes(*name_data_set(folder))
 
 
@@ -63,14 +63,14 @@ class _Episodes(Form):
 
     def finish(self, folder: Folder, files: Files, identity: str) -> None:
         if not files.names:
-            raise ValueError("There are no episodes: a data set of the format RLDS needs at least one.")
+            raise ValueError("The pipeline has no episodes, but an RLDS data set needs at least one.")
         split = split_entry(SPLIT, _TEMPLATE, files.counts, sum(files.sizes))
         info = {"fileFormat": "tfrecord", "name": self._name, "splits": [split], "version": self._version}
         write_info(folder, self._columns, info)
 
 
 class _EpisodeFile:
-    """A file of records that takes episodes."""
+    """Encodes episodes as records and writes them to a TFRecord file."""
 
     def __init__(self, writer: TFRecordWriter, columns: EpisodeEncoder):
         self._writer, self._columns = writer, columns

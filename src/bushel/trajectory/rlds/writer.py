@@ -1,7 +1,7 @@
-"""Writes RLDS data sets in TFDS's form: records, `features.json` and `dataset_info.json`. All of it, or nothing.
+"""Writes RLDS data sets as TFDS does: files of records, `features.json` and `dataset_info.json`.
 
-How episodes become records is in `episode_encoder.py`. `dataset_info.json` is written last: without it nobody takes the
-other files for a data set.
+`episode_encoder.py` encodes episodes as records. `dataset_info.json` is written last: without it, no reader recognizes
+a data set, so an unfinished one is never read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ import numpy as np
 from bushel.base import checks
 from bushel.base.errors import writing
 from bushel.base.progress import Progress
-from bushel.sources import stores
-from bushel.sources import writing as places
-from bushel.sources.stores import Options, Path
-from bushel.sources.writers import ArrayRecordWriter, TFRecordWriter
-from bushel.sources.writing import Folder
+from bushel.sources import output_folders
+from bushel.sources.output_folders import Folder
+from bushel.sources.paths import Options, Path, normalize_path
+from bushel.sources.record_writers import ArrayRecordWriter, TFRecordWriter
 from bushel.trajectory.rlds.dataset_folder import is_version
 from bushel.trajectory.rlds.episode_encoder import EpisodeEncoder, ImageFormat
 
@@ -47,27 +46,28 @@ def write_rlds(
 ) -> str:
     """Writes episodes as an RLDS data set that `RLDSBuilder` and TFDS read. Returns its folder.
 
-    An episode is `{"steps": tree, "episode_metadata": tree}`, and may have more entries beside these two. The arrays of
-    the steps have a leading axis of steps; all episodes have the same leaves. Numbers are stored as TFDS stores them:
-    float64 in the precision of float32. uint8 arrays of height x width x (1, 3 or 4) and uint16 arrays of height x
-    width x 1 become encoded images. Encoded images that are given as bytes, or as handles, stay as they are; other
+    An episode is `{"steps": tree, "episode_metadata": tree}`, and may have more entries. The arrays in `steps` have a
+    leading axis of steps. All episodes have the same leaves. Numbers are stored as TFDS stores them: float64 with the
+    precision of float32. uint8 arrays of height x width x (1, 3 or 4) and uint16 arrays of height x width x 1 are
+    encoded as images. Images that are encoded already (bytes, or handles of images in files) are not changed; other
     bytes and strings are texts.
 
-    A local folder appears when it is complete. In a store `dataset_info.json` appears last, and without it the others
-    cannot be opened: a writer that fails removes its files, and what a killed one leaves is removed by the next one
-    that writes the same data set. Let only one process write to an address: a store has no locks.
+    A local folder gets its name when it is complete. In a store, `dataset_info.json` is written last; without it the
+    other files cannot be opened. If writing fails, the files are removed. Files that a killed process has left are
+    removed when the same data set is written again. Let only one process write to an address: a store has no locks.
 
     Args:
-      data_dir: a local folder, or an address such as "s3://bucket/data"; the data set goes to data_dir/name/version. A
-        file for a store is made in the folder of temporary files first, so there must be room for one shard.
-      name: of the data set: letters, digits and underscores.
-      splits: the episodes of each split; with several shards something that has a length.
-      version: three numbers.
-      shards: files for each split, with consecutive episodes; never more than there are episodes.
-      file_format: "tfrecord", of which single frames can be read, or "array_record", of which only whole episodes can
-        (and which the package array_record writes).
-      image_format: "png" or "jpeg", for all arrays that are images or for each of them ("observation/image").
-      storage_options: of the store where data_dir lies.
+      data_dir: a local folder, or an address such as "s3://bucket/data". The data set is written to
+        data_dir/name/version. A file for a store is first written to the folder for temporary files, which needs room
+        for one shard.
+      name: the name of the data set: letters, digits and underscores.
+      splits: the episodes of each split. With several shards, a split must have a length.
+      version: three numbers, such as "1.0.0".
+      shards: the number of files for each split, with consecutive episodes; at most the number of episodes.
+      file_format: "tfrecord", from which single frames can be read, or "array_record", from which only whole episodes
+        can be read, and which needs the package array_record.
+      image_format: "png" or "jpeg", for all arrays that are images, or for each of them ("observation/image").
+      storage_options: options of the store that holds data_dir.
 
     >>> import tempfile
     >>> from bushel.trajectory.rlds import RLDSBuilder
@@ -79,7 +79,9 @@ def write_rlds(
     """
     _check(name, splits, version, file_format)
     shards = checks.positive(shards, "shards")
-    folder = places.folder(places.join(stores.address(data_dir), f"{name}/{version}"), storage_options)
+    folder = output_folders.open_folder(
+        output_folders.join_path(normalize_path(data_dir), f"{name}/{version}"), storage_options
+    )
 
     def belongs(file: str) -> bool:
         shard = rf"{name}-\w+\.({'|'.join(_WRITERS)})-\d+-of-\d+"
@@ -95,25 +97,25 @@ def write_rlds(
 
 
 def write_info(folder: Folder, columns: EpisodeEncoder, info: Mapping[str, Any]) -> None:
-    """Writes the two files that make records a data set."""
+    """Writes the two files that make a folder of records a data set."""
     for file, content in ((FEATURES, columns.features()), (INFO, info)):
         folder.write(file, json.dumps(content, indent=2).encode())
 
 
 def _check(name: str, splits: Mapping[str, Any], version: str, file_format: str) -> None:
     if not re.fullmatch(r"[A-Za-z_]\w*", name):
-        raise ValueError(f"The name of a data set has letters, digits and underscores, got {name!r}.")
+        raise ValueError(f"The name of a data set may have letters, digits and underscores, got {name!r}.")
     if not splits:
-        raise ValueError("There are no splits: pass episodes as {'train': [...]}.")
+        raise ValueError("splits is empty: pass episodes as {'train': [...]}.")
     for split in splits:
         if not re.fullmatch(r"\w+", split) or split == "all":
             raise ValueError(
-                f"The name of a split has letters, digits and underscores, and is not 'all', got {split!r}."
+                f"The name of a split may have letters, digits and underscores, and must not be 'all', got {split!r}."
             )
     if not is_version(version):
-        raise ValueError(f"A version is three numbers such as '1.0.0', got {version!r}.")
+        raise ValueError(f"version must be three numbers such as '1.0.0', got {version!r}.")
     if file_format not in _WRITERS:
-        raise ValueError(f"file_format is one of {', '.join(map(repr, _WRITERS))}, got {file_format!r}.")
+        raise ValueError(f"file_format must be one of {', '.join(map(repr, _WRITERS))}, got {file_format!r}.")
 
 
 def _written(
@@ -125,12 +127,12 @@ def _written(
     file_format: str,
     columns: EpisodeEncoder,
 ) -> dict[str, Any]:
-    """Writes the files of a split; returns its entry in `dataset_info.json`."""
+    """Writes the files of a split. Returns its entry in `dataset_info.json`."""
     total = len(episodes) if isinstance(episodes, Sized) else None
     if total is None and shards > 1:
         raise ValueError(
-            f"{shards} shards of consecutive episodes need to know how many episodes there are. Pass the split "
-            f"{split!r} as a list, or as anything that has a length, or pass shards=1."
+            f"To write {shards} shards of consecutive episodes, the number of episodes must be known. Pass the split "
+            f"{split!r} as a list, or as another object with a length, or pass shards=1."
         )
     shards = shards if total is None else min(shards, max(total, 1))
     ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
@@ -161,7 +163,7 @@ def split_entry(split: str, template: str, counts: Iterable[int], size_bytes: in
 
 @contextlib.contextmanager
 def _opened(path: str, shown: str, file_format: str) -> Iterator[Callable[[bytes], None]]:
-    """A file of records, as the function that writes one."""
+    """A new file of records, as a function that writes a record."""
     with writing(shown):
         writer = _WRITERS[file_format](path, compress=False)
 
@@ -172,7 +174,7 @@ def _opened(path: str, shown: str, file_format: str) -> Iterator[Callable[[bytes
     try:
         yield write
     except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what matters
+        with contextlib.suppress(Exception):  # the first error is reported, not one of the clean-up
             writer.close()
         raise
     with writing(shown):

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources.handles import HandlePool
-from bushel.sources.needs import package
-from bushel.sources.stores import File
+from bushel.sources.handle_pool import HandlePool
+from bushel.sources.local_files import File
+from bushel.sources.optional_packages import import_package
 from bushel.trajectory.video.packet_table import PacketTable, Stream
 
 DECODER_BYTES = 64 << 20
@@ -70,7 +70,7 @@ class _Decoder:
 
 
 def _make_decoder(stream: Stream) -> _Decoder:
-    av: Any = package("av", "video", "Video files")
+    av: Any = import_package("av", "video", "Video files")
     for name in _SOFTWARE.get(stream.codec, (stream.codec,)):
         try:
             decoder = av.CodecContext.create(name, "r")
@@ -158,7 +158,7 @@ def _decode_run(
     put: Callable[[int, Any], None],
 ) -> None:
     """Decodes packets, from number `first` on. `left` maps the packets of wanted frames to their positions."""
-    av: Any = package("av", "video", "Video files")
+    av: Any = import_package("av", "video", "Video files")
     try:
         for number, content in enumerate(packets, first):
             packet = av.Packet(content)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from bushel.base.errors import DamagedFile
-from bushel.sources.limits import check_record
-from bushel.sources.stores import File
+from bushel.sources.local_files import File
+from bushel.sources.size_limits import check_record
 
 _CODECS = {b"avc1": ("h264", b"avcC"), b"avc3": ("h264", b"avcC"), b"hvc1": ("hevc", b"hvcC")}
 _CODECS |= {b"hev1": ("hevc", b"hvcC"), b"av01": ("av1", b"av1C")}

@@ -17,10 +17,10 @@ import numpy as np
 
 from bushel.base import sealed
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.limits import check_pixels
-from bushel.sources.needs import package
-from bushel.sources.stores import File
+from bushel.sources import local_files
+from bushel.sources.local_files import File
+from bushel.sources.optional_packages import import_package
+from bushel.sources.size_limits import check_pixels
 from bushel.trajectory.video import mp4_index
 from bushel.trajectory.video.mp4_index import Index, NotUnderstood
 
@@ -72,10 +72,10 @@ def read_packet_table(file: File) -> PacketTable:
 
 def demux(file: File) -> Index:
     """The index of a video file by PyAV, which reads the whole file."""
-    av: Any = package("av", "video", "Video files")
+    av: Any = import_package("av", "video", "Video files")
     try:
         # `metadata_errors`: names inside a damaged file need not be texts
-        with stores.stream(file) as content, av.open(content, metadata_errors="replace") as container:
+        with local_files.as_stream(file) as content, av.open(content, metadata_errors="replace") as container:
             video = container.streams.video[0]
             if video.codec_context is None:
                 raise DamagedFile(f"{file.name}: its video codec is not known, so it cannot be decoded.")

@@ -12,8 +12,9 @@ import numpy as np
 
 from bushel.base import redact
 from bushel.base.errors import DamagedFile
-from bushel.sources import stores
-from bushel.sources.stores import File, Options
+from bushel.sources import file_access
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options
 from bushel.trajectory.video.decoding import decode_frames
 from bushel.trajectory.video.packet_table import PacketTables
 
@@ -56,7 +57,7 @@ class VideoFiles:
             if file is not None:
                 self._files.move_to_end(number)
                 return file
-        file = stores.open_file(self.paths[number], self._options)
+        file = file_access.open_file(self.paths[number], self._options)
         if file.size != self.sizes[number]:
             raise DamagedFile(
                 f"{file.name} has {file.size} bytes, and had {self.sizes[number]} when its frames were indexed. Remove "

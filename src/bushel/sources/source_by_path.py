@@ -1,0 +1,73 @@
+"""`bushel.sources.open`: chooses the source for a path by its ending, or by the files in a folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+from bushel.base import redact
+from bushel.sources import file_access
+from bushel.sources.memory_sources import ArrayDataSource
+from bushel.sources.output_folders import join_path
+from bushel.sources.saved_elements import MANIFEST, SavedDataSource
+
+_BY_ENDING = {
+    (".array_record", ".arrayrecord"): ("array_record", "ArrayRecordDataSource"),
+    (".tfrecord", ".tfrecords"): ("tfrecord", "TFRecordDataSource"),
+    (".bagz", ".bag"): ("bagz", "BagzDataSource"),
+    (".parquet",): ("parquet", "ParquetDataSource"),
+    (".arrow", ".feather", ".ipc"): ("arrow", "ArrowDataSource"),
+    (".h5", ".hdf5"): ("hdf5", "HDF5DataSource"),
+    (".zarr",): ("zarr", "ZarrDataSource"),
+    (".lance",): ("lance", "LanceDataSource"),
+    (".txt", ".jsonl", ".csv"): ("text_lines", "LineDataSource"),
+}
+_ARRAYS = (".npy", ".npz", ".safetensors")
+
+
+def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:
+    """Opens a file, a pattern or a folder with the source of its format, which the ending or the folder's files show.
+
+    For a folder that `ds.save` wrote, the records are the saved elements. For a data set that TFDS has prepared (also
+    RLDS), they are the decoded examples of its only split. For other formats see their sources in `bushel.sources`.
+
+    Args:
+      path: a file, a pattern such as `train-*.parquet`, or a folder, local or in an object store.
+      storage_options: options of the object store.
+
+    >>> import tempfile
+    >>> import bushel
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> _ = bushel.MapDataset.range(3).map(str).save(folder.name, format="bagz")
+    >>> list(bushel.MapDataset.source(open(folder.name)))
+    ['0', '1', '2']
+    >>> folder.cleanup()
+    """
+    text = os.fspath(path)
+    lowered = redact.remove_query(text).rstrip("/").lower()
+    options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
+    for endings, (module, name) in _BY_ENDING.items():
+        if lowered.endswith(endings):
+            return getattr(importlib.import_module(f"bushel.sources.{module}"), name)(text, **options)
+    if lowered.endswith(_ARRAYS):
+        arrays = importlib.import_module("bushel.sources.array_files").load_arrays(text, **options)
+        return ArrayDataSource(arrays)
+    if _file_exists(join_path(text, MANIFEST), storage_options):
+        return SavedDataSource(text, storage_options=storage_options)
+    if _file_exists(join_path(text, "dataset_info.json"), storage_options):
+        tfds = importlib.import_module("bushel.sources.tfds")
+        return tfds.TFDSDataSource(text, tfds.get_only_split(text, storage_options), **options)
+    known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
+    raise ValueError(
+        f"Bushel does not know the format of {redact.show(text)}: it ends in none of {known}, and it is not a folder "
+        "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
+    )
+
+
+def _file_exists(path: str, storage_options: dict[str, Any] | None) -> bool:
+    try:
+        file_access.open_file(path, storage_options)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return False
+    return True

@@ -1,0 +1,59 @@
+"""Lines of text files as records: JSON lines, CSV, plain text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from bushel.sources.local_files import File
+from bushel.sources.paths import Options
+from bushel.sources.record_files import RecordReader, RecordSource, copy_records
+
+_WINDOW = 8 << 20
+
+
+class LineDataSource(RecordSource):
+    r"""Lines of text files as bytes, without line ends, at any position. The files are read once when it is made.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> path = Path(tempfile.mkdtemp(), "x.jsonl")
+    >>> _ = path.write_text('{"a": 1}\n{"a": 2}\n')
+    >>> LineDataSource(path)[1]
+    b'{"a": 2}'
+    """
+
+    def __init__(self, paths: Any, *, storage_options: Options | None = None):
+        super().__init__(paths, storage_options)
+
+    def _make_reader(self, file: File) -> RecordReader:
+        return _LineFile(file)
+
+
+class _LineFile(RecordReader):
+    def __init__(self, file: File):
+        self._file = file
+        places = [np.zeros(1, np.int64)]
+        for start in range(0, file.size, _WINDOW):
+            window = np.frombuffer(file.read(start, min(_WINDOW, file.size - start)), np.uint8)
+            places.append(np.flatnonzero(window == ord("\n")) + (start + 1))
+        bounds = np.concatenate(places)
+        if bounds[-1] != file.size:  # the last line has no line end
+            bounds = np.append(bounds, file.size)
+        self._starts, self._lengths = bounds[:-1], np.diff(bounds)
+        self.count = len(self._starts)
+
+    def read(self, position: int) -> bytes:
+        return _strip_end(self._file.read(self._starts.item(position), self._lengths.item(position)))
+
+    def read_many(self, positions: np.ndarray) -> list[bytes]:
+        lines = self._file.read_many(self._starts[positions].tolist(), self._lengths[positions].tolist())
+        return [_strip_end(line) for line in lines]
+
+    def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
+        copy_records(self.read_many(positions), rows, size, self._file.name, positions)
+
+
+def _strip_end(line: bytes) -> bytes:
+    return line.removesuffix(b"\n").removesuffix(b"\r")
