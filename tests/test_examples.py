@@ -139,6 +139,17 @@ def test_an_example_runs(name, told, tmp_path):
     assert told in done.stdout
 
 
+def test_a_policy_on_a_lerobot_data_set_resumes():
+    command = [sys.executable, EXAMPLES / "lerobot_policy.py", "--steps", 16, "--episodes", 8]
+    done = subprocess.run(list(map(str, command)), env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, last = map(float, re.findall(r"Loss of the first 10 steps (\S+), of the last 10 (\S+)\.", done.stdout)[0])
+    assert last < first
+    assert "Equal to the uninterrupted run after a stop at step 8, bit for bit." in done.stdout
+    assert "{'hand': 24, 'rover': 8}" in done.stdout
+    assert "The camera that the rover lacks is masked." in done.stdout
+
+
 def robot_policy(*arguments):
     command = [sys.executable, EXAMPLES / "robot_policy.py", *arguments]
     done = subprocess.run(list(map(str, command)), env=ENVIRONMENT, capture_output=True, text=True, timeout=280)

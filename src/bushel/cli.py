@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"bushel {sys.modules['bushel'].__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_convert(commands)
+    _add_reencode(commands)
     _add_run(commands)
     options = parser.parse_args(words)
     try:
@@ -52,12 +53,16 @@ def _secrets(words: Sequence[str]) -> list[str]:
 def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser(
         "convert",
-        help="record files of one format into another",
+        help="record files, or episodes of robots, of one format into another",
         description="Converts between ArrayRecord, TFRecord, Bagz and Parquet; the names say which. Text files are "
-        "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column.",
+        "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column. "
+        "With --to, converts a data set of robot episodes to RLDS or LeRobot v3; a run that was killed is continued by "
+        "the same command.",
     )
-    parser.add_argument("source", nargs="+", help="files, patterns or URLs")
-    parser.add_argument("target", help="the file to make, for example train.array_record or s3://bucket/train.bagz")
+    parser.add_argument("source", nargs="+", help="files, patterns or URLs; with --to, one data set")
+    parser.add_argument(
+        "target", help="the file to make, for example train.array_record or s3://bucket/train.bagz; with --to, a folder"
+    )
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="if the names do not show it")
     parser.add_argument("--shards", type=int, help="how many files to make (default: one per worker)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
@@ -78,10 +83,111 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
         help="of the store where the target lies (default: those of --option)",
     )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_episode_options(parser)
     parser.set_defaults(run=_convert)
 
 
+def _add_episode_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("episodes of robots")
+    group.add_argument("--to", choices=("rlds", "lerobot"), help="converts episodes, to this format")
+    group.add_argument("--split", help="only this split of the source, for example train[:10]")
+    group.add_argument("--drop", action="append", default=[], metavar="ENTRY", help="leaves out an entry")
+    group.add_argument("--state", metavar="A,B", help="entries of the observation that become observation/state")
+    group.add_argument("--standardize", metavar="MODULE:NAME", help="a function that changes each raw trajectory")
+    group.add_argument("--format-option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
+    group.add_argument("--file-format", default="tfrecord", choices=("tfrecord", "array_record"), help="of RLDS files")
+    group.add_argument("--image-format", default="png", choices=("png", "jpeg"), help="of images in RLDS files")
+    group.add_argument("--fps", type=float, help="steps per second, for LeRobot")
+    group.add_argument("--task", default="", help="the instruction of steps without one, for LeRobot")
+    group.add_argument("--robot", help="the name of the robot, for LeRobot")
+    group.add_argument("--no-video", action="store_true", help="images in the rows of LeRobot files, without loss")
+    _add_video_options(group)
+
+
+def _add_video_options(group: Any) -> None:
+    group.add_argument("--codec", default="h264", choices=("h264", "hevc", "av1"), help="of videos (default: h264)")
+    group.add_argument("--key-frames", type=int, default=2, metavar="N", help="a key frame every N frames (default: 2)")
+    group.add_argument("--crf", type=int, default=30, help="the quality of videos; smaller is better (default: 30)")
+
+
+def _convert_episodes(options: argparse.Namespace) -> int:
+    from bushel.trajectory.conversion import convert_episodes
+
+    if len(options.source) != 1:
+        raise ValueError(f"--to takes one data set, got {len(options.source)} sources.")
+    source_options = dict(map(_setting, options.option))
+    given = options.target_option
+    progress = Progress(quiet=options.quiet, unit="frames")
+    done = convert_episodes(
+        options.source[0],
+        options.target,
+        to=options.to,
+        kind=options.source_format,
+        split=options.split,
+        standardize_fn=options.standardize,
+        drop=options.drop,
+        state_keys=options.state.split(",") if options.state else (),
+        fps=options.fps,
+        task=options.task,
+        robot_type=options.robot,
+        codec=None if options.no_video else options.codec,
+        key_frame_interval=options.key_frames,
+        crf=options.crf,
+        file_format=options.file_format,
+        image_format=options.image_format,
+        shards=options.shards,
+        workers=options.workers,
+        verify=not options.no_verify,
+        overwrite=options.overwrite,
+        storage_options=source_options,
+        target_options=source_options if given is None else dict(map(_setting, given)),
+        format_options=dict(map(_setting, options.format_option)),
+        report=progress,
+    )
+    progress.end()
+    left_out = f"; {done.left_out:,} episodes without steps are left out" if done.left_out else ""
+    print(f"{done.episodes:,} episodes, {done.frames:,} frames in {redact.show(done.folder)}{left_out}")
+    return 0
+
+
+def _add_reencode(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "reencode",
+        help="a LeRobot data set with its videos encoded anew",
+        description="Copies a LeRobot folder and encodes its videos anew, for example with more key frames, so that "
+        "single frames are read faster. A run that was killed is continued by the same command.",
+    )
+    parser.add_argument("source", help="the folder of the data set")
+    parser.add_argument("target", help="the new folder")
+    _add_video_options(parser)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--no-verify", action="store_true", help="do not decode what was written")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=_reencode)
+
+
+def _reencode(options: argparse.Namespace) -> int:
+    from bushel.trajectory.conversion import reencode_videos
+
+    progress = Progress(quiet=options.quiet, unit="videos")
+    count = reencode_videos(
+        options.source,
+        options.target,
+        codec=options.codec,
+        key_frame_interval=options.key_frames,
+        crf=options.crf,
+        workers=options.workers,
+        verify=not options.no_verify,
+        report=progress,
+    )
+    progress.end()
+    print(f"{count:,} videos in {redact.show(options.target)}")
+    return 0
+
+
 def _convert(options: argparse.Namespace) -> int:
+    if options.to is not None:
+        return _convert_episodes(options)
     from bushel.sources import file_access
     from bushel.sources.conversion import convert
 
@@ -122,7 +228,8 @@ def _setting(text: str) -> tuple[str, Any]:
 class Progress:
     """A progress bar on the terminal."""
 
-    def __init__(self, *, quiet: bool):
+    def __init__(self, *, quiet: bool, unit: str = "records"):
+        self._unit = unit
         self._shown = not quiet and sys.stderr.isatty()
         self._begun = time.monotonic()
         self._last = 0.0
@@ -136,7 +243,7 @@ class Progress:
             share = done / total if total else 1.0
             rate = done / max(now - self._begun, 1e-6)
             bar = "#" * int(30 * share)
-            print(f"\r[{bar:<30}] {done:,}/{total:,} records, {rate:,.0f}/s", end="", file=sys.stderr, flush=True)
+            print(f"\r[{bar:<30}] {done:,}/{total:,} {self._unit}, {rate:,.0f}/s", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if self._shown:

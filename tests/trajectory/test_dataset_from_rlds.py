@@ -24,6 +24,7 @@ from bushel.trajectory import (
     write_rlds,
 )
 from bushel.trajectory.data_utils import flatten_tree
+from bushel.trajectory.rlds import reader
 
 LENGTHS = (3, 4, 5, 6)
 
@@ -378,7 +379,7 @@ def test_a_store_that_fails_is_not_a_trajectory_that_does(made, monkeypatch):
     def unplugged(episodes, indices):
         raise ConnectionError("the cable")
 
-    monkeypatch.setattr(dataset_from_rlds.RLDSEpisodes, "__getitems__", unplugged)
+    monkeypatch.setattr(reader.RLDSEpisodes, "__getitems__", unplugged)
     with pytest.raises(ConnectionError, match="the cable"):
         made(ignore_errors=True)
 
@@ -414,8 +415,8 @@ def test_keys_are_dicts(made, keys):
 
 def test_options_of_the_store_reach_it(made, monkeypatch):
     asked = []
-    builder = dataset_from_rlds.RLDSBuilder
-    monkeypatch.setattr(dataset_from_rlds, "RLDSBuilder", lambda *args: asked.append(args[2]) or builder(*args))
+    builder = reader.RLDSBuilder
+    monkeypatch.setattr(reader, "RLDSBuilder", lambda *args: asked.append(args[2]) or builder(*args))
     made(storage_options={"anon": True})
     assert asked == [{"anon": True}]
 

@@ -53,7 +53,7 @@ def test_the_fields_are_the_arguments_of_the_functions_with_their_defaults():
 
 
 ONE_OF_MANY = ("train", "seed", "compat")  # which the mixture says
-OF_THE_CONFIG = ("kind", "weight", "frame_filter", "override_traj_transform_kwargs")
+OF_THE_CONFIG = ("weight", "frame_filter", "override_traj_transform_kwargs")
 
 
 # What is written comes back.
@@ -288,7 +288,7 @@ def test_a_name_that_is_not_known_is_told_with_the_nearest_one():
         ({"datasets": [{"name": "arm"}]}, "DatasetConfig 'arm' needs data_dir; got"),
         ({"datasets": [{**BOTH["arm"], "weight": -1}]}, "'arm': weight must be a number, 0 or above; got -1"),
         ({"datasets": [{**BOTH["arm"], "weight": "much"}]}, "got 'much'"),
-        ({"datasets": [{**BOTH["arm"], "kind": "lerobot"}]}, "kind must be 'rlds'.*got 'lerobot'"),
+        ({"datasets": [{**BOTH["arm"], "kind": "lerobo"}]}, "kind must be one of rlds, .*got 'lerobo'"),
         ({"datasets": [{**BOTH["arm"], "action_proprio_normalization_type": "max"}]}, "'max' is not a valid"),
         ({"compat": "octo"}, "compat must be None .*got 'octo'"),
         ({"data_backend": "torch"}, "data_backend must be one of bushel, grain; got 'torch'"),

@@ -16,8 +16,7 @@ from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import show_value
 from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
 from bushel.index import words
-from bushel.sources.fixed_records import FixedRecords
-from bushel.sources.memory_sources import ArrayDataSource, pack_array, unpack_array
+from bushel.sources.memory_sources import pack_array, unpack_array
 from bushel.sources.protocol import get_batch_reader, gives_new_records
 from bushel.sources.ragged_arrays import RaggedDataSource
 
@@ -65,7 +64,8 @@ class Source(Leaf):
 
     @property
     def in_place(self) -> InPlace:
-        return InPlace.AS_COLUMNS if type(self.source) in (FixedRecords, ArrayDataSource) else InPlace.NEVER
+        # Asked of the class itself: a subclass may do other things with its arrays.
+        return InPlace.AS_COLUMNS if vars(type(self.source)).get("reads_in_place", False) else InPlace.NEVER
 
     def element_spec(self) -> Any:
         spec = getattr(self.source, "element_spec", None)

@@ -28,6 +28,9 @@ class FixedRecords:
     array([3, 4, 5], dtype=int32)
     """
 
+    reads_in_place = True
+    """`__getitems__` makes its arrays with `memory.output`, and no function of the user's sees them meanwhile."""
+
     def __init__(self, source: RecordSource, dtype: Any, shape: Sequence[int] = ()):
         self._source = source
         self._dtype = np.dtype(dtype)

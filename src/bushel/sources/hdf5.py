@@ -111,7 +111,7 @@ class HDF5Format(ArrayFormat):
         arrays = {name: item for name, item in items.items() if isinstance(item, h5py.Dataset)}
         if not is_url(self.path):  # over a network, reading the index of the chunks would take many requests
             for name, array in arrays.items():
-                _check_chunks(array, name)
+                check_chunks(array, name)
         return arrays
 
     def read_rows(self, array: Any, positions: np.ndarray) -> np.ndarray:
@@ -141,7 +141,7 @@ def _match_groups(group: Any, pattern: list[str], path: str) -> Iterator[tuple[s
                 yield from _match_groups(inner, pattern[1:], f"{path}/{name}" if path else name)
 
 
-def _check_chunks(array: Any, name: str) -> None:
+def check_chunks(array: Any, name: str) -> None:
     """Refuses a dataset with checksums if the index of its chunks is impossible: the index itself has no checksum.
 
     The HDF5 library does not check the index. It skips the checksum of a chunk if the chunk's entry says so, and it

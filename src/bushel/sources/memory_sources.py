@@ -28,6 +28,7 @@ class ArrayDataSource:
     """
 
     in_memory = True
+    reads_in_place = True  # see FixedRecords
 
     def __init__(self, arrays: Any):
         self._tree = _to_arrays(arrays)

@@ -17,13 +17,18 @@ if TYPE_CHECKING:
         traj_transforms,
     )
     from bushel.trajectory.augmentations import augment_image
+    from bushel.trajectory.conversion import convert_episodes, reencode_videos
     from bushel.trajectory.dataset import TrajectoryDataset
+    from bushel.trajectory.dataset_from_lerobot import make_dataset_from_lerobot
     from bushel.trajectory.dataset_from_rlds import make_dataset_from_rlds
     from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
     from bushel.trajectory.device_augmentations import augment_images
     from bushel.trajectory.encoded_images import Encoded, read_all
+    from bushel.trajectory.episode_builder import EpisodeBuilder
+    from bushel.trajectory.episode_formats import open_episodes
     from bushel.trajectory.episodes import Episodes
     from bushel.trajectory.frame_windows import Windows
+    from bushel.trajectory.lerobot import LeRobotBuilder, LeRobotEpisodes, LeRobotFolder, LeRobotSource
     from bushel.trajectory.loader import TrajectoryLoader, build_dataset_from_config, get_dataloader, get_dataset
     from bushel.trajectory.mixture_config import DatasetConfig, MixtureConfig
     from bushel.trajectory.module_spec import ModuleSpec
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
         unnormalize,
         unnormalize_action_and_proprio,
     )
+    from bushel.trajectory.offset_windows import window_frames
     from bushel.trajectory.oxe import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
     from bushel.trajectory.pipelines import create_validation_dataset, make_interleaved_dataset, make_single_dataset
     from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
@@ -49,18 +55,24 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "augmentations": "augment_image",
+    "conversion": "convert_episodes reencode_videos",
     "dataset": "TrajectoryDataset",
+    "dataset_from_lerobot": "make_dataset_from_lerobot",
     "dataset_from_rlds": "make_dataset_from_rlds",
     "dataset_transforms": "apply_frame_transforms apply_trajectory_transforms",
     "device_augmentations": "augment_images",
     "encoded_images": "Encoded read_all",
+    "episode_builder": "EpisodeBuilder",
+    "episode_formats": "open_episodes",
     "episodes": "Episodes",
     "frame_windows": "Windows",
+    "lerobot": "LeRobotBuilder LeRobotEpisodes LeRobotFolder LeRobotSource",
     "loader": "TrajectoryLoader build_dataset_from_config get_dataloader get_dataset",
     "mixture_config": "DatasetConfig MixtureConfig",
     "module_spec": "ModuleSpec",
     "normalization": "NormalizationType normalize unnormalize "
     "normalize_action_and_proprio unnormalize_action_and_proprio",
+    "offset_windows": "window_frames",
     "oxe": "make_oxe_dataset_kwargs make_oxe_dataset_kwargs_and_weights",
     "pipelines": "create_validation_dataset make_interleaved_dataset make_single_dataset",
     "pixels": "decode_depth decode_image resize_depth_image resize_image",
@@ -74,8 +86,13 @@ __all__ = [
     "CLIPTextProcessor",
     "DatasetConfig",
     "Encoded",
+    "EpisodeBuilder",
     "Episodes",
     "HFTokenizer",
+    "LeRobotBuilder",
+    "LeRobotEpisodes",
+    "LeRobotFolder",
+    "LeRobotSource",
     "MixtureConfig",
     "ModuleSpec",
     "NormalizationType",
@@ -92,6 +109,7 @@ __all__ = [
     "augment_images",
     "build_dataset_from_config",
     "code_of",
+    "convert_episodes",
     "create_validation_dataset",
     "data_utils",
     "decode_depth",
@@ -101,6 +119,7 @@ __all__ = [
     "get_dataset_statistics",
     "goal_relabeling",
     "load_statistics",
+    "make_dataset_from_lerobot",
     "make_dataset_from_rlds",
     "make_interleaved_dataset",
     "make_oxe_dataset_kwargs",
@@ -109,9 +128,11 @@ __all__ = [
     "normalize",
     "normalize_action_and_proprio",
     "obs_transforms",
+    "open_episodes",
     "oxe",
     "process_text",
     "read_all",
+    "reencode_videos",
     "resize_depth_image",
     "resize_image",
     "save_statistics",
@@ -120,6 +141,7 @@ __all__ = [
     "traj_transforms",
     "unnormalize",
     "unnormalize_action_and_proprio",
+    "window_frames",
     "write_rlds",
 ]
 

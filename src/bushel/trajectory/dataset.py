@@ -20,10 +20,10 @@ from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOpti
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
 from bushel.trajectory.dataset_parts import OnFrames, OnTrajectories, OpaquePart, Part, TablePart, flatten_opaque
+from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.joined_samples import join_samples
 from bushel.trajectory.numpy_or_jax import to_numpy
-from bushel.trajectory.rlds.reader import RLDSBuilder
 from bushel.trajectory.samples import Samples, read_images
 from bushel.trajectory.single_pass import evaluate_once, is_endless, iterate_once
 
@@ -104,9 +104,12 @@ class TrajectoryDataset:
 
     @staticmethod
     def from_rlds(
-        builder: RLDSBuilder, split: str = "train", *, shuffle: bool = True, seed: int = 0
+        builder: EpisodeBuilder, split: str = "train", *, shuffle: bool = True, seed: int = 0
     ) -> TrajectoryDataset:
-        """The raw trajectories of a TFDS folder, as they are stored. An image is read when it is used."""
+        """The raw trajectories of a TFDS folder, or of another format, as they are stored.
+
+        An image is read when it is used.
+        """
         dataset = TrajectoryDataset([OpaquePart(MapDataset.source(builder.episodes(split)))])
         return dataset.shuffle(seed=seed) if shuffle else dataset
 

@@ -1,4 +1,4 @@
-"""`make_dataset_from_rlds`: the trajectories of a TFDS/RLDS folder as a `TrajectoryDataset`.
+"""`make_dataset_from_rlds`: the trajectories of a TFDS/RLDS folder, or of another format, as a `TrajectoryDataset`.
 
 A data set is read once into a table of episodes (numbers, texts, and the places of images). The table is kept in a
 cache folder. Splits, filters, transforms and mixtures are then index arithmetic on that table.
@@ -27,11 +27,12 @@ from bushel.trajectory.config_values import accept_configs, as_mapping, refuse_u
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.dataset_parts import count_steps
+from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
+from bushel.trajectory.episode_formats import open_episodes
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.module_spec import Function, identify_function, list_functions, load_function
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.numpy_or_jax import to_numpy
-from bushel.trajectory.rlds.reader import RLDSBuilder, RLDSEpisodes
 from bushel.trajectory.samples import Normalize, Samples
 from bushel.trajectory.single_pass import iterate_once
 from bushel.trajectory.standard_layout import Keys, Restructure, Tree, name_entry
@@ -48,7 +49,7 @@ class _Tolerant:
     An OSError is raised: a store that fails for a while must not remove good episodes from the table that is kept.
     """
 
-    def __init__(self, episodes: RLDSEpisodes):
+    def __init__(self, episodes: EpisodeSource):
         self._episodes = episodes
 
     def __len__(self) -> int:
@@ -76,6 +77,7 @@ class _Prepare:
     restructure: Restructure
     filters: tuple[Callable[[Tree], Any], ...]
     ignore_errors: bool
+    source: EpisodeSource | None = None
 
     def __call__(self, number: int, trajectory: Tree | Exception) -> dict[str, Any]:
         try:
@@ -91,7 +93,7 @@ class _Prepare:
             return {"number": number, "trajectory": restructured, "metadata": metadata}
         except Exception as error:
             if not self.ignore_errors:
-                raise
+                raise _name_episode(error, self.source, number) from error
             return {"number": number, "trajectory": None, "error": f"{type(error).__name__}: {error}"}
 
     def _passes(self, function: Callable[[Tree], Any], trajectory: Tree) -> bool:
@@ -101,8 +103,16 @@ class _Prepare:
         return bool(np.all(to_numpy(verdict)))
 
 
+def _name_episode(error: Exception, source: EpisodeSource | None, number: int) -> Exception:
+    """The error with the episode and its file in front of the message, if it is a ValueError without them."""
+    if source is None or type(error) is not ValueError:
+        return error
+    where = source.describe(number)
+    return error if where in str(error) else ValueError(f"{where}: {error}")
+
+
 def _load_or_build_table(
-    builder: RLDSBuilder,
+    builder: EpisodeBuilder,
     restructure: Restructure,
     filters: Sequence[Function],
     ignore_errors: bool,
@@ -124,14 +134,17 @@ def _load_or_build_table(
                 f"The table in {folder} is damaged, so {restructure.name} is read again ({cause}).", stacklevel=4
             )
             anew = True
-    prepare = _Prepare(restructure, tuple(map(load_function, filters)), ignore_errors)
+    prepare = _Prepare(restructure, tuple(map(load_function, filters)), ignore_errors, raw)
     source = MapDataset.source(_Tolerant(raw) if ignore_errors else raw)
     entries = iterate_once(source.map_with_index(prepare), f"episodes of {restructure.name}", options)
     numbers: list[int] = []
     metadata: list[Tree] = []
     errors: list[str] = []
     wanted = _collect_wanted(entries, numbers, metadata, errors, restructure.name)
-    table = Episodes.of(wanted, fingerprint=fingerprint, parts=raw.parts)
+    try:
+        table = Episodes.of(wanted, fingerprint=fingerprint, parts=raw.parts)
+    except ValueError as error:
+        raise _name_episode(error, raw, numbers[-1]) if numbers else error from error
     if not numbers:
         raise ValueError(
             f"None of the {len(raw)} trajectories of {restructure.name} is left: all are empty, or filter_functions "
@@ -182,7 +195,7 @@ def _find_cache_folder(cache_dir: str | os.PathLike[str] | None) -> str:
     return expand_path(cache_dir) if cache_dir else get_cache_folder()
 
 
-def _find_positions(builder: RLDSBuilder, split: str, name: str) -> np.ndarray:
+def _find_positions(builder: EpisodeBuilder, split: str, name: str) -> np.ndarray:
     try:
         return builder.positions(split)
     except ValueError as error:
@@ -223,6 +236,8 @@ def make_dataset_from_rlds(
     train_split: str | None = None,
     val_split: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    kind: str = "rlds",
+    format_options: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> tuple[TrajectoryDataset, dict[str, Any]]:
     """The normalised trajectories of a TFDS/RLDS folder, in the layout that transforms expect; and their statistics.
@@ -260,6 +275,8 @@ def make_dataset_from_rlds(
       train_split, val_split: the splits for `train=True` and `train=False`, for example "train[:80%]". Statistics are
         always those of the training split.
       storage_options: options of the store, if `data_dir` is a URL.
+      kind: the format of the data set, see `open_episodes`.
+      format_options: options of the format, see `open_episodes`.
 
     >>> import tempfile
     >>> from bushel.trajectory import write_rlds
@@ -278,7 +295,14 @@ def make_dataset_from_rlds(
         known = [argument for argument in inspect.signature(make_dataset_from_rlds).parameters if argument != "others"]
         refuse_unknown(others, known, f"make_dataset_from_rlds of {name}", "argument")
     cache, seed = _find_cache_folder(cache_dir), checks.seed(seed)
-    builder = RLDSBuilder(name, data_dir, storage_options)
+    builder = open_episodes(
+        name,
+        data_dir,
+        kind=kind,
+        storage_options=storage_options,
+        format_options=format_options,
+        cache_dir=cache,
+    )
     proprio_keys = dict(as_mapping(proprio_obs_keys or {}, f"proprio_obs_keys of {name}"))
     if proprio_obs_key is not None:
         if not isinstance(proprio_obs_key, str):
@@ -307,7 +331,7 @@ def make_dataset_from_rlds(
         builder, restructure, filters, ignore_errors, cache, _choose_workers(num_parallel_calls), anew
     )
     numbers = np.arange(len(table)) if table.numbers is None else table.numbers
-    training, held_out = ("train", "val") if "val" in builder.splits else ("train[:95%]", "train[95%:]")
+    training, held_out = builder.default_splits()
     training, held_out = train_split or training, val_split or held_out
     chosen = np.flatnonzero(np.isin(numbers, _find_positions(builder, training if train else held_out, name)))
     proprio = [name_entry("proprio", new) for new, old in restructure.proprio_obs_keys.items() if old is not None]

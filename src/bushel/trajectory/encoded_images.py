@@ -1,10 +1,12 @@
 """Encoded images that stay in their files until they are needed: as handles, or as (record, start, size).
 
-`rlds/episode_index.py` finds where in a record an image lies. `pixels.py` decodes the bytes.
+`ImageParts` is what reads them; each format of episodes has its own. For records, `rlds/episode_index.py` finds where
+in a record an image lies. `pixels.py` decodes the bytes.
 """
 
 from __future__ import annotations
 
+import abc
 import collections
 import json
 import threading
@@ -20,7 +22,26 @@ _KEPT_BYTES = 64 << 20
 _KEPT_SOURCES = 256
 
 
-class RecordParts:
+class ImageParts(abc.ABC):
+    """The files that hold the images of a data set. An image is found by three numbers, its place.
+
+    For RLDS the place is (record, start in bytes, size in bytes); for arrays in HDF5 files it is (array, frame, size).
+    The last number is the size in bytes of what is stored; 0 means that there is no image. Any thread may read. Pickles
+    hold paths: a process opens the files that it reads itself.
+    """
+
+    @abc.abstractmethod
+    def read(
+        self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
+    ) -> list[bytes]:
+        """The images at these places, encoded, in the given order. Each place occurs once."""
+
+    @abc.abstractmethod
+    def select_file(self, record: int) -> tuple[ImageParts, int]:
+        """The reader of only the file that holds a record, and the record's number for that reader."""
+
+
+class RecordParts(ImageParts):
     """Reads parts of records. A part is given by the number of its record, its start in bytes, and its size in bytes.
 
     Of a TFRecord file only the part is read. Other formats can read whole records only; the last ones are kept in a
@@ -118,20 +139,20 @@ def _cut_part(data: bytes, record: int, start: int, size: int) -> bytes:
 
 
 class Encoded:
-    """An encoded image that is still in its file. `len(image)` is its size in bytes, `bytes(image)` reads it.
+    """An encoded image that is still in its file. `len(image)` is its stored size in bytes, `bytes(image)` reads it.
 
-    An image equals its bytes. It has no hash, since the hash of the bytes would need a read. `read_all` reads many
-    images in less time than one by one.
+    An image equals its bytes. Arrays of pixels have a header in them (`stored_pixels.py`). It has no hash, since the
+    hash of the bytes would need a read. `read_all` reads many images in less time than one by one.
     """
 
     __slots__ = ("_parts", "_record", "_size", "_start")
 
-    def __init__(self, parts: RecordParts, record: int, start: int, size: int):
+    def __init__(self, parts: ImageParts, record: int, start: int, size: int):
         self._parts, self._record, self._start, self._size = parts, record, start, size
 
     @property
-    def parts(self) -> RecordParts:
-        """The reader of its record."""
+    def parts(self) -> ImageParts:
+        """The reader of its file."""
         return self._parts
 
     @property
@@ -143,6 +164,8 @@ class Encoded:
         return self._size
 
     def __bytes__(self) -> bytes:
+        if not self._size:  # padding, for which there is no file
+            return b""
         return self._parts.read([self._record], [self._start], [self._size])[0]
 
     def __eq__(self, other: object) -> bool:
@@ -150,7 +173,9 @@ class Encoded:
             return NotImplemented
         if isinstance(other, Encoded) and self._parts is other._parts and self.place == other.place:
             return True
-        return self._size == len(other) and bytes(self) == bytes(other)
+        if not self._size or not len(other):
+            return self._size == len(other)
+        return bytes(self) == bytes(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts, record = self._parts.select_file(self._record)
@@ -167,9 +192,11 @@ def read_all(values: Sequence[bytes | Encoded]) -> list[bytes]:
     [b'one', b'']
     """
     contents: list[Any] = list(values)
-    wanted: dict[RecordParts, dict[tuple[int, int, int], list[int]]] = {}
+    wanted: dict[ImageParts, dict[tuple[int, int, int], list[int]]] = {}
     for row, value in enumerate(contents):
-        if isinstance(value, Encoded):
+        if isinstance(value, Encoded) and not len(value):
+            contents[row] = b""
+        elif isinstance(value, Encoded):
             wanted.setdefault(value.parts, {}).setdefault(value.place, []).append(row)
     for parts, places in wanted.items():
         records, starts, sizes = np.array(list(places), np.int64).T

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import sealed
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
-from bushel.trajectory.encoded_images import RecordParts
+from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.frame_columns import Column, Columns, Constant, Images, Joined, Numbers, Texts, join_columns
 from bushel.trajectory.numpy_or_jax import to_objects
 from bushel.trajectory.table_builder import TableBuilder, make_column, replace_handles
@@ -63,7 +63,7 @@ class Episodes:
 
     @staticmethod
     def of(
-        trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None, parts: RecordParts | None = None
+        trajectories: Iterable[Mapping[str, Any]], *, fingerprint: Any = None, parts: ImageParts | None = None
     ) -> Episodes:
         """The table of some trajectories: trees of arrays with a leading axis of time. Empty ones are left out.
 
@@ -181,7 +181,7 @@ def save(episodes: Episodes, folder: str, *, replace: bool = False) -> Episodes:
     return load(folder, find_parts(episodes))
 
 
-def find_parts(episodes: Episodes) -> RecordParts | None:
+def find_parts(episodes: Episodes) -> ImageParts | None:
     """The records that hold the images of a table. The table must be of one data set."""
     return episodes.image_columns[0].parts if episodes.image_columns else None
 
@@ -209,7 +209,7 @@ def _write_column(column: Column, path: str) -> dict[str, Any]:
             raise ValueError("A table of several data sets cannot be saved. Save the table of each data set.")
 
 
-def load(folder: str, parts: RecordParts | None, *, verify: bool = True) -> Episodes:
+def load(folder: str, parts: ImageParts | None, *, verify: bool = True) -> Episodes:
     """A table that `save` wrote, with its columns mapped. A damaged file raises DamagedFile.
 
     Args:
@@ -229,12 +229,12 @@ def load(folder: str, parts: RecordParts | None, *, verify: bool = True) -> Epis
     return Episodes(trees["columns"], lengths, table["fingerprint"], numbers, trees.get("metadata", {}), folder)
 
 
-def _load_unchecked(folder: str, parts: RecordParts | None) -> Episodes:
+def _load_unchecked(folder: str, parts: ImageParts | None) -> Episodes:
     """The table in a worker process. The process that built the pipeline has verified the checksums."""
     return load(folder, parts, verify=False)
 
 
-def _read_column(entry: dict[str, Any], path: str, parts: RecordParts | None, verify: bool) -> Column:
+def _read_column(entry: dict[str, Any], path: str, parts: ImageParts | None, verify: bool) -> Column:
     if entry["kind"] == "constant":
         value = sealed.read_array(f"{path}.npy", mapped=False, verify=verify)
         return Constant(value.tobytes() if entry["text"] else value, entry["count"], entry["present"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.encoded_images import Encoded, RecordParts
+from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.numpy_or_jax import to_objects
 
 _COPIED_BYTES = 256 << 20
@@ -71,7 +71,7 @@ class Texts:
 class Images:
     """A column of encoded images, each as (record, start, size in bytes). A size of 0 is padding."""
 
-    parts: RecordParts
+    parts: ImageParts
     places: np.ndarray
     is_numeric = False
 

@@ -19,6 +19,7 @@ from bushel.trajectory.backends import BACKENDS
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.config_values import as_mapping, make_plain, refuse_unknown, to_json
 from bushel.trajectory.dataset_transforms import apply_frame_transforms, apply_trajectory_transforms
+from bushel.trajectory.episode_formats import check_kind
 from bushel.trajectory.module_spec import Function
 from bushel.trajectory.normalization import NormalizationType
 from bushel.trajectory.oxe.entry_points import make_oxe_dataset_kwargs, make_oxe_dataset_kwargs_and_weights
@@ -36,7 +37,7 @@ class DatasetConfig:
     `make_dataset_from_rlds`, except these:
 
     Args:
-      kind: the format, "rlds".
+      kind: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot"; see `open_episodes`.
       weight: its share of a mixture, in any unit.
       frame_filter: a function of a trajectory that returns one bool per frame: which frames are samples.
       override_traj_transform_kwargs: arguments that replace those in the mixture's `traj_transform_kwargs`.
@@ -76,6 +77,7 @@ class DatasetConfig:
     num_parallel_calls: int | None = None
     cache_dir: str | None = None
     storage_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    format_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -84,13 +86,12 @@ class DatasetConfig:
             if not isinstance(getattr(self, field), str) or not getattr(self, field):
                 value = redact.clean(repr(getattr(self, field)))
                 raise TypeError(f"{field} of a DatasetConfig must be a text, got {value}.")
-        if self.kind != "rlds":
-            raise ValueError(f"Data set {self.name!r}: kind must be 'rlds', the only format; got {self.kind!r}.")
+        check_kind(self.kind, self.name)
         weight = self.weight
         if not isinstance(weight, numbers.Real) or not 0 <= float(weight) < math.inf:
             raise ValueError(f"Data set {self.name!r}: weight must be a number, 0 or above; got {weight!r}.")
         what = f"Data set {self.name!r}"
-        for field in ("image_obs_keys", "depth_obs_keys", "proprio_obs_keys", "proprio_obs_dims"):
+        for field in ("image_obs_keys", "depth_obs_keys", "proprio_obs_keys", "proprio_obs_dims", "format_options"):
             as_mapping(getattr(self, field), f"{what}: {field}")
         _check_kwargs(
             self.override_traj_transform_kwargs, f"{what}: override_traj_transform_kwargs", list_traj_arguments()
@@ -125,7 +126,7 @@ class DatasetConfig:
 
     def to_kwargs(self) -> dict[str, Any]:
         """The arguments for `make_single_dataset` and `make_interleaved_dataset`."""
-        return _select_fields(self, without=("kind", "weight"))
+        return _select_fields(self, without=("weight",))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -97,7 +97,10 @@ def _decode(
         return fit(image)
     if len(image) == 0:
         return np.zeros((*(size or (1, 1)), *padding_axes), dtype)
-    return _compute_once(image, (dtype, size), lambda data: fit(decode(data)))
+    try:
+        return _compute_once(image, (dtype, size), lambda data: fit(decode(data)))
+    except ValueError as error:
+        raise type(error)(f"{key}: {error}") from error
 
 
 def _is_encoded(value: Any) -> bool:

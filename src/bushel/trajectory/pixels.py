@@ -19,6 +19,7 @@ from bushel.sources.media import check_image
 from bushel.sources.optional_packages import import_package
 from bushel.sources.size_limits import check_pixels
 from bushel.trajectory.numpy_or_jax import get_namespace, is_jax
+from bushel.trajectory.stored_pixels import MAGIC, unpack_pixels
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,6 +44,8 @@ def decode_image(data: Any) -> np.ndarray:
       data: the content of an image file, as `bytes` or as an object that `bytes(data)` reads.
     """
     pixels = _decode(_read_content(data))
+    if pixels.dtype not in (np.uint8, np.uint16):
+        raise ValueError(f"An image has uint8 or uint16 pixels, got {pixels.dtype}. Is it a depth image?")
     return (pixels >> 8).astype(np.uint8) if pixels.dtype == np.uint16 else pixels
 
 
@@ -50,13 +53,17 @@ def decode_depth(data: Any) -> np.ndarray:
     """The first channel of an encoded depth image: float32 (height, width) between 0 and 1.
 
     Equal to `tf.io.decode_image(data, dtype=tf.float32)[..., 0]`: values are divided by 65535 if the file has 16 bits,
-    else by 255.
+    else by 255. Frames of an array of floats (in an HDF5 file, for example) stay as they are.
 
     Args:
       data: the content of an image file, usually a PNG of 16 bits, as `bytes` or as an object that `bytes(data)` reads.
     """
     content = _read_content(data)
     pixels = _decode(content)
+    if pixels.dtype.kind == "f":
+        return pixels[..., 0].astype(np.float32)
+    if content.startswith(MAGIC):
+        return pixels[..., 0].astype(np.float32) * np.float32(1 / np.iinfo(pixels.dtype).max)
     if content.startswith(_PNG):
         if content[24] == 16 and pixels.dtype == np.uint8:
             raise ValueError(
@@ -76,9 +83,12 @@ def _read_content(data: Any) -> bytes:
 
 
 def _decode(content: bytes) -> np.ndarray:
-    """The pixels with a channel axis, uint8; uint16 for a grey PNG of 16 bits."""
+    """The pixels with a channel axis, uint8; uint16 for a grey PNG of 16 bits; any numbers for a stored array."""
     if content.startswith(_JPEG):
         return _decode_jpeg(content)
+    if content.startswith(MAGIC):
+        pixels = unpack_pixels(content)
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels
     images = import_package("PIL.Image", "robots", "Images")
     try:
         with images.open(io.BytesIO(content)) as image:

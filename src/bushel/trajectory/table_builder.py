@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
-from bushel.trajectory.encoded_images import Encoded, RecordParts
+from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.frame_columns import Column, Columns, Images, Numbers, Texts
 from bushel.trajectory.numpy_or_jax import is_text, to_numpy, to_objects
 
@@ -39,7 +39,7 @@ def _locate_images(leaf: np.ndarray) -> np.ndarray:
 class TableBuilder:
     """The columns and the lengths of the trajectories that were added so far."""
 
-    def __init__(self, parts: RecordParts | None) -> None:
+    def __init__(self, parts: ImageParts | None) -> None:
         self._parts = parts
         self._leaves: dict[tuple[str, ...], _ColumnBuilder] = {}
         self._lengths: list[int] = []
@@ -70,8 +70,10 @@ class TableBuilder:
                 f"Trajectory {len(self._lengths)} does not have the same entries as those before: {other}."
             )
         for path, leaf in leaves.items():
+            # A view may lie in the shared memory of a worker's result, which is needed for the next results.
+            array = np.asarray(leaf)
             try:
-                self._leaves[path].add(np.asarray(leaf))
+                self._leaves[path].add(array if array.base is None else array.copy())
             except ValueError as error:
                 raise ValueError(f"{'/'.join(path)} of trajectory {len(self._lengths)}: {error}") from None
         self._lengths.append(size)

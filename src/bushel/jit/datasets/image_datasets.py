@@ -12,7 +12,7 @@ import numpy as np
 from bushel.base.errors import DamagedFile
 from bushel.jit.datasets import downloads
 from bushel.jit.datasets.downloads import Remote
-from bushel.jit.datasets.image_files import EMNIST_SUBSETS, CifarFiles, EmnistFiles, ImageFiles, MnistFiles
+from bushel.jit.datasets.image_files import EMNIST_SUBSETS, CifarFiles, EmnistFiles, ImageParts, MnistFiles
 from bushel.jit.host_callbacks import DiskSource
 
 
@@ -42,7 +42,7 @@ class ImageDataset:
     Files that are not there are downloaded. Elements are `Example(image, label)`.
     """
 
-    def __init__(self, files: ImageFiles, split: str, cache_dir: Any):
+    def __init__(self, files: ImageParts, split: str, cache_dir: Any):
         self.split = split
         self.cache_dir = downloads.get_cache_folder(files.folder, cache_dir)
         images, labels = files.read(_check_split(split), self.cache_dir)
@@ -70,7 +70,7 @@ class ImageDataset:
 class StandardImageDataset(ImageDataset):
     """An image data set with the splits "train" and "test", and no other choice."""
 
-    files: ClassVar[ImageFiles]
+    files: ClassVar[ImageParts]
 
     def __init__(self, split: str = "train", cache_dir: Any = None):
         super().__init__(self.files, split, cache_dir)
@@ -99,7 +99,7 @@ def _check_counts(images: np.ndarray, labels: np.ndarray, folder: Path) -> None:
         raise DamagedFile(f"The files in {folder} have {len(images)} images but {len(labels)} labels.")
 
 
-def _open_images(files: ImageFiles, split: str, cache_dir: Any) -> tuple[int, Callable[[int], Example]]:
+def _open_images(files: ImageParts, split: str, cache_dir: Any) -> tuple[int, Callable[[int], Example]]:
     folder = downloads.get_cache_folder(files.folder, cache_dir)
     images, labels = files.map(_check_split(split), folder)
     _check_counts(images, labels, folder)

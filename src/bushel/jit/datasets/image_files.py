@@ -16,7 +16,7 @@ from bushel.jit.datasets import downloads, image_formats
 from bushel.jit.datasets.downloads import Remote
 
 
-class ImageFiles(abc.ABC):
+class ImageParts(abc.ABC):
     """The files of an image data set."""
 
     folder: str
@@ -31,7 +31,7 @@ class ImageFiles(abc.ABC):
         """Map images and labels from disk into memory. Compressed files are decompressed into `folder` first."""
 
 
-class IdxFiles(ImageFiles):
+class IdxFiles(ImageParts):
     """One file of images and one of labels for each split, in IDX format."""
 
     @abc.abstractmethod
@@ -100,7 +100,7 @@ class EmnistFiles(IdxFiles):
 
 
 @dataclass(frozen=True)
-class CifarFiles(ImageFiles):
+class CifarFiles(ImageParts):
     """The binary version of CIFAR, which has no pickles: the archive, or the folder that is in it."""
 
     folder: str

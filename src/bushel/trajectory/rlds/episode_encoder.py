@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from bushel.sources.tf_example import encode_example
 from bushel.trajectory.data_utils import flatten_tree, nest_leaves
 from bushel.trajectory.encoded_images import Encoded, read_all
 from bushel.trajectory.numpy_or_jax import is_text, to_objects
+from bushel.trajectory.stored_pixels import MAGIC, unpack_pixels
 
 ImageFormat = Literal["png", "jpeg"]
 _CLASSES = "tensorflow_datasets.core.features."
@@ -41,6 +42,15 @@ class EpisodeEncoder:
         self._leaves = {tuple(keys): _LeafEncoder(tuple(keys)) for keys, *_ in facts}
         for keys, *known in facts:
             self._leaves[tuple(keys)].restore(*known)
+
+    def merge(self, facts: list[Any]) -> None:
+        """Adds what another encoder, of other episodes of the same data set, has found out (`facts`)."""
+        other = EpisodeEncoder("png")
+        other.restore(facts)
+        if other._leaves.keys() != self._leaves.keys():
+            raise ValueError("The files have episodes with different leaves.")
+        for keys, leaf in other._leaves.items():
+            self._leaves[keys].merge(leaf)
 
     def encode(self, episode: Mapping[str, Any], where: str) -> bytes:
         """An episode as a `tf.train.Example`."""
@@ -73,16 +83,33 @@ class EpisodeEncoder:
     def _encode_images(self, values: np.ndarray, keys: tuple[str, ...], where: str) -> np.ndarray:
         """Encodes arrays that are images, and reads handles of images. Other arrays stay as they are."""
         if values.dtype.hasobject:
-            return to_objects(read_all(values.ravel().tolist())).reshape(values.shape)
+            contents = read_all(values.ravel().tolist())
+            if any(content.startswith(MAGIC) for content in contents):
+                arrays = _unpack_floats(contents, where)
+                if arrays is not None:
+                    return arrays
+                contents = [self._encode_pixels(content, keys, where) for content in contents]
+            return to_objects(contents).reshape(values.shape)
         colours = (values.dtype == np.uint8 and values.shape[-1] in (1, 3, 4)) or (
             values.dtype == np.uint16 and values.shape[-1] == 1
         )
         if values.ndim != 4 or not colours:
             return values
+        chosen = self._choose_format(keys)
+        return to_objects([encode_image(value, chosen, where) for value in values])
+
+    def _choose_format(self, keys: tuple[str, ...]) -> Any:
         path = "/".join(keys[1:] if keys[0] == "steps" else keys)
         formats = self._image_format
-        chosen: Any = formats.get(path, "png") if isinstance(formats, Mapping) else formats
-        return to_objects([_encode_image(value, chosen, where) for value in values])
+        return formats.get(path, "png") if isinstance(formats, Mapping) else formats
+
+    def _encode_pixels(self, content: bytes, keys: tuple[str, ...], where: str) -> bytes:
+        """A frame that its file holds as an array of pixels, encoded. Other images stay as they are."""
+        if not content.startswith(MAGIC):
+            return content
+        pixels = unpack_pixels(content)
+        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+        return encode_image(pixels, self._choose_format(keys) if pixels.dtype == np.uint8 else "png", where)
 
     def features(self) -> dict[str, Any]:
         """The content of `features.json`."""
@@ -108,6 +135,13 @@ class _LeafEncoder:
     def restore(self, dtype: str, shape: list[int], image: list[int | str | None] | None, texts: bool) -> None:
         self._dtype, self._shape, self._image, self._texts = np.dtype(dtype), tuple(shape), image, texts
 
+    def merge(self, other: _LeafEncoder) -> None:
+        if (other._dtype, other._shape) != (self._dtype, self._shape):
+            raise ValueError(f"{self._name} is {self._dtype}{self._shape} in one file, {other._dtype} in another.")
+        self._texts |= other._texts
+        if other._image is not None:
+            self._add_image(other._image)
+
     def encode(self, values: np.ndarray, where: str) -> Any:
         if self._dtype is None:
             self._dtype, self._shape = values.dtype, values.shape[1:]
@@ -125,7 +159,11 @@ class _LeafEncoder:
         facts = _read_header(value) if value else None
         if facts is None:
             self._texts |= bool(value)
-        elif self._image is None:
+        else:
+            self._add_image(facts)
+
+    def _add_image(self, facts: Sequence[int | str | None]) -> None:
+        if self._image is None:
             self._image = list(facts)
         else:
             self._image = [old if old == new else None for old, new in zip(self._image, facts)]
@@ -178,7 +216,19 @@ def _make_array(value: Any, where: str) -> np.ndarray:
     raise TypeError(f"{where} should be numbers, bytes or strings, got {array.dtype}.")
 
 
-def _encode_image(pixels: np.ndarray, kind: ImageFormat, where: str) -> bytes:
+def _unpack_floats(contents: Sequence[bytes], where: str) -> np.ndarray | None:
+    """Frames of other numbers than uint8 and uint16, which no image format stores, as one array. Else None."""
+    frames = [unpack_pixels(content) if content.startswith(MAGIC) else None for content in contents]
+    kinds = {str(frame.dtype) for frame in frames if frame is not None}
+    if kinds <= {"uint8", "uint16"}:
+        return None
+    shapes = {None if frame is None else frame.shape for frame in frames}
+    if len(kinds) > 1 or len(shapes) > 1:
+        raise ValueError(f"{where} has frames of {sorted(kinds)} and of the shapes {shapes}, or steps without one.")
+    return np.stack([frame for frame in frames if frame is not None])
+
+
+def encode_image(pixels: np.ndarray, kind: ImageFormat, where: str) -> bytes:
     """Encodes pixels as an image."""
     images = import_package("PIL.Image", "robots", "Encoded images")
     if kind == "jpeg" and (pixels.dtype != np.uint8 or pixels.shape[-1] == 4):

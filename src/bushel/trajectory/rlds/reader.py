@@ -16,6 +16,7 @@ from bushel.sources.tfds import FORMATS
 from bushel.sources.tfds_json import read_json, shard_lengths, shard_names, split_entries
 from bushel.trajectory.data_utils import nest_leaves
 from bushel.trajectory.encoded_images import Encoded, RecordParts
+from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.numpy_or_jax import to_objects
 from bushel.trajectory.rlds.dataset_folder import find_folder
 from bushel.trajectory.rlds.episode_index import EpisodeIndex, count_stored_steps, index_episodes
@@ -25,7 +26,7 @@ from bushel.trajectory.rlds.splits import parse_split
 Images = Literal["lazy", "bytes"]
 
 
-class RLDSBuilder:
+class RLDSBuilder(EpisodeBuilder):
     """An RLDS data set on disk or in a store.
 
     Attributes:
@@ -135,6 +136,11 @@ class RLDSEpisodes:
     def image_paths(self) -> list[str]:
         """The leaves that are one encoded image for each step, such as "observation/image"."""
         return [leaf.path for leaf in self._features.images]
+
+    def describe(self, index: int) -> str:
+        """The episode and its file, for messages."""
+        number, place = self._parts.source.locate(int(self._records[index]))
+        return f"episode {index} of {self._name} (record {place} of {redact.show(self._parts.source.paths[number])})"
 
     def index(
         self, *, progress: bool = True, cache_dir: Path | None = None, storage_options: Options | None = None

@@ -24,10 +24,19 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_INDEX}"
 
 def form(folder: str) -> Form:
     """The format for a folder. The path of the folder gives the name of the data set: "arm", or "arm/1.0.0"."""
+    return _Episodes(*name_data_set(folder))
+
+
+def name_data_set(folder: str) -> tuple[str, str]:
+    """The name and the version of the data set in a folder, by the folder's name.
+
+    >>> name_data_set("data/arm"), name_data_set("data/arm/2.0.0")
+    (('arm', '1.0.0'), ('arm', '2.0.0'))
+    """
     above, _, last = redact.remove_query(folder).rstrip("/").rpartition("/")
     version = last if is_version(last) else "1.0.0"
     name = re.sub(r"\W", "_", above.rpartition("/")[2] if is_version(last) else last, flags=re.ASCII)
-    return _Episodes(name if re.match(r"[A-Za-z_]", name) else f"_{name}", version)
+    return (name if re.match(r"[A-Za-z_]", name) else f"_{name}"), version
 
 
 class _Episodes(Form):

@@ -1,0 +1,99 @@
+"""The formats of episodes by name, and the function that opens a data set of any of them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from bushel.base import redact
+from bushel.sources import output_folders
+from bushel.sources.paths import Options, Path
+from bushel.trajectory.config_values import as_mapping, refuse_unknown
+from bushel.trajectory.episode_builder import EpisodeBuilder
+
+_OPENERS = {
+    "rlds": "bushel.trajectory.rlds.reader:RLDSBuilder",
+    "robomimic": "bushel.trajectory.array_episodes.robomimic:open_robomimic",
+    "aloha": "bushel.trajectory.array_episodes.aloha:open_aloha",
+    "npz": "bushel.trajectory.array_episodes.npz:open_npz",
+    "lerobot": "bushel.trajectory.lerobot.builder:open_lerobot",
+}
+"""Functions of (name, data_dir, storage_options) and options of the format. They are imported when one is needed."""
+
+KINDS = tuple(_OPENERS)
+"""The names of the formats."""
+
+
+def open_episodes(
+    name: str,
+    data_dir: Path,
+    *,
+    kind: str = "rlds",
+    storage_options: Options | None = None,
+    format_options: Mapping[str, Any] | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> EpisodeBuilder:
+    """Opens a data set of episodes: its splits, and its raw trajectories at any position.
+
+    >>> import os, tempfile, numpy as np
+    >>> folder = tempfile.mkdtemp()
+    >>> np.savez(os.path.join(folder, "0.npz"), state=np.zeros((5, 3)), action=np.zeros((5, 2)))
+    >>> builder = open_episodes("mine", folder, kind="npz")
+    >>> builder.episodes("train")[0]["observation"]["state"].shape
+    (5, 3)
+
+    Args:
+      name: the name of the data set.
+      data_dir: a path or URL. The data set lies in data_dir/name, or is `data_dir` itself.
+      kind: the format: "rlds", "robomimic", "aloha", "npz" or "lerobot".
+      storage_options: the options of the store.
+      format_options: the options of the format: the other arguments of the function that opens it.
+      cache_dir: the folder for what some formats keep between runs; by default the cache folder of Bushel.
+    """
+    check_kind(kind, name)
+    opener = _load_opener(kind)
+    given = dict(as_mapping(format_options or {}, f"format_options of {name}"))
+    known = [argument for argument in inspect.signature(opener).parameters if argument not in _COMMON]
+    if given and not known:
+        raise ValueError(f"Data set {name!r}: the format {kind!r} has no format_options; got {sorted(given)}.")
+    refuse_unknown(given, known, f"Data set {name!r}: the format {kind!r}", "option")
+    if "cache_dir" in known:
+        given = {"cache_dir": cache_dir, **given}
+    return opener(name, data_dir, storage_options, **given)
+
+
+_COMMON = ("name", "data_dir", "storage_options")
+
+
+def check_kind(kind: Any, name: str) -> None:
+    """Raises ValueError if there is no such format."""
+    if kind not in KINDS:
+        raise ValueError(f"Data set {name!r}: kind must be one of {', '.join(KINDS)}; got {kind!r}.")
+
+
+def _load_opener(kind: str) -> Any:
+    module, _, function = _OPENERS[kind].partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def detect_kind(path: str, storage_options: Options | None = None) -> str:
+    """The format of a data set, by the files that are there."""
+    folder = output_folders.open_folder(path, storage_options)
+    if redact.remove_query(path).endswith((".hdf5", ".h5")):
+        return "robomimic"
+    if folder.exists("meta/info.json"):
+        return "lerobot"
+    names = folder.names()
+    for ending, kind in ((".hdf5", "aloha"), (".h5", "aloha"), (".npz", "npz")):
+        if any(name.endswith(ending) for name in names):
+            return kind
+    below = folder.names(deep=True)
+    if any(name.rpartition("/")[2] == "dataset_info.json" for name in below):
+        return "rlds"
+    for ending, kind in ((".hdf5", "aloha"), (".h5", "aloha"), (".npz", "npz")):
+        if any(name.endswith(ending) for name in below):
+            return kind
+    raise ValueError(f"{redact.show(path)} is no data set of a known format. Name its format: {', '.join(KINDS)}.")
