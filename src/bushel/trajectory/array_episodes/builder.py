@@ -43,7 +43,10 @@ class Layout(abc.ABC):
 
 
 class ArrayEpisodes:
-    """Raw trajectories by position. `ArrayEpisodesBuilder.episodes` makes these objects."""
+    """Raw trajectories by position. `ArrayEpisodesBuilder.episodes` makes these objects.
+
+    `_len`, `_traj_index` and `_frame_index` are added, as for RLDS.
+    """
 
     def __init__(self, layout: Layout, numbers: np.ndarray, name: str):
         self._layout, self._numbers, self._name = layout, numbers, name
@@ -60,7 +63,11 @@ class ArrayEpisodes:
         place = checks.integer(index, "index")
         if not -len(self) <= place < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} episodes")
-        return self._layout.read(int(self._numbers[place]))
+        number = int(self._numbers[place])
+        trajectory = self._layout.read(number)
+        length = len(trajectory["language_instruction"])  # which every layout has
+        own = {"_len": np.full(length, length, np.int32), "_traj_index": np.full(length, number, np.int64)}
+        return {**trajectory, **own, "_frame_index": np.arange(length, dtype=np.int32)}
 
     def __getitems__(self, indices: Sequence[int] | np.ndarray) -> list[Tree]:
         """The episodes at `indices`."""
