@@ -19,7 +19,7 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
-    {"columns", "record_values", "saving"},
+    {"columns", "ray", "record_values", "saving"},
     {"base_dataset"},
     {"iter_dataset"},
     {"map_dataset"},

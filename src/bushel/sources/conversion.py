@@ -46,6 +46,9 @@ FORMATS = (*_WRITERS, "jsonl", "txt")
 Report = Callable[[int, int], None]
 """Called now and then with how many records are done, and how many there are."""
 
+RunAll = Callable[[Sequence[clean_workers.Job], int, Callable[[int], None]], None]
+"""Runs jobs with so many workers, and calls a function now and then with how much is done."""
+
 
 class Records(Protocol):
     """The records of one file, as `convert` reads them."""
@@ -219,6 +222,7 @@ def convert(
     storage_options: Options | None = None,
     target_options: Options | None = None,
     report: Report | None = None,
+    run_all: RunAll = clean_workers.run_all,
 ) -> list[str]:
     """Converts record files; the endings of the names say which formats. Returns the files it has made.
 
@@ -237,6 +241,8 @@ def convert(
       storage_options: of the store where the sources lie.
       target_options: of the store where the target lies; by default the same.
       report: is told how far it is.
+      run_all: (jobs, workers, report) -> None, which runs all jobs. Other machines may run them if the target lies
+        where all of them can write, and the sources where all can read: see `bushel.ray.convert`.
     """
     found = records.shards(sources, storage_options)
     reading = _Reading(_source_kind([path for path, _, _ in found], source_format), storage_options, round_floats)
@@ -270,7 +276,12 @@ def convert(
                 _Part(reading, tuple(_pieces(ranges, low, high)), folder, name + mark, kind, verify)
                 for name, low, high in zip(names, bounds, bounds[1:])
             ]
-            _run(parts, workers, total, report or (lambda done, of: None))
+            _run(parts, workers, total, report or (lambda done, of: None), run_all)
+            if missing := [part.shown for part in parts if not folder.exists(part.name)]:
+                raise FileNotFoundError(
+                    f"{missing[0]} was written, but this process cannot see it. If other machines wrote it, the target "
+                    "must lie in a store, or on a disk that all machines share."
+                )
         for name in names:  # not before all of them are complete
             folder.rename(name + mark, name)
     except BaseException:
@@ -339,10 +350,10 @@ def _shard_names(target: str, count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}{dot}{ending}" for number in range(count)]
 
 
-def _run(parts: list[_Part], workers: int, total: int, report: Report) -> None:
+def _run(parts: list[_Part], workers: int, total: int, report: Report, run_all: RunAll) -> None:
     report(0, total)
-    if workers > 1:
-        clean_workers.run_all(parts, workers, lambda done: report(done, total))
+    if workers > 1 or run_all is not clean_workers.run_all:
+        run_all(parts, workers, lambda done: report(done, total))
         return
     done = 0
     for part in parts:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import redact, sealed
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import ReadOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
@@ -33,7 +33,7 @@ from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.data_utils import get_entry
 from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.quantiles import Quantiles
-from bushel.trajectory.single_pass import is_endless
+from bushel.trajectory.single_pass import is_endless, prefetch
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def get_dataset_statistics(
     *,
     compat: str | None = None,
     progress: bool = True,
-    workers: int | MultiprocessingOptions | None = None,
+    workers: int | WorkerOptions | None = None,
     storage_options: Options | None = None,
 ) -> dict[str, Any]:
     """The statistics of a data set's actions and of these entries of its observations; from a file if they are known.
@@ -190,8 +190,8 @@ def get_dataset_statistics(
         written, as a web server cannot: Bushel's cache folder.
       force_recompute: does not look for a file.
       progress: shows on a terminal how far it is.
-      workers: threads that read, or options of worker processes; by default threads where records are not in memory.
-        An iterable that is no data set is read here.
+      workers: threads that read, or options of worker processes or actors; by default threads where records are not
+        in memory. An iterable that is no data set is read here.
       storage_options: of the store where save_dir lies.
     """
     if isinstance(proprio_keys, str) or isinstance(hash_dependencies, str):
@@ -255,7 +255,7 @@ def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) ->
 
 
 def _compute(
-    trajectories: Any, keys: tuple[str, ...], twice: bool, progress: bool, workers: int | MultiprocessingOptions | None
+    trajectories: Any, keys: tuple[str, ...], twice: bool, progress: bool, workers: int | WorkerOptions | None
 ) -> dict[str, Any]:
     names = ("action", *keys)
     collected = {name: Statistics() for name in names}
@@ -291,13 +291,13 @@ def _compute(
 
 
 def _open_stream(
-    trajectories: Any, keys: tuple[str, ...], workers: int | MultiprocessingOptions | None
+    trajectories: Any, keys: tuple[str, ...], workers: int | WorkerOptions | None
 ) -> tuple[Iterator[dict[str, np.ndarray]], int | None]:
     """The entries of each trajectory that statistics need, in order; and the number of trajectories, or None."""
     pick = functools.partial(_pick, keys=keys)
     if isinstance(trajectories, Mapping):
         raise TypeError("Statistics need many trajectories, got a dict. For a single trajectory give a list of one.")
-    processes = workers if isinstance(workers, MultiprocessingOptions) else None
+    options = find_job_options() if workers is None else None if isinstance(workers, int) else workers
     total = None
     if isinstance(trajectories, IterDataset):
         stream = trajectories.map(pick)
@@ -310,7 +310,7 @@ def _open_stream(
         stream = dataset.map(pick).to_iter_dataset(reading)
     else:
         return map(pick, trajectories), None
-    return iter(stream.mp_prefetch(processes) if processes else stream), total
+    return iter(prefetch(stream, options) if options else stream), total
 
 
 def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarray]:
