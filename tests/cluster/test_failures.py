@@ -212,3 +212,43 @@ def test_chaos(cluster):
         assert executor.deaths() >= 40
     for node in nodes:
         cluster.remove_node(node)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_ray_restarts_its_directory_while_a_pipeline_runs(tmp_path):
+    """The GCS is killed and started again, with its tables in a file. In a process with a cluster of its own."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = [sys.executable, "-c", textwrap.dedent(GCS.format(folder=str(tmp_path)))]
+    run = subprocess.run(script, env=variables, capture_output=True, text=True, timeout=900)
+    assert run.returncode == 0 and run.stdout.endswith("equal\n"), run.stdout + run.stderr
+
+
+GCS = """
+    import os, signal, time
+    import clusters
+    import bushel
+
+    def slowly(x):
+        time.sleep(0.005)
+        return x
+
+    ds = bushel.MapDataset.range(3000).seed(0).shuffle().map(slowly).to_iter_dataset().batch(10)
+    files = {{"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": {folder!r}}}
+    with clusters.running_cluster(2, files) as cluster:
+        from bushel.engine.actors.executor import Actors
+
+        executor = Actors(2)
+        it = ds.iterate_on(executor)
+        found = [next(it) for _ in range(20)]
+        cluster.head_node.kill_gcs_server()
+        found += [next(it) for _ in range(60)]  # while it is away
+        cluster.head_node.start_gcs_server()
+        found += [next(it) for _ in range(60)]
+        os.kill(executor._supervisor.members[0].place.pid, signal.SIGKILL)  # a new actor can be started again
+        found += it
+        assert executor.deaths() == 1
+        executor.close()
+    assert [x.tolist() for x in found] == [x.tolist() for x in ds]
+    print("equal")
+"""
