@@ -3,9 +3,9 @@
     python -m benchmarks.ray_cluster                  # as many workers as there are cores
     python -m benchmarks.ray_cluster --workers 8 --seconds 10 --save
 
-All three run the same function on the same batches. A rate is that of a whole run, its start included, and contenders
-take turns. With `--save` the table is written to benchmarks/results/ray.md. Ray Data needs pyarrow and
-pandas.
+All three run the same function on the same batches. A rate is that of a long run without its start, which is what a
+run of one batch takes. Contenders take turns. With `--save` the table is written to benchmarks/results/ray.md.
+Ray Data needs pyarrow and pandas.
 """
 
 from __future__ import annotations
@@ -118,19 +118,25 @@ def with_ray_data(workload: Workload, workers: int, rows: int) -> Iterator[Itera
 CONTENDERS = {"mp_prefetch": with_processes, "ray_prefetch": with_actors, "Ray Data": with_ray_data}
 
 
+def measure_run(workload: Workload, contender: str, workers: int, rows: int) -> float:
+    """Seconds of a whole run, its start included."""
+    begun = time.perf_counter()
+    with CONTENDERS[contender](workload, workers, rows) as batches:
+        count = sum(len(batch["number"]) for batch in batches)
+        took_s = time.perf_counter() - begun
+    assert count == rows, f"{contender} gave {count} of {rows} rows"
+    return took_s
+
+
 def measure_rate(workload: Workload, contender: str, workers: int, seconds: float) -> float:
-    """Rows per second of a whole run, its start included, that takes at least so many seconds."""
+    """Rows per second of a run, without its start: that is what a run of one batch takes."""
+    start_s = measure_run(workload, contender, workers, workload.batch_size)
     rows = 64 * workload.batch_size
     while True:
-        begun = time.perf_counter()
-        with CONTENDERS[contender](workload, workers, rows) as batches:
-            count = sum(len(batch["number"]) for batch in batches)
-            took_s = time.perf_counter() - begun
-        assert count == rows, f"{contender} gave {count} of {rows} rows"
+        took_s = measure_run(workload, contender, workers, rows) - start_s
         if took_s >= seconds:
-            return rows / took_s
-        growth = int(min(8.0, max(2.0, 1.3 * seconds / took_s)))
-        rows *= growth
+            return (rows - workload.batch_size) / took_s
+        rows *= int(min(8.0, max(2.0, 1.3 * seconds / max(took_s, 0.1))))
 
 
 def measure_block(executor: Executor, blocks: int) -> float:

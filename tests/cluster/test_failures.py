@@ -252,3 +252,23 @@ GCS = """
     assert [x.tolist() for x in found] == [x.tolist() for x in ds]
     print("equal")
 """
+
+
+def test_if_ray_is_shut_down_the_next_element_raises(cluster):
+    script = """
+        import ray
+        import bushel
+
+        ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR")
+        it = iter(bushel.MapDataset.range(10**6).to_iter_dataset().ray_prefetch(bushel.RayOptions(num_workers=1)))
+        next(it)
+        ray.shutdown()
+        try:
+            for _ in it:
+                pass
+        except RuntimeError as error:
+            print(error, ray.is_initialized())
+    """
+    script = textwrap.dedent(script.format(address=cluster.address))
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=200)
+    assert run.stdout == "Ray was shut down while an iterator used its actors. False\n", run.stdout + run.stderr

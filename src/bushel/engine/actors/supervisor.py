@@ -221,9 +221,10 @@ class ActorSupervisor:
         try:
             event = self._events.get(timeout=timeout_s)
         except queue.Empty:
-            if not self._ray.is_initialized():
-                raise RuntimeError("Ray was shut down while an iterator used its actors.") from None
-            return
+            event = None
+        # Any call of an actor after `ray.shutdown` would connect this process to another cluster, or start one.
+        if not self._ray.is_initialized():
+            raise RuntimeError("Ray was shut down while an iterator used its actors.")
         with contextlib.suppress(queue.Empty):
             while not self._stopping:
                 if event is not None:
@@ -416,8 +417,12 @@ class ActorSupervisor:
     def _remove_member(self, member: Member) -> None:
         member.alive = False
         self.members.remove(member)
+        self._kill(member.handle)
+
+    def _kill(self, handle: Any) -> None:
         with contextlib.suppress(Exception):
-            self._ray.kill(member.handle, no_restart=True)
+            if self._ray.is_initialized():
+                self._ray.kill(handle, no_restart=True)
 
     def _replace_member(self, member: Member, error: BaseException, *, computing: bool) -> None:
         """Starts an actor in the place of a dead one, whose jobs wait again. The first of them may have killed it."""
@@ -456,7 +461,7 @@ class ActorSupervisor:
                 job.overdue = job.timeouts > 0 and job.announced is not None
                 job.timeouts += 1
                 member.busy_since = now  # its death arrives later; it is not killed twice until then
-                self._ray.kill(member.handle, no_restart=True)
+                self._kill(member.handle)
 
     def _get_announcer(self) -> Any:
         if self._announcer is None:
@@ -512,8 +517,7 @@ class ActorSupervisor:
             for member in list(self.members):
                 self._remove_member(member)
             if self._announcer is not None:
-                with contextlib.suppress(Exception):
-                    self._ray.kill(self._announcer, no_restart=True)
+                self._kill(self._announcer)
                 self._announcer = None
             self._fail_all(RuntimeError("The actors of this iterator were closed."))
             self.buffer.close()
