@@ -37,6 +37,11 @@ def run_page(path):
         exec(compile(block, str(path), "exec"), namespace)
 
 
+def runs_here(path):
+    """Whether a page has code that needs no cluster; tests/cluster runs the page that does."""
+    return path.name != "many_machines.md" and bool(blocks(path.read_text(encoding="utf-8")))
+
+
 def name_of(path):
     return str(path.relative_to(ROOT))
 
@@ -59,7 +64,7 @@ def test_there_are_doctests():
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # sources on a page keep their files open
-@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path.read_text("utf-8"))], ids=name_of)
+@pytest.mark.parametrize("path", [path for path in PAGES if runs_here(path)], ids=name_of)
 def test_the_code_of_a_page_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_page(path)

@@ -19,7 +19,7 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
-    {"columns", "global_arrays", "record_values", "saving"},
+    {"columns", "global_arrays", "ray", "record_values", "saving"},
     {"base_dataset"},
     {"iter_dataset"},
     {"map_dataset"},

@@ -31,6 +31,7 @@ PUBLIC = {
         "PipelineNotSent",
         "RandomAccessDataSource",
         "RandomMapTransform",
+        "RayOptions",
         "ReadOptions",
         "Record",
         "RecordMetadata",
@@ -372,6 +373,7 @@ OURS = {
         "Column",
         "Explanation",
         "PipelineNotSent",
+        "RayOptions",
         "Report",
         "StateMismatch",
         "TooManySkipped",
@@ -473,6 +475,7 @@ OUR_METHODS = {
     *("take", "iterate_on", "with_options", "cache", "flat_map", "limit", "rebatch", "repeat", "window_shuffle", "zip"),
     *("column", "where", "sample", "order_by", "pack", "bucket", "explain", "describe", "report", "skipped", "save"),
     "to_device",
+    "ray_prefetch",
 }
 # What a Grain program may call and does not find yet.
 NOT_YET = {

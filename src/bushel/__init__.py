@@ -33,11 +33,14 @@ if _TYPE_CHECKING:
         prometheus as prometheus,
     )
     from bushel import (
+        ray as ray,
+    )
+    from bushel import (
         trajectory as trajectory,
     )
     from bushel.base.config import config
     from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
-    from bushel.base.options import MultiprocessingOptions, ReadOptions
+    from bushel.base.options import MultiprocessingOptions, RayOptions, ReadOptions
     from bushel.base.records import Record, RecordMetadata
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
@@ -74,6 +77,7 @@ __all__ = [
     "PipelineNotSent",
     "RandomAccessDataSource",
     "RandomMapTransform",
+    "RayOptions",
     "ReadOptions",
     "Record",
     "RecordMetadata",
@@ -102,7 +106,7 @@ __all__ = [
     "transforms",
 ]
 
-_EXTRAS = ("device", "device_put", "jit", "prometheus", "trajectory")
+_EXTRAS = ("device", "device_put", "jit", "prometheus", "ray", "trajectory")
 """Modules that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
 
 _ELSEWHERE = {
@@ -122,6 +126,7 @@ _ELSEWHERE = {
     "PipelineNotSent": "base.errors",
     "RandomAccessDataSource": "sources",
     "RandomMapTransform": "base.transforms.RandomMap",
+    "RayOptions": "base.options",
     "ReadOptions": "base.options",
     "Record": "base.records",
     "RecordMetadata": "base.records",

@@ -17,7 +17,7 @@ from bushel.base import checks
 from bushel.base import transforms as tf
 from bushel.base.contract import optional
 from bushel.base.lazy import Lazy
-from bushel.base.options import MultiprocessingOptions
+from bushel.base.options import MultiprocessingOptions, WorkerOptions
 from bushel.graph import node, show, streams
 from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
@@ -88,7 +88,7 @@ class Dataset(abc.ABC):
         *,
         format: saving.Format = "array_record",
         shards: int | None = None,
-        options: MultiprocessingOptions | None = None,
+        options: WorkerOptions | None = None,
         overwrite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> list[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import sys
 import time
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bushel.base import alias, redact
@@ -65,7 +66,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     parser.add_argument("--from", dest="source_format", metavar="FORMAT", help="if the names do not show it")
     parser.add_argument("--shards", type=int, help="how many files to make (default: one per worker)")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--workers", type=int, help="processes (default: one per core), or actors")
     parser.add_argument("--no-verify", action="store_true", help="do not read back what was written")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     parser.add_argument("--round-floats", action="store_true", help="float64 columns of Parquet files become float32")
@@ -82,6 +83,7 @@ def _add_convert(commands: argparse._SubParsersAction[_Parser]) -> None:
         metavar="NAME=VALUE",
         help="of the store where the target lies (default: those of --option)",
     )
+    parser.add_argument("--ray", action="store_true", help="write the shards on a Ray cluster: see bushel.ray.convert")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_episode_options(parser)
     parser.set_defaults(run=_convert)
@@ -189,18 +191,15 @@ def _convert(options: argparse.Namespace) -> int:
     if options.to is not None:
         return _convert_episodes(options)
     from bushel.sources import file_access
-    from bushel.sources.conversion import convert
 
     source_options = dict(map(_setting, options.option))
     given = options.target_option
     target_options = source_options if given is None else dict(map(_setting, given))
     progress = Progress(quiet=options.quiet)
-    made = convert(
+    made = _choose_converter(options)(
         options.source,
         options.target,
         source_format=options.source_format,
-        shards=options.shards,
-        workers=options.workers,
         verify=not options.no_verify,
         overwrite=options.overwrite,
         round_floats=options.round_floats,
@@ -212,6 +211,21 @@ def _convert(options: argparse.Namespace) -> int:
     size = sum(file_access.open_file(path, target_options).size for path in made)
     print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
+
+
+def _choose_converter(options: argparse.Namespace) -> Callable[..., list[str]]:
+    """What converts: processes of this machine, or actors of a Ray cluster."""
+    if not options.ray:
+        from bushel.sources.conversion import convert
+
+        workers = (os.cpu_count() or 1) if options.workers is None else options.workers
+        return functools.partial(convert, shards=options.shards, workers=workers)
+    from bushel import ray
+
+    shards = options.shards or options.workers
+    if shards is None:
+        raise ValueError("--ray needs --shards: an actor writes one shard at a time, so make more shards than actors.")
+    return functools.partial(ray.convert, shards=shards, options=ray.RayOptions(num_workers=options.workers))
 
 
 def _setting(text: str) -> tuple[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from bushel.base import sealed, transforms, trees
 from bushel.base.errors import DamagedFile, PipelineNotSent, add_note
-from bushel.base.options import MultiprocessingOptions
+from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
 from bushel.graph.apply import Map
 from bushel.graph.batch import Batch
@@ -43,7 +43,7 @@ def column(
     function: Any,
     *,
     cache: str | os.PathLike[str] | None = None,
-    options: MultiprocessingOptions | None = None,
+    options: WorkerOptions | None = None,
     vectorized: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Column:
@@ -58,7 +58,7 @@ def column(
     return Column(tuple(parts))
 
 
-def _computed(node: Map, folder: Folder | None, options: MultiprocessingOptions | None) -> np.ndarray:
+def _computed(node: Map, folder: Folder | None, options: WorkerOptions | None) -> np.ndarray:
     progress = Progress(f"column {transforms.short_name(node.transform)}", node.length)
     if folder is None:
         return _joined(list(_pieces(node, 0, options, progress)), node)
@@ -79,7 +79,7 @@ def _piece_size(length: int) -> int:
     return min(max(-(-length // _PIECES), 64), 1 << 16)
 
 
-def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progress: Progress) -> Iterator[np.ndarray]:
+def _pieces(node: Map, begin: int, options: WorkerOptions | None, progress: Progress) -> Iterator[np.ndarray]:
     """Values from piece `begin` on, piece by piece: here as long as that is quick, then in worker processes."""
     checked = Map(NoneMissing(node.parent), _with_a_value(node), node.vectorized)
     batches = Batch(checked, _piece_size(node.length))
@@ -87,7 +87,8 @@ def _pieces(node: Map, begin: int, options: MultiprocessingOptions | None, progr
     progress.show(min(begin * batches.batch_size, node.length))
     while at < batches.length:
         here = options is None and at == begin
-        chosen = MultiprocessingOptions(0) if here else options or MultiprocessingOptions(os.cpu_count() or 1)
+        chosen = MultiprocessingOptions(0) if here else options or find_job_options()
+        chosen = chosen or MultiprocessingOptions(os.cpu_count() or 1)
         with PipelineIterator[Any](Ahead(Elements(batches), chosen)) as pieces:
             pieces._set_next_index(at)
             try:
@@ -159,9 +160,7 @@ def _common(pieces: list[np.ndarray], node: Map) -> np.dtype[Any]:
         ) from None
 
 
-def _save(
-    folder: Folder, whole: str, parts: str, node: Map, options: MultiprocessingOptions | None, progress: Progress
-) -> None:
+def _save(folder: Folder, whole: str, parts: str, node: Map, options: WorkerOptions | None, progress: Progress) -> None:
     """Computes what is missing, part by part, then puts the parts together. Only what is whole has its name.
 
     In a store two processes may compute the same column at the same time. Their values are the same, and neither

@@ -15,7 +15,7 @@ import numpy as np
 
 from bushel.base import checks
 from bushel.base.errors import StateMismatch
-from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, ReadOptions, WorkerOptions
 from bushel.base.sharding import ShardOptions
 from bushel.dataset import IterDataset, MapDataset
 from bushel.elastic_streams import ElasticIterDatasetIterator
@@ -88,7 +88,7 @@ class ElasticIterator(DatasetIterator[Any]):
         shard_options: ShardOptions,
         *,
         read_options: ReadOptions | None = None,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        multiprocessing_options: WorkerOptions | None = None,
         remainder: Literal["drop", "pad"] | None = None,
         options: DatasetOptions | None = None,
     ):
@@ -228,7 +228,7 @@ class _ElasticMapDatasetIterator(DatasetIterator[Any]):
         shard_options: ShardOptions,
         *,
         read_options: ReadOptions | None,
-        multiprocessing_options: MultiprocessingOptions | None,
+        multiprocessing_options: WorkerOptions | None,
         pads: bool,
         options: DatasetOptions | None,
     ):
@@ -316,7 +316,7 @@ class _Hosts:
     pads: bool
 
     def stream(
-        self, node: MapNode, start: int, read_options: ReadOptions | None, workers: MultiprocessingOptions | None
+        self, node: MapNode, start: int, read_options: ReadOptions | None, workers: WorkerOptions | None
     ) -> StreamNode:
         """The batches of one host from a global position on."""
         rows = _Rows(node, start, self)

@@ -12,7 +12,7 @@ from typing import Any
 from bushel.base import checks
 from bushel.base.checks import INFINITE
 from bushel.base.errors import StateMismatch, inside
-from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, ReadOptions, WorkerOptions
 from bushel.base.sharding import ShardOptions
 from bushel.dataset import IterDataset
 from bushel.engine import Report, open_alone
@@ -47,7 +47,7 @@ class ElasticIterDatasetIterator(DatasetIterator[Any]):
         shard_options: ShardOptions,
         *,
         read_options: ReadOptions | None = None,
-        multiprocessing_options: MultiprocessingOptions | None = None,
+        multiprocessing_options: WorkerOptions | None = None,
         drop_remainder: bool = False,
         options: DatasetOptions | None = None,
     ):

@@ -14,7 +14,7 @@ import numpy as np
 from bushel.base import checks
 from bushel.base import transforms as tf
 from bushel.base.lazy import Lazy
-from bushel.base.options import DatasetOptions, MultiprocessingOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions
 from bushel.base_dataset import (
     Dataset,
     L,
@@ -329,8 +329,26 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         [0, 1, 4, 9]
         """
         del sequential_slice
+        if isinstance(options, RayOptions):
+            raise TypeError("mp_prefetch takes MultiprocessingOptions. For actors of a Ray cluster use ray_prefetch.")
         chosen = MultiprocessingOptions(num_workers=None) if options is None else options
         return IterPipeline(streams.Ahead(self._node, chosen, False, worker_init_fn))
+
+    def ray_prefetch(
+        self, options: RayOptions | None = None, worker_init_fn: Callable[[int, int], None] | None = None
+    ) -> IterDataset[T]:
+        """The same elements in the same order, prefetched by actors of a Ray cluster, on any of its machines.
+
+        Everything else is as with `mp_prefetch`, and the states of both are interchangeable. Call `ray.init` before you
+        iterate; Bushel starts no cluster. See docs/many_machines.md.
+
+        Args:
+          options: how many actors, what each of them needs, and their limits; by default as many as are useful.
+          worker_init_fn: called as worker_init_fn(actor index, actor count) in each actor before its first element.
+        """
+        options = RayOptions() if options is None else options
+        checks.instance(options, RayOptions, "options of ray_prefetch", "RayOptions(num_workers=...)")
+        return IterPipeline(streams.Ahead(self._node, options, False, worker_init_fn))
 
     def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
         """The same elements. A thread computes up to this many of them in advance: `prefetch(2)`.

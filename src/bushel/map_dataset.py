@@ -17,7 +17,7 @@ from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed, add_note, remove_our_frames
 from bushel.base.hooks import Stats
 from bushel.base.lazy import Lazy
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import ReadOptions, WorkerOptions
 from bushel.base_dataset import (
     Dataset,
     L,
@@ -408,7 +408,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         function: Callable[[T], Any],
         *,
         cache: str | os.PathLike[str] | None = None,
-        options: MultiprocessingOptions | None = None,
+        options: WorkerOptions | None = None,
         vectorized: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> Column:

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from bushel.base import checks, redact, sealed
 from bushel.base.checks import INFINITE
 from bushel.base.errors import DamagedFile, writing
-from bushel.base.options import MultiprocessingOptions
+from bushel.base.options import MultiprocessingOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
 from bushel.graph.streams import Ahead, StreamNode
 from bushel.iterator import PipelineIterator
@@ -52,7 +52,7 @@ def save(
     *,
     format: Format = "array_record",
     shards: int | None = None,
-    options: MultiprocessingOptions | None = None,
+    options: WorkerOptions | None = None,
     overwrite: bool = False,
     storage_options: Options | None = None,
 ) -> list[str]:
@@ -72,7 +72,8 @@ def save(
             )
         per_shard = max(1, -(-length // checks.positive(shards, "shards")))
     # A new node, so that saving does not count as a pass of the user over the dataset: see graph/passes.py.
-    with PipelineIterator(Ahead(node, MultiprocessingOptions() if options is None else options)) as iterator:
+    chosen = options or find_job_options() or MultiprocessingOptions()
+    with PipelineIterator(Ahead(node, chosen)) as iterator:
         work = _Work(folder, format, _form(format, folder.address), digest(iterator.identity, per_shard))
         if not work.begin(overwrite=overwrite):
             return work.paths()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import dataclasses
 import enum
 import logging
 import numbers
 import os
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from bushel.base import checks
@@ -84,6 +87,73 @@ class MultiprocessingOptions:
             checks.positive(self.budget_bytes, "budget_bytes")
         if self.timeout_s is not None and not checks.number(self.timeout_s, "timeout_s") > 0:
             raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
+
+
+@dataclasses.dataclass(slots=True)
+class RayOptions:
+    """How many actors of a Ray cluster prefetch, and within which limits. The output is the same for all choices.
+
+    Args:
+      num_workers: actors, each with one process. None lets Bushel choose between `min_workers` and `max_workers`: it
+        measures how much each further actor helps.
+      resources_per_worker: what Ray reserves for each actor, such as {"CPU": 1, "memory": 2e9}; one CPU by default.
+      min_workers: how many actors run at least, if Bushel chooses; 1 by default.
+      max_workers: how many run at most, if Bushel chooses; by default as many as the cluster has room for when the
+        iterator is opened. With an autoscaling cluster, set it to what the cluster may grow to.
+      per_worker_buffer_size: how many blocks each actor may hold, beyond two.
+      budget_bytes: the most memory for results that wait in this process. 1 GiB by default, or a third of the smallest
+        object store of the cluster, if that is less.
+      timeout_s: seconds after which an element fails with an error that names it; by default there is no limit.
+
+    >>> RayOptions(num_workers=4).resources_per_worker
+    {'CPU': 1}
+    """
+
+    num_workers: int | None = None
+    resources_per_worker: Mapping[str, float] | None = None
+    min_workers: int | None = None
+    max_workers: int | None = None
+    per_worker_buffer_size: int = 1
+    budget_bytes: int | None = None
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("num_workers", "min_workers", "max_workers", "budget_bytes"):
+            if getattr(self, name) is not None:
+                checks.positive(getattr(self, name), name)
+        if self.num_workers is not None and (self.min_workers, self.max_workers) != (None, None):
+            raise ValueError("Give either num_workers, or min_workers and max_workers, between which Bushel chooses.")
+        if self.min_workers is not None and self.max_workers is not None and self.min_workers > self.max_workers:
+            raise ValueError(f"min_workers={self.min_workers} is above max_workers={self.max_workers}.")
+        checks.positive(self.per_worker_buffer_size, "per_worker_buffer_size")
+        if self.timeout_s is not None and not checks.number(self.timeout_s, "timeout_s") > 0:
+            raise ValueError(f"timeout_s must be positive, got {self.timeout_s}")
+        resources = {"CPU": 1} if self.resources_per_worker is None else dict(self.resources_per_worker)
+        for name, amount in resources.items():
+            if not checks.number(amount, f"resources_per_worker[{name!r}]") >= 0:
+                raise ValueError(f"resources_per_worker[{name!r}] must be non-negative, got {amount}")
+        self.resources_per_worker = resources
+
+
+WorkerOptions = MultiprocessingOptions | RayOptions
+"""Who computes ahead of the consumer: worker processes of this machine, or actors of a Ray cluster."""
+
+_for_jobs: contextvars.ContextVar[WorkerOptions | None] = contextvars.ContextVar("for_jobs", default=None)
+
+
+def find_job_options() -> WorkerOptions | None:
+    """Who computes one-off jobs (columns, tables, statistics, files), if a block of `using_for_jobs` says so."""
+    return _for_jobs.get()
+
+
+@contextlib.contextmanager
+def using_for_jobs(options: WorkerOptions) -> Iterator[None]:
+    """Inside this block, one-off jobs that have no options of their own have these."""
+    before = _for_jobs.set(options)
+    try:
+        yield
+    finally:
+        _for_jobs.reset(before)
 
 
 class ExecutionTrackingMode(enum.Enum):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 
-from bushel.engine.processes import Processes
 from bushel.engine.program import Result
 from bushel.engine.report import BUSY_SHARE, SMALL_WAIT_SHARE
-from bushel.engine.tasks import Executor, Task, Ticket
+from bushel.engine.tasks import Executor, Resizable, Task, Ticket
 
 WINDOW_S = 0.5
 """How long a window of measurements is. It also lasts for two blocks of each worker at least."""
@@ -37,9 +36,9 @@ class Tuner:
     '2 workers are 1.95 times as fast as 1; the consumer waits 2 % of its time'
     """
 
-    def __init__(self, max_workers: int):
+    def __init__(self, max_workers: int, min_workers: int = 1):
         self.max_workers = max_workers
-        self.workers = 1
+        self.workers = self._min_workers = min_workers
         self.stretch = 1
         self.why = "nothing is measured yet"
         self._before_try: tuple[int, float] | None = None  # workers and rate, while more workers are tried
@@ -74,7 +73,7 @@ class Tuner:
             bound = "there are no more cores" if self.workers == self.max_workers else self._finding
         else:
             # A fifth more than were busy, as a reserve. Three windows in a row, so that a quiet moment parks nobody.
-            needed = max(1, math.ceil(1.2 * busy * self.workers))
+            needed = max(self._min_workers, math.ceil(1.2 * busy * self.workers))
             self._idle_windows = self._idle_windows + 1 if needed < self.workers else 0
             if self._idle_windows >= 3:
                 self._finding = f"{self.workers} workers were busy {100 * busy:.0f} % of the time"
@@ -96,16 +95,16 @@ class Tuner:
 
 
 class Tuned(Executor):
-    """Worker processes, as many as make the pipeline faster."""
+    """A pool of workers, with as many members as make the pipeline faster."""
 
-    shares_counts = True
-
-    def __init__(self, pool: Processes):
+    def __init__(self, pool: Resizable, min_workers: int = 1):
+        self.kind = pool.kind
+        self.shares_counts = pool.shares_counts
         self.parallelism = pool.parallelism
         self.block_bytes = pool.block_bytes
         self.keeps_all = pool.keeps_all
         self._pool = pool
-        self._tuner = Tuner(pool.parallelism)
+        self._tuner = Tuner(pool.parallelism, min_workers)
         self._resized = math.inf
         self._begin_window(0.0)
 
@@ -119,6 +118,9 @@ class Tuned(Executor):
 
     def deaths(self) -> int:
         return self._pool.deaths()
+
+    def describe_nodes(self) -> tuple[str, ...]:
+        return self._pool.describe_nodes()
 
     def stretch(self) -> int:
         return self._tuner.stretch

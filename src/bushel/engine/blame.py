@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from bushel.base.errors import WorkerDied
-from bushel.engine.pool import Job, Worker
+from bushel.engine.pool import Job
 from bushel.graph.node import merge_origins
 
 DEATHS_ALONE = 2
@@ -50,9 +50,9 @@ class Blame:
         self._timeout_s = timeout_s
         self._unexplained: list[_Death] = []  # recent deaths that no element was blamed for
 
-    def record_death(self, worker: Worker) -> Job | None:
-        """Takes note of a worker's death. Returns the job it computed if an element of that job is to blame."""
-        now, job = time.monotonic(), worker.running
+    def record_death(self, job: Job | None) -> Job | None:
+        """Takes note of the death of a worker that computed `job`. Returns it if an element of it is to blame."""
+        now = time.monotonic()
         if job is None:
             self._unexplained.append(_Death(now, -1, 0, 0))
             return None

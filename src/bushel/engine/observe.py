@@ -251,6 +251,9 @@ class _WatchedExecutor(Executor):
     def deaths(self) -> int:
         return self._executor.deaths()
 
+    def describe_nodes(self) -> tuple[str, ...]:
+        return self._executor.describe_nodes()
+
     def stretch(self) -> int:
         return self._executor.stretch()
 
@@ -301,8 +304,8 @@ def _pool_of(executor: Executor | _WatchedThread) -> Pool:
     if isinstance(executor, _WatchedThread):
         return executor.pool()
     size, why = executor.members()
-    deaths = executor.deaths()
+    deaths, nodes = executor.deaths(), executor.describe_nodes()
     if not isinstance(executor, _WatchedExecutor):
-        return Pool(executor.kind, size, why, deaths=deaths)
+        return Pool(executor.kind, size, why, deaths=deaths, nodes=nodes)
     ready = executor.ready_blocks / max(1, executor.blocks)
-    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready, executor.ready_now(), deaths)
+    return Pool(executor.kind, size, why, executor.busy_s, executor.wait_s, ready, executor.ready_now(), deaths, nodes)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from bushel.base.blocks import Block
-from bushel.base.options import DatasetOptions, ExecutionTrackingMode, ReadOptions
+from bushel.base.options import DatasetOptions, ExecutionTrackingMode, RayOptions, ReadOptions
 from bushel.engine.delivery import Placement
 from bushel.engine.dma import DmaMapper
 from bushel.engine.drawn import DrawnDelivery
@@ -139,9 +139,11 @@ class _Opener:
 
     def _open_base(self, node: StreamNode) -> Cursor:
         if isinstance(node, Ahead):
-            num_workers = cores() if node.options.num_workers is None else node.options.num_workers
-            blocks_ahead = num_workers * (2 + node.options.per_worker_buffer_size)
-            pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, num_workers, self.mapper)))
+            if isinstance(node.options, RayOptions) and (kept := _find_kept_actors(node)) is not None:
+                blocks_ahead = kept.parallelism * (2 + node.options.per_worker_buffer_size)
+                return self.running_ahead(node.parent, self.observer.executor(kept), blocks_ahead)
+            pool = self.pools.hold(node, lambda: self.observer.executor(_executor(node, self.mapper)))
+            blocks_ahead = pool.executor.parallelism * (2 + node.options.per_worker_buffer_size)
             cursor = self.running_ahead(node.parent, pool.executor, blocks_ahead)
             return _Owner(cursor, lambda: self.pools.let_go(pool))
         if isinstance(node, Pulled):
@@ -301,8 +303,13 @@ _HOST_BYTES = 1 << 30
 """How large the slots may be together in which the consumer makes elements for a device."""
 
 
-def _executor(node: Ahead, num_workers: int, mapper: DmaMapper | None) -> Executor:
+def _executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
     """Those whom a mark asks for."""
+    if isinstance(node.options, RayOptions):
+        from bushel.engine.actors.executor import start_actors
+
+        return start_actors(node.options, node.init, mapper)
+    num_workers = cores() if node.options.num_workers is None else node.options.num_workers
     if node.threads:
         return Threads(num_workers)
     # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
@@ -321,6 +328,13 @@ def _executor(node: Ahead, num_workers: int, mapper: DmaMapper | None) -> Execut
     from bushel.engine.autotune import Tuned
 
     return Tuned(executor)
+
+
+def _find_kept_actors(node: Ahead) -> Executor | None:
+    """The actors that a block around this iterator keeps for several of them, if they are what the mark asks for."""
+    from bushel.engine.actors.executor import find_kept
+
+    return find_kept(node.options) if isinstance(node.options, RayOptions) and node.init is None else None
 
 
 @dataclasses.dataclass(eq=False)

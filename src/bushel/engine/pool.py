@@ -247,7 +247,7 @@ class ResultBuffer:
             logger.warning(
                 "The shared memory for results is full: arrays that are still in use hold %d of its %d slots of %.1f "
                 "MB, which budget_bytes=%d allows. Further results are sent as copies, which is slower. To avoid that, "
-                "keep fewer batches, or raise MultiprocessingOptions.budget_bytes.",
+                "keep fewer batches, or raise budget_bytes in the options of the prefetch.",
                 held,
                 arena.slots,
                 arena.slot_bytes / 1e6,

@@ -12,12 +12,12 @@ from bushel.engine.dma import DmaMapper
 from bushel.engine.pool import Job
 from bushel.engine.program import Result
 from bushel.engine.supervisor import Supervisor
-from bushel.engine.tasks import Executor, Task, Ticket
+from bushel.engine.tasks import Resizable, Task, Ticket
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 
 
-class Processes(Executor):
+class Processes(Resizable):
     """Runs tasks in worker processes, which send their results through shared memory.
 
     Args:
@@ -87,11 +87,9 @@ class Processes(Executor):
         self._finalizer()
 
     def resize(self, workers: int) -> None:
-        """Gives tasks to this many workers from now on. Starts new workers; parks others when they have finished."""
         self._supervisor.resize(workers)
 
     def all_have_finished_one(self) -> bool:
-        """Whether every worker that gets tasks has finished one."""
         return self._supervisor.all_have_finished_one()
 
     def deaths(self) -> int:

@@ -57,6 +57,8 @@ class Pool:
     ready_now: int = 0
     deaths: int = 0
     """How many of its members have died and were replaced. Also counted if stages are not timed."""
+    nodes: tuple[str, ...] = ()
+    """A line for each machine of a cluster: how many members it has, and what they have done."""
 
     def __str__(self) -> str:
         return f"{self.size} {self.kind}" if self.size != 1 else f"1 {self.kind.removesuffix('s')}"
@@ -108,7 +110,7 @@ class Transfer:
                 f"{mapped} memory)."
             )
         return (
-            f"To {self.place}: {self.elements:,} elements of {_format_size(each)} in {self.elapsed_s:.2f} s; the step "
+            f"To {self.place}: {self.elements:,} elements of {format_size(each)} in {self.elapsed_s:.2f} s; the step "
             f"waited {self.waited_s:.2f} s for data ({100 * self.waiting:.0f} %).{speed}"
         )
 
@@ -138,8 +140,10 @@ class Report:
         return "".join([*parts, tables.paragraph(self._conclude())])
 
     def _conclude(self) -> str:
+        nodes = [line for pool in self.pools for line in pool.nodes]
         transfers = map(str, self.transfers)
-        return "\n".join(filter(None, [*self._explain_sizes(), *self._count_deaths(), *transfers, self.verdict]))
+        lines = [*self._explain_sizes(), *nodes, *self._count_deaths(), *transfers, self.verdict]
+        return "\n".join(filter(None, lines))
 
     def _make_rows(self) -> list[tuple[str, ...]]:
         total = sum(stage.self_s for stage in self.stages) or 1.0
@@ -150,7 +154,7 @@ class Report:
                 f"{stage.elements:,}",
                 f"{stage.self_s:.3f} s",
                 f"{100 * stage.self_s / total:.0f} %",
-                _format_size(stage.size_bytes),
+                format_size(stage.size_bytes),
             )
             for stage in self.stages
         ]
@@ -243,6 +247,8 @@ class Report:
                 f"most of the time is their start. In a long run let the {pool.kind} work further ahead: raise "
                 "per_worker_buffer_size or budget_bytes."
             )
+        if pool.nodes:
+            return f"{pool} busy nearly all the time: try more {pool.kind}, if the cluster has room for them."
         if pool.size < cores():
             return f"{pool} busy nearly all the time, and there are {cores()} cores: try more {pool.kind}."
         return f"{pool} busy nearly all the time, and there are no more cores: make it cheaper, or store its output."
@@ -268,7 +274,8 @@ def _judge_transfer(transfer: Transfer) -> str:
     )
 
 
-def _format_size(count: float) -> str:
+def format_size(count: float) -> str:
+    """A number of bytes with a unit: 1.5 MB."""
     for unit in ("B", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import functools
 import itertools
 import mmap
 import os
@@ -14,7 +15,7 @@ import traceback
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -28,6 +29,8 @@ from bushel.engine.program import Program, Result, Skipped
 from bushel.engine.slabs import make_anonymous_file, write_all
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tally import Tally
+
+T = TypeVar("T")
 
 # Results on their way to the consumer.
 
@@ -160,27 +163,30 @@ def load_shared(descriptor: int, size: int, places: list[tuple[int, int]]) -> An
 
 def share_rows(rows: Any, *, portable: bool) -> SharedObject:
     """Rows for a task, in shared memory; or an error that says that they cannot be sent."""
-    return _share(rows, lambda: "Elements", portable)
+    return _share(functools.partial(SharedObject, portable=portable), rows, lambda: "Elements")
 
 
-def _share(value: Any, describe: Callable[[], str], portable: bool) -> SharedObject:
+def _share(share: Callable[[Any], T], value: Any, describe: Callable[[], str]) -> T:
     try:
-        return SharedObject(value, portable=portable)
+        return share(value)
     except (OSError, MemoryError):  # the machine has no room: the object itself is not at fault
         raise
     except Exception as error:
         raise PipelineNotSent(f"{describe()} cannot be sent to worker processes: {error}") from error
 
 
-class ProgramTable:
-    """The programs that a pool's workers run, numbered and in shared memory.
+class ProgramTable(Generic[T]):
+    """The programs that a pool's workers run, numbered, each in a memory that the workers can read.
 
     A program is kept only as long as somebody else holds it. Call `remove_collected` now and then.
+
+    Args:
+      share: puts a program into that memory.
     """
 
-    def __init__(self, *, portable: bool):
-        self._portable = portable
-        self._shared: dict[int, SharedObject] = {}
+    def __init__(self, share: Callable[[Program | StreamProgram], T]):
+        self._share = share
+        self._shared: dict[int, T] = {}
         self._numbers: weakref.WeakKeyDictionary[Program | StreamProgram, int] = weakref.WeakKeyDictionary()
         self._unused_numbers = itertools.count()
         # A program is collected on any thread, at any moment. All that may be done there is to put its number here.
@@ -191,7 +197,7 @@ class ProgramTable:
         """The number of a program, which is added if it is new; or an error that names what cannot be sent."""
         number = self._numbers.get(program)
         if number is None:
-            shared = _share(program, lambda: _find_unpicklable(program), self._portable)
+            shared = _share(self._share, program, lambda: _find_unpicklable(program))
             number = next(self._unused_numbers)
             self._shared[number] = shared
             # cloudpickle holds them weakly. Without this list a class could be gone when a result names it.
@@ -200,7 +206,7 @@ class ProgramTable:
             weakref.finalize(program, self._collected.put, number).atexit = False
         return number
 
-    def get(self, number: int) -> SharedObject:
+    def get(self, number: int) -> T:
         return self._shared[number]
 
     def remove_collected(self) -> list[int]:

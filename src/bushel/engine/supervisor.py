@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -65,7 +66,7 @@ class Supervisor:
         self._waiting: collections.deque[Job] = collections.deque()  # no worker has them, in the order of their numbers
         self._jobs: dict[int, Job] = {}  # all jobs without a result
         self._next_job = 0
-        self._programs = shipping.ProgramTable(portable=portable)
+        self._programs = shipping.ProgramTable(functools.partial(shipping.SharedObject, portable=portable))
         self.buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, portable=portable, mapper=mapper)
         self.workers: list[Worker] = []
         self.deaths = 0
@@ -338,7 +339,7 @@ class Supervisor:
         for job in worker.jobs:
             job.return_slot()
             job.assigned = False
-        guilty = self._blame.record_death(worker)
+        guilty = self._blame.record_death(worker.running)
         if guilty is not None and (error := self._blame.shorten(guilty, how)) is not None:
             self._settle(guilty, error)
             worker.jobs.popleft()

@@ -278,9 +278,26 @@ class Executor(abc.ABC):
         return 0
 
     @optional
+    def describe_nodes(self) -> tuple[str, ...]:
+        """A line for each machine on which members work, for a report; none if all of them are on this one."""
+        return ()
+
+    @optional
     def stretch(self) -> int:
         """How many times further ahead than it would by itself delivery should work now."""
         return 1
+
+
+class Resizable(Executor):
+    """An executor whose number of members can change while it runs: see autotune.py."""
+
+    @abc.abstractmethod
+    def resize(self, workers: int) -> None:
+        """Gives tasks to this many workers from now on. Starts new workers; parks others when they have finished."""
+
+    @abc.abstractmethod
+    def all_have_finished_one(self) -> bool:
+        """Whether every worker that gets tasks has finished one."""
 
 
 class Stepped(Executor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import io
 import mmap
 import os
@@ -11,7 +12,8 @@ import pickle
 import socket
 import sys
 import time
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from bushel.base import alias, blocks
 from bushel.engine import shipping, stall, wire
@@ -19,7 +21,9 @@ from bushel.engine.program import Announce, Misfit, Program, Result
 from bushel.engine.slabs import Slot
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Aborted, become_worker, run_task
-from bushel.engine.wire import Channel, Packed
+from bushel.engine.wire import Channel
+
+T = TypeVar("T")
 
 _MADV_POPULATE_WRITE = 23  # Python's mmap has no name for it
 _WORTH_POPULATING = 1 << 20
@@ -170,8 +174,9 @@ class _Worker:
             in_place = None if slot is None else slot.make_array
             result = run_task(self._programs[program], low, high, count_before, announcing, given, in_place)
             if announces:
-                _pack_each_row(self._programs[program], low, result, announce)
-            packed, details = _pack(self._programs[program], result, slot, row_by_row)
+                pack_each_row(self._programs[program], low, result, announce)
+            pack = functools.partial(wire.pack, slot=slot)
+            packed, details = pack_result(self._programs[program], result, pack, row_by_row)
             self._largest_bytes = max(self._largest_bytes, packed.slot_bytes)
             del result  # frees the rows while their copies are being sent
             answer: tuple[Any, ...] = ("done", task, packed, details, time.perf_counter() - start)
@@ -186,26 +191,26 @@ class _Worker:
         self._channel.send_later(answer)  # in one message with the "begun" of the next task, if that is there
 
 
-def _pack(
-    program: Program | StreamProgram, result: Result, slot: Slot | None, row_by_row: bool
-) -> tuple[Packed, shipping.ResultDetails]:
+def pack_result(
+    program: Program | StreamProgram, result: Result, pack: Callable[[Any], T], row_by_row: bool
+) -> tuple[T, shipping.ResultDetails]:
     """A result as it is sent. Without the rows that cannot be pickled, which fail like elements."""
     try:
-        packed = wire.pack(result.rows, slot)
+        packed = pack(result.rows)
     except Exception:
         before = len(result.rows)
         result = shipping.convert_rows(_check_row, program, result, _explain_unpicklable)
         if len(result.rows) == before:
             raise  # each row can be pickled by itself, so the error has another cause
-        packed = wire.pack(result.rows, None)
+        packed = pack(result.rows)
     if row_by_row:
-        packed = wire.pack([wire.dumps_for_consumer(row) for row in blocks.rows_of(result.rows)], None)
+        packed = pack([wire.dumps_for_consumer(row) for row in blocks.rows_of(result.rows)])
     failure = None if result.failure is None else shipping.pack_error(result.failure)
     rest = result.skipped, _pickle_states(program, result), result.stays, result.tally, result.work_s
     return packed, shipping.ResultDetails(result.marks, result.after, failure, *rest)
 
 
-def _pack_each_row(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
+def pack_each_row(program: Program | StreamProgram, low: int, result: Result, announce: Announce) -> None:
     """Announces and packs each row by itself, and throws the packed row away.
 
     If the pickling of a row kills the process, this row is blamed, and not the element that was computed last.

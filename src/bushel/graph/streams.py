@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from bushel.base import checks
 from bushel.base.contract import optional
-from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions
 from bushel.base.sharding import jax_process
 from bushel.graph.cursors import Cursor
 from bushel.graph.node import MapNode, Node
@@ -135,13 +135,14 @@ class SeveralStreams(StreamNode):
 class Ahead(OneParent):
     """Says that everything above is computed ahead by workers; the elements are the parent's."""
 
-    options: MultiprocessingOptions
+    options: WorkerOptions
     threads: bool = False
     init: Callable[[int, int], None] | None = None
 
     def __post_init__(self) -> None:
-        way_out = "MultiprocessingOptions(num_workers=...)"
-        checks.instance(self.options, MultiprocessingOptions, "options of mp_prefetch", way_out)
+        if not isinstance(self.options, RayOptions):
+            way_out = "MultiprocessingOptions(num_workers=...)"
+            checks.instance(self.options, MultiprocessingOptions, "options of mp_prefetch", way_out)
         if self.init is not None and not callable(self.init):
             raise TypeError(f"worker_init_fn must be a function of (worker index, worker count), got {self.init!r}.")
 
@@ -151,6 +152,8 @@ class Ahead(OneParent):
 
     def call(self) -> str:
         name = "multithread_prefetch" if self.threads else "mp_prefetch"
+        if isinstance(self.options, RayOptions):
+            name = "ray_prefetch"
         return f"{name}({'' if self.options.num_workers is None else f'num_workers={self.options.num_workers}'})"
 
 

@@ -45,6 +45,9 @@ FORMATS = (*_WRITERS, "jsonl", "txt")
 Report = Callable[[int, int], None]
 """Called from time to time with the number of records done, and the number of all records."""
 
+RunAll = Callable[[Sequence[conversion_workers.Job], int, Callable[[int], None]], None]
+"""Runs jobs with so many workers, and calls a function now and then with how much is done."""
+
 
 class Records(Protocol):
     """The records of one file, as `convert` reads them."""
@@ -224,6 +227,7 @@ def convert(
     storage_options: Options | None = None,
     target_options: Options | None = None,
     report: Report | None = None,
+    run_all: RunAll = conversion_workers.run_all,
 ) -> list[str]:
     """Converts record files to another format. The endings of the names say which formats. Returns the new paths.
 
@@ -242,6 +246,8 @@ def convert(
       storage_options: options of the store that holds the sources.
       target_options: options of the store that holds the target; by default the same.
       report: called from time to time with the number of records done, and the number of all records.
+      run_all: (jobs, workers, report) -> None, which runs all jobs. Other machines may run them if the target lies
+        where all of them can write, and the sources where all can read: see `bushel.ray.convert`.
     """
     found = record_files.parse_shards(sources, storage_options)
     reading = _Reading(_format_of_sources([path for path, _, _ in found], source_format), storage_options, round_floats)
@@ -271,7 +277,12 @@ def convert(
                 _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
                 for name, low, high in zip(names, bounds, bounds[1:])
             ]
-            _run_parts(parts, workers, total, report or (lambda done, of: None))
+            _run_parts(parts, workers, total, report or (lambda done, of: None), run_all)
+            if missing := [part.shown for part in parts if not folder.exists(part.name)]:
+                raise FileNotFoundError(
+                    f"{missing[0]} was written, but this process cannot see it. If other machines wrote it, the target "
+                    "must lie in a store, or on a disk that all machines share."
+                )
         for name in names:  # only when all files are complete
             folder.rename(name + mark, name)
     except BaseException:
@@ -340,10 +351,10 @@ def _shard_names(target: str, count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}{dot}{ending}" for number in range(count)]
 
 
-def _run_parts(parts: list[_Part], workers: int, total: int, report: Report) -> None:
+def _run_parts(parts: list[_Part], workers: int, total: int, report: Report, run_all: RunAll) -> None:
     report(0, total)
-    if workers > 1:
-        conversion_workers.run_all(parts, workers, lambda done: report(done, total))
+    if workers > 1 or run_all is not conversion_workers.run_all:
+        run_all(parts, workers, lambda done: report(done, total))
         return
     done = 0
     for part in parts:

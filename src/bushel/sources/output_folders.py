@@ -258,7 +258,9 @@ class _StoreFolder(Folder):
     def new_file(self, name: str, *, draft: bool = False) -> Iterator[str]:
         from bushel.sources import uploads
 
-        above = tempfile.mkdtemp(prefix="bushel-", dir=self._drafts)
+        # On another machine, which has no such folder, the file is made where temporary files are.
+        here = self._drafts if self._drafts is not None and os.path.isdir(self._drafts) else None
+        above = tempfile.mkdtemp(prefix="bushel-", dir=here)
         path = os.path.join(above, os.path.basename(name)[-100:])
         try:
             yield path

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from bushel.base import checks, trees
-from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions
+from bushel.base.options import DatasetOptions, MultiprocessingOptions, ReadOptions, WorkerOptions
 from bushel.dataset import MapDataset, WithOptionsIterDataset
 from bushel.iterator import DatasetIterator
+from bushel.trajectory import single_pass
 from bushel.trajectory.dataset_parts import OnFrames, OnTrajectories, OpaquePart, Part, TablePart, flatten_opaque
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.episodes import Episodes
@@ -397,21 +398,21 @@ class TrajectoryDataset:
         return self.iterator()
 
     def iterator(
-        self, prefetch: int = 0, *, workers: int | None = 0, options: MultiprocessingOptions | None = None
+        self, prefetch: int = 0, *, workers: int | None = 0, options: WorkerOptions | None = None
     ) -> DatasetIterator[Any]:
         """An iterator with `get_state` and `set_state`.
 
         Args:
           prefetch: how many elements a thread computes ahead, as in dlimp.
           workers: number of worker processes; None lets the library choose it. The output is the same for any number.
-          options: options of the worker processes, instead of `workers`.
+          options: options of worker processes, or of actors of a Ray cluster, instead of `workers`.
         """
         ds = self.dataset if self.is_flattened else self.dataset.map(read_images)
         threads = max(self.read_options.num_threads, 1 if prefetch else 0)
         stream = ds.to_iter_dataset(ReadOptions(threads, max(prefetch, threads)))
         stream = stream if self._options is None else WithOptionsIterDataset(stream, self._options)
         chosen = MultiprocessingOptions(workers) if options is None else options
-        return iter(stream if chosen.num_workers == 0 else stream.mp_prefetch(chosen))
+        return iter(stream if chosen.num_workers == 0 else single_pass.prefetch(stream, chosen))
 
     def __repr__(self) -> str:
         return repr(self.dataset)

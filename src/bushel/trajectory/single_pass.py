@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bushel.base import checks
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import MultiprocessingOptions, RayOptions, ReadOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
-from bushel.dataset import MapDataset
+from bushel.dataset import IterDataset, MapDataset
 from bushel.trajectory.numpy_or_jax import to_numpy
 
 _INLINE_S = 0.5  # starting a pool of workers takes longer than this
@@ -22,7 +22,12 @@ def is_endless(ds: MapDataset[Any]) -> bool:
     return len(ds) >= checks.INFINITE >> 16
 
 
-def iterate_once(ds: MapDataset[Any], what: str, options: MultiprocessingOptions | None = None) -> Iterator[Any]:
+def prefetch(stream: IterDataset[Any], options: WorkerOptions) -> IterDataset[Any]:
+    """The stream, prefetched by worker processes or by actors of a Ray cluster."""
+    return stream.ray_prefetch(options) if isinstance(options, RayOptions) else stream.mp_prefetch(options)
+
+
+def iterate_once(ds: MapDataset[Any], what: str, options: WorkerOptions | None = None) -> Iterator[Any]:
     """The elements of one epoch in order. A line on the terminal shows the progress.
 
     Elements that are None are left out, as in every iteration. `evaluate_once` says which elements are present.
@@ -30,7 +35,7 @@ def iterate_once(ds: MapDataset[Any], what: str, options: MultiprocessingOptions
     Args:
       ds: a dataset with an end.
       what: the name of the work, for the line on the terminal.
-      options: worker processes. By default one per core, started if the pass takes longer than half a second.
+      options: worker processes or actors. By default processes, one per core, started after half a second.
     """
     if is_endless(ds):
         raise ValueError(f"{what}: this needs all elements once, but the dataset is endless. Do it before repeat().")
@@ -39,8 +44,8 @@ def iterate_once(ds: MapDataset[Any], what: str, options: MultiprocessingOptions
     count, state, start = 0, None, time.monotonic()
     while True:
         inline = options is None and state is None
-        chosen = MultiprocessingOptions(0) if inline else options or MultiprocessingOptions(os.cpu_count() or 1)
-        with iter(stream.mp_prefetch(chosen)) as elements:
+        chosen = MultiprocessingOptions(0) if inline else options or find_job_options()
+        with iter(prefetch(stream, chosen or MultiprocessingOptions(os.cpu_count() or 1))) as elements:
             if state is not None:
                 elements.set_state(state)
             for element in elements:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bushel.base import redact, sealed
-from bushel.base.options import MultiprocessingOptions, ReadOptions
+from bushel.base.options import ReadOptions, WorkerOptions, find_job_options
 from bushel.base.progress import Progress
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
@@ -32,7 +32,7 @@ from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.data_utils import get_entry
 from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.quantiles import Quantiles
-from bushel.trajectory.single_pass import is_endless
+from bushel.trajectory.single_pass import is_endless, prefetch
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +168,7 @@ def get_dataset_statistics(
     *,
     compat: str | None = None,
     progress: bool = True,
-    workers: int | MultiprocessingOptions | None = None,
+    workers: int | WorkerOptions | None = None,
     storage_options: Options | None = None,
 ) -> dict[str, Any]:
     """The statistics of a data set's actions and of some entries of its observations. Kept in a file for later calls.
@@ -190,8 +190,8 @@ def get_dataset_statistics(
         written (a web server cannot), the file is in Bushel's cache folder.
       force_recompute: whether to compute the statistics even if there is a file.
       progress: whether to show the progress on a terminal.
-      workers: the number of threads that read, or options of worker processes. By default threads read unless the
-        records are in memory. A plain iterable is read in this thread.
+      workers: the number of threads that read, or options of worker processes or actors. By default threads read
+        unless the records are in memory. A plain iterable is read in this thread.
       storage_options: options of the store that holds save_dir.
     """
     if isinstance(proprio_keys, str) or isinstance(hash_dependencies, str):
@@ -255,7 +255,7 @@ def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) ->
 
 
 def _compute(
-    trajectories: Any, keys: tuple[str, ...], twice: bool, progress: bool, workers: int | MultiprocessingOptions | None
+    trajectories: Any, keys: tuple[str, ...], twice: bool, progress: bool, workers: int | WorkerOptions | None
 ) -> dict[str, Any]:
     names = ("action", *keys)
     collected = {name: Statistics() for name in names}
@@ -296,13 +296,13 @@ def _compute(
 
 
 def _open_stream(
-    trajectories: Any, keys: tuple[str, ...], workers: int | MultiprocessingOptions | None
+    trajectories: Any, keys: tuple[str, ...], workers: int | WorkerOptions | None
 ) -> tuple[Iterator[dict[str, np.ndarray]], int | None]:
     """The entries of each trajectory that the statistics need, in order, and the number of trajectories if known."""
     pick = functools.partial(_pick, keys=keys)
     if isinstance(trajectories, Mapping):
         raise TypeError("Statistics need many trajectories, got a dict. For a single trajectory, pass a list with it.")
-    processes = workers if isinstance(workers, MultiprocessingOptions) else None
+    options = find_job_options() if workers is None else None if isinstance(workers, int) else workers
     total = None
     if isinstance(trajectories, IterDataset):
         stream = trajectories.map(pick)
@@ -315,7 +315,7 @@ def _open_stream(
         stream = dataset.map(pick).to_iter_dataset(reading)
     else:
         return map(pick, trajectories), None
-    return iter(stream.mp_prefetch(processes) if processes else stream), total
+    return iter(prefetch(stream, options) if options else stream), total
 
 
 def _pick(traj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -1,0 +1,159 @@
+"""`Actors`, the executor of a Ray cluster: what the consumer holds. Its thread is in supervisor.py."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from bushel.base.options import RayOptions
+from bushel.engine import shipping, stall, wire
+from bushel.engine.actors import cluster
+from bushel.engine.actors.supervisor import JOBS_PER_ACTOR, ActorSupervisor
+from bushel.engine.autotune import Tuned
+from bushel.engine.dma import DmaMapper
+from bushel.engine.pool import Job
+from bushel.engine.program import Result
+from bushel.engine.tasks import Executor, Resizable, Task, Ticket
+
+DEFAULT_BUDGET_BYTES = 1 << 30
+
+STORE_SHARE = 1 / 3
+"""How much of the smallest object store of the cluster our results may fill. The rest is for others."""
+
+
+class Actors(Resizable):
+    """Runs tasks in actors of a Ray cluster, which send their results through Ray's object store.
+
+    Args:
+      num_workers: how many actors there are at most; as many as the cluster has room for, if it is None.
+      at_first: how many there are until `resize` is called; all by default.
+      init: called as init(actor index, actor count) in every actor before its first task.
+      resources: what Ray reserves for each actor.
+      budget_bytes: limits the memory of results that wait for the consumer.
+      timeout_s: an element that takes longer is treated like an element that kills its actor; None waits for ever.
+      mapper: maps the memory of results, so that a GPU can read them by itself.
+    """
+
+    kind = "actors"
+
+    def __init__(
+        self,
+        num_workers: int | None,
+        *,
+        at_first: int | None = None,
+        init: Callable[[int, int], None] | None = None,
+        resources: Mapping[str, float] | None = None,
+        budget_bytes: int | None = None,
+        timeout_s: float | None = None,
+        mapper: DmaMapper | None = None,
+    ):
+        ray = cluster.connect()
+        resources = {"CPU": 1} if resources is None else resources
+        if num_workers is None:
+            num_workers = max(1, cluster.count_room(ray, resources), at_first or 1)
+        self.parallelism = num_workers
+        store_bytes = int(STORE_SHARE * cluster.measure_smallest_store(ray))
+        budget_bytes = budget_bytes or min(DEFAULT_BUDGET_BYTES, store_bytes)
+        results = num_workers * (JOBS_PER_ACTOR + 2) + 8
+        self.block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // (2 * results))
+        self.keeps_all = timeout_s is not None or init is not None
+        first = num_workers if at_first is None else min(at_first, num_workers)
+        self._supervisor = ActorSupervisor(
+            ray, num_workers, first, init, resources, budget_bytes, self.block_bytes, store_bytes, timeout_s, mapper
+        )
+        # Ends the actors when this handle is collected. The pool's thread refers to the supervisor only, never to the
+        # handle; otherwise an iterator that nobody closes would keep its actors for ever.
+        self._finalizer = weakref.finalize(self, self._supervisor.stop)
+
+    def submit(self, task: Task) -> Ticket:
+        return self._supervisor.submit(task)
+
+    def wait(self, ticket: Ticket) -> tuple[Result, float]:
+        assert isinstance(ticket, Job)
+        packed, details, memory, seconds = self._wait_for_packed(ticket)
+        try:
+            rows = _unpack(packed, memory)
+        except Exception:
+            # A class cannot rebuild one of its objects from the pickle. An actor computes the block again and pickles
+            # each row by itself, so that only the rows that fail are lost.
+            again = self._supervisor.submit(ticket.task, row_by_row=True)
+            packed, details, memory, _ = self._wait_for_packed(again)
+            pickles = details.to_result(_unpack(packed, memory), packed.size_bytes)
+            again.footprint.released = True
+            program = ticket.task.program
+            return shipping.convert_rows(pickle.loads, program, pickles, shipping.locate_rebuild_error), seconds
+        finally:
+            ticket.footprint.released = True
+        return details.to_result(rows, packed.size_bytes), seconds
+
+    def _wait_for_packed(self, job: Job) -> tuple[wire.Packed, shipping.ResultDetails, memoryview | None, float]:
+        self._supervisor.mark_urgent(job)
+        return stall.wait_for_result(job.done, lambda: self._supervisor.describe_progress(job))
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        self._supervisor.forget(tickets)
+
+    def close(self) -> None:
+        self._finalizer()
+
+    def resize(self, workers: int) -> None:
+        self._supervisor.resize(workers)
+
+    def all_have_finished_one(self) -> bool:
+        return self._supervisor.all_have_finished_one()
+
+    def deaths(self) -> int:
+        return self._supervisor.deaths
+
+    def describe_nodes(self) -> tuple[str, ...]:
+        return self._supervisor.describe_nodes()
+
+
+def start_actors(
+    options: RayOptions, init: Callable[[int, int], None] | None = None, mapper: DmaMapper | None = None
+) -> Executor:
+    """The actors that options ask for: a fixed number, or as many as make the pipeline faster."""
+    chosen = options.num_workers is not None
+    least = options.min_workers or 1
+    actors = Actors(
+        options.num_workers if chosen else options.max_workers,
+        at_first=None if chosen else least,
+        init=init,
+        resources=options.resources_per_worker,
+        budget_bytes=options.budget_bytes,
+        timeout_s=options.timeout_s,
+        mapper=mapper,
+    )
+    return actors if chosen else Tuned(actors, least)
+
+
+_kept: contextvars.ContextVar[tuple[RayOptions, Executor] | None] = contextvars.ContextVar("kept", default=None)
+
+
+@contextlib.contextmanager
+def keeping_actors(options: RayOptions) -> Iterator[None]:
+    """Starts actors that all iterators with these options use inside of this block; ends them after it."""
+    executor = start_actors(options)
+    before = _kept.set((options, executor))
+    try:
+        yield
+    finally:
+        _kept.reset(before)
+        executor.close()
+
+
+def find_kept(options: RayOptions) -> Executor | None:
+    """The actors that a block of `keeping_actors` has started for these options."""
+    kept = _kept.get()
+    return kept[1] if kept is not None and kept[0] == options else None
+
+
+def _unpack(packed: wire.Packed, memory: memoryview | None) -> Any:
+    """The rows of a result. Their large arrays look into the memory of a slot, or are copies already."""
+    if packed.places is None:
+        return pickle.loads(packed.pickled, buffers=packed.copies)
+    return wire.unpack(packed, memory)

@@ -1,0 +1,65 @@
+"""An actor and a machine as the pool sees them, and how an actor has died. No thread and no message is here."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from bushel.engine.actors.worker import Place
+from bushel.engine.pool import Job
+from bushel.engine.report import format_size
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Member:
+    """An actor as the pool sees it."""
+
+    index: int
+    name: str
+    handle: Any
+    place: Place | None = None
+    """Where it runs; None until it has started. It gets no jobs before."""
+    jobs: list[Job] = dataclasses.field(default_factory=list)
+    """The jobs it has, in the order in which it computes them."""
+    programs: dict[int, bool] = dataclasses.field(default_factory=dict)
+    """The numbers of the programs it has received, and whether each runs a stream whole."""
+    loading: int = 0
+    """How many programs it is receiving. Until it has them, it computes nothing."""
+    busy_since: float | None = None
+    """When it began with its first job, as far as the pool knows; None while it is idle."""
+    has_finished: bool = False
+    alive: bool = True
+
+    @property
+    def running(self) -> Job | None:
+        """The job that it computes; None if it is idle, or starts, or receives a program."""
+        return self.jobs[0] if self.jobs and self.busy_since is not None else None
+
+
+@dataclasses.dataclass(slots=True)
+class NodeFigures:
+    """What the actors of one machine have done."""
+
+    node_id: str
+    host: str
+    blocks: int = 0
+    size_bytes: int = 0
+    busy_s: float = 0.0
+    deaths: int = 0
+
+    def describe(self, actors: int) -> str:
+        """A line of a report, given how many actors the machine has now."""
+        died = f", {self.deaths} died" if self.deaths else ""
+        done = f"{self.blocks:,} blocks, {format_size(self.size_bytes)}, {self.busy_s:.2f} s of work"
+        return f"Node {self.host} ({self.node_id[:8]}): {actors} {'actor' if actors == 1 else 'actors'}{died}; {done}."
+
+
+def describe_death(error: BaseException, member: Member) -> str:
+    """How an actor ended, as the end of a sentence, from what Ray says about it."""
+    where = "" if member.place is None else f" on node {member.place.host}"
+    text = str(error)
+    _, found, detail = text.partition("Worker exit detail: ")
+    if not found:
+        detail = text.strip().splitlines()[-1] if text.strip() else type(error).__name__
+    reason = detail.partition(" Some common causes")[0].strip().rstrip(".")
+    return f"ended{where} ({reason})"

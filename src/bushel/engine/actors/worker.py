@@ -1,0 +1,193 @@
+"""What runs in an actor: it receives programs and tasks, and returns results. Who calls it is in supervisor.py.
+
+Ray calls the methods of an actor one after the other, in the order in which the consumer has called them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pickle
+import platform
+import sys
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bushel.base import alias
+from bushel.base.errors import add_note
+from bushel.engine import shipping, wire
+from bushel.engine.actors import cluster
+from bushel.engine.program import Announce, Misfit, Program
+from bushel.engine.stream_program import StreamProgram
+from bushel.engine.tasks import become_worker, run_task
+from bushel.engine.worker import pack_each_row, pack_result
+
+PRIVATE_BYTES = 1 << 20
+"""An actor copies smaller arrays of the pipeline, so that functions may write into them. It shares larger ones."""
+
+_BESIDE_BYTES = 1 << 16  # a longer pickle of rows travels like an array, and not inside of another pickle
+
+Answer = tuple[Any, ...]
+"""What a method returns: a kind, as a str, and what belongs to it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """What an actor needs to know before its first task."""
+
+    folder: str
+    search_path: list[str]
+    variables: dict[str, str]
+    init: bytes
+    index: int
+    count: int
+    version: str
+
+
+class Place(NamedTuple):
+    """Where an actor runs."""
+
+    node_id: str
+    host: str
+    pid: int
+    asks_for_token: bool
+
+
+class TaskParts(NamedTuple):
+    """A task without its program and its rows."""
+
+    job: int
+    program: int
+    low: int
+    high: int
+    counts: list[int]
+    row_by_row: bool
+    start: tuple[int, bytes] | None
+
+
+class ActorWorker:
+    """The state of an actor. Its methods never raise: an error is an answer, so that Ray does not change it."""
+
+    def __init__(self, name: str):
+        self._name = name
+        self._host = platform.node()
+        self._programs: dict[int, Program | StreamProgram] = {}
+
+    def __repr__(self) -> str:
+        return self._name  # Ray shows it in its dashboard, and before what the actor prints
+
+    def setup(self, setup: Setup) -> Answer:
+        """Makes this process ready for tasks, and calls the user's `worker_init_fn`."""
+        import ray
+
+        become_worker()
+        if (version := cluster.read_version()) != setup.version:
+            what = f"node {self._host} has Bushel {version}, and this process has Bushel {setup.version}"
+            return "broken", what, *shipping.pack_error(RuntimeError("Install the same version of Bushel everywhere."))
+        with contextlib.suppress(OSError):  # another machine may not have this folder
+            os.chdir(setup.folder)
+        sys.path.extend(entry for entry in setup.search_path if entry not in sys.path)
+        os.environ.update(setup.variables)
+        alias.install_where_asked()
+        try:
+            function = pickle.loads(setup.init)
+            if function is not None:
+                function(setup.index, setup.count)
+        except BaseException as error:
+            return self._give_up("worker_init_fn failed", error)
+        context = ray.get_runtime_context()
+        return "ready", Place(context.get_node_id(), self._host, os.getpid(), cluster.asks_for_token())
+
+    def load(self, number: int, pickled: bytes, *buffers: np.ndarray) -> Answer:
+        """Receives a program. Its large arrays stay in the object store of this machine, for all actors there."""
+        try:
+            with wire.track_pipeline_classes():
+                own = [bytearray(part.data) if part.nbytes < PRIVATE_BYTES else part.data for part in buffers]
+                self._programs[number] = pickle.loads(pickled, buffers=own)
+        except BaseException as error:
+            return self._give_up("a worker cannot load the pipeline", error)
+        return ("loaded",)
+
+    def forget(self, number: int) -> None:
+        """Drops a program that nobody needs any more."""
+        program = self._programs.pop(number, None)
+        if isinstance(program, StreamProgram):
+            program.close()
+
+    def run(self, task: TaskParts, rows: tuple[bytes, list[np.ndarray]] | None, announcer: Any) -> Answer:
+        """Runs a task. With an announcer, it says before each element which one it is."""
+        start = time.perf_counter()
+        program = self._programs[task.program]
+        announce = None if announcer is None else self._make_announce(announcer, task.job)
+        try:
+            given: Any = None
+            if rows is not None:  # copies: the object store allows no writing, and the user's functions may write
+                given = pickle.loads(rows[0], buffers=[bytearray(part.data) for part in rows[1]])
+            elif task.start is not None:
+                given = task.start[0], pickle.loads(task.start[1])
+            counts = task.counts
+            result = run_task(program, task.low, task.high, lambda step, _: counts[step], announce, given)
+            if announce is not None:
+                pack_each_row(program, task.low, result, announce)
+            if result.failure is not None:
+                add_note(result.failure, f"bushel: on node {self._host}.")
+            packed, details = pack_result(program, result, _pack_beside, task.row_by_row)
+            return "done", *packed, pickle.dumps(details, protocol=5), time.perf_counter() - start
+        except Misfit:
+            return ("misfit",)
+        except SystemExit:
+            raise  # the user's function has called sys.exit, so the process ends
+        except BaseException as error:
+            return "failed", *shipping.pack_error(error)
+
+    def _make_announce(self, announcer: Any, job: int) -> Announce:
+        import ray
+        from ray.exceptions import RayError
+
+        def announce(low: int, high: int) -> None:
+            # Waits for the answer: if the element kills this process, the consumer must know which one it was. If
+            # there is none, the block runs all the same: it is not the fault of the element.
+            with contextlib.suppress(RayError):
+                ray.get(announcer.announce.remote(self._name, job, low, high))
+
+        return announce
+
+    def _give_up(self, what: str, error: BaseException) -> Answer:
+        if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
+            stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
+            error = stopped.with_traceback(error.__traceback__)
+        return "broken", f"{what} (on node {self._host})", *shipping.pack_error(error)
+
+
+def _pack_beside(rows: Any) -> tuple[Any, list[np.ndarray]]:
+    """Rows as a pickle, and their large arrays beside it. Ray writes arrays into its object store without a pickle."""
+    pickled, buffers = wire.pickle_with_buffers(rows, for_consumer=True)
+    arrays = [np.frombuffer(buffer.raw(), np.uint8) for buffer in buffers]
+    return (np.frombuffer(pickled, np.uint8) if len(pickled) > _BESIDE_BYTES else pickled), arrays
+
+
+class Announcer:
+    """An actor that remembers which element each worker computes. There is none until a worker has died.
+
+    Ray does not deliver what an actor says while it runs a task. So workers tell it this one.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, int, int, float]] = {}
+
+    def announce(self, name: str, job: int, low: int, high: int) -> None:
+        """A worker begins with elements [low, high) of a job."""
+        self._last[name] = job, low, high, time.monotonic()
+
+    def read(self, names: list[str]) -> dict[str, tuple[int, int, int, float]]:
+        """For each worker of these that has announced something: job, low, high, and how many seconds ago."""
+        now = time.monotonic()
+        found = {name: self._last[name] for name in names if name in self._last}
+        return {name: (job, low, high, now - when) for name, (job, low, high, when) in found.items()}
+
+    def forget(self, name: str) -> None:
+        """A worker is dead."""
+        self._last.pop(name, None)

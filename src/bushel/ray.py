@@ -1,0 +1,77 @@
+"""One-off jobs on a Ray cluster: columns, tables and statistics of trajectories, saved data sets, converted files.
+
+Iterating on a cluster needs nothing from here: see `IterDataset.ray_prefetch`. Ray itself is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from bushel.base.options import RayOptions, find_job_options, using_for_jobs
+from bushel.engine.actors.executor import keeping_actors
+from bushel.graph.apply import Map
+from bushel.graph.leaves import Source
+from bushel.graph.streams import Ahead, Elements
+from bushel.iterator import PipelineIterator
+from bushel.sources import conversion
+from bushel.sources.conversion_workers import Job
+from bushel.sources.paths import Path
+
+__all__ = ["RayOptions", "convert", "jobs_on_cluster"]
+
+
+@contextlib.contextmanager
+def jobs_on_cluster(options: RayOptions | None = None) -> Iterator[None]:
+    """Inside this block, one-off jobs run on actors of a Ray cluster, and all jobs use the same actors.
+
+    These are `ds.column`, `ds.save`, the tables and statistics of trajectories, and `bushel.ray.convert`. Without the
+    block they run in worker processes of this machine. The results are the same, bit for bit. A job that takes less
+    than half a second stays in this process.
+
+    >>> with jobs_on_cluster(RayOptions(num_workers=64)):  # doctest: +SKIP
+    ...     lengths = ds.column(len, cache="s3://bucket/columns")
+    """
+    chosen = RayOptions() if options is None else options
+    with keeping_actors(chosen), using_for_jobs(chosen):
+        yield
+
+
+def convert(
+    sources: Path | Sequence[Path],
+    target: Path,
+    *,
+    options: RayOptions | None = None,
+    shards: int,
+    **arguments: Any,
+) -> list[str]:
+    """Converts record files on a Ray cluster, as `bushel convert` does on one machine. Returns the files it has made.
+
+    All machines must be able to read the sources and to write the target: both lie in a store, or on a shared disk.
+
+    Args:
+      sources: paths, patterns or URLs of record files.
+      target: the file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
+      options: the actors; by default those of the `jobs_on_cluster` block, or as many as are useful.
+      shards: how many files. Each of them is written by one actor, so make more shards than there are actors.
+      **arguments: those of `bushel.sources.conversion.convert`, such as `overwrite` and `report`.
+    """
+    known = find_job_options()
+    chosen = options or (known if isinstance(known, RayOptions) else RayOptions())
+    run_all = functools.partial(_run_all, chosen)
+    return conversion.convert(sources, target, shards=shards, run_all=run_all, **arguments)
+
+
+def _run_all(options: RayOptions, jobs: Sequence[Job], workers: int, report: Callable[[int], None]) -> None:
+    """Runs jobs on actors. If an actor dies, another one runs its job from the beginning."""
+    done = 0
+    with PipelineIterator[int](Ahead(Elements(Map(Source(list(jobs)), _run)), options)) as counts:
+        for count in counts:
+            done += count
+            report(done)
+
+
+def _run(job: Job) -> int:
+    return sum(job.run())

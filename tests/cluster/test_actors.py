@@ -1,0 +1,253 @@
+"""Actors of a Ray cluster: the same elements, order and states as everywhere, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+import clusters
+import numpy as np
+import pytest
+import strategies
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from recipes import Recipe, as_stream
+
+import bushel
+from bushel.engine import drawn, opener
+from bushel.engine.actors.executor import Actors
+from bushel.engine.processes import Processes
+from bushel.engine.tasks import Executor
+from bushel.iterator import PipelineIterator
+from bushel.testing import same
+
+pytestmark = [pytest.mark.ray, pytest.mark.serial]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors need not import the tests
+
+laws = settings(
+    max_examples=25,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+)
+many = settings(laws, max_examples=300)
+
+PLACINGS = {
+    "as measured": {},
+    "rows go out": {(drawn, "SHIP_S"): -1.0, (drawn, "_TRIED_ROWS"): 1},
+    "streams go out": {(opener, "_has_opaque_leaf"): lambda node: True},
+}
+places = st.sampled_from(list(PLACINGS))
+
+
+@contextlib.contextmanager
+def placing(place: str) -> Iterator[None]:
+    """Decides what of a pipeline goes to actors, which is otherwise a matter of measured time."""
+    with pytest.MonkeyPatch.context() as patch:
+        for (module, name), value in PLACINGS[place].items():
+            patch.setattr(module, name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def executors(cluster: Any) -> Iterator[dict[str, Executor | None]]:
+    """Three actors, two worker processes, and the consumer itself: for all pipelines."""
+    with contextlib.closing(Actors(3)) as actors, contextlib.closing(Processes(2)) as processes:
+        yield {"actors": actors, "processes": processes, "inline": None}
+
+
+names = st.sampled_from(["actors", "processes", "inline"])
+
+
+def opened(recipe: Recipe | Any, executor: Executor | None) -> PipelineIterator[Any]:
+    ds = as_stream(recipe, bushel) if isinstance(recipe, Recipe) else recipe
+    return PipelineIterator(ds._node, bushel.ReadOptions(0, 0), executor)
+
+
+def told(it: Any, most: int) -> tuple[list[Any], list[str], Any]:
+    """Elements, the states around them, and the error that ended it, if any."""
+    elements, states = [], [json.dumps(it.get_state())]
+    try:
+        for element in itertools.islice(it, most):
+            elements.append(element)
+            states.append(json.dumps(it.get_state()))
+    except Exception as error:
+        return elements, states, (type(error), str(error))
+    return elements, [*states, json.dumps(it.get_state())], None
+
+
+def check_same(recipe: Recipe, executors: dict[str, Executor | None], most: int) -> None:
+    with opened(recipe, None) as here, opened(recipe, executors["actors"]) as there:
+        expected, found = told(here, most), told(there, most)
+    assert same(found[0], expected[0])
+    assert found[1:] == expected[1:]
+
+
+def check_goes_on(recipe: Recipe, one: Executor | None, other: Executor | None, cut: int, most: int) -> None:
+    with opened(recipe, None) as it:
+        elements, states, failed = told(it, most)
+    cut %= len(elements) + 1
+    with opened(recipe, one) as it:
+        assert len(list(itertools.islice(it, cut))) == cut
+        saved = json.dumps(it.get_state())
+    with opened(recipe, other) as it:
+        it.set_state(json.loads(saved))
+        found = told(it, most - cut)
+    assert same(found[0], elements[cut:])
+    assert found[1:] == (states[cut:], failed)
+
+
+@laws
+@given(recipe=strategies.recipes(), place=places)
+def test_elements_and_states_are_the_same(executors, recipe, place):
+    with placing(place):
+        check_same(recipe, executors, most=25)
+
+
+@laws
+@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 25), place=places)
+def test_states_are_interchangeable(executors, recipe, one, other, cut, place):
+    with placing(place):
+        check_goes_on(recipe, executors[one], executors[other], cut, most=25)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@many
+@given(recipe=strategies.recipes(), one=names, other=names, cut=st.integers(0, 60), place=places)
+def test_many_pipelines(executors, recipe, one, other, cut, place):
+    with placing(place):
+        check_same(recipe, executors, most=60)
+        check_goes_on(recipe, executors[one], executors[other], cut, most=60)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Examples
+
+
+def picture(x: int) -> dict[str, Any]:
+    return {"picture": np.full((64, 64), x, np.float32), "number": x}
+
+
+def is_odd(element: dict[str, Any]) -> bool:
+    return element["number"] % 2 == 1
+
+
+def brighten(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    element["picture"] += rng.random()  # in place
+    return element
+
+
+def pictures(count: int = 400) -> Any:
+    return bushel.MapDataset.range(count).seed(0).shuffle().map(picture).to_iter_dataset()
+
+
+def test_ray_prefetch_gives_what_everybody_gives_and_leaves_nothing(cluster):
+    ds = pictures().filter(is_odd).random_map(brighten).batch(8)
+    expected = list(ds)
+    before = len(clusters.living_actors())
+    with clusters.leaving_nothing(), iter(ds.ray_prefetch(bushel.RayOptions(num_workers=2))) as it:
+        first = [next(it) for _ in range(7)]
+        state = it.get_state()
+        assert len(clusters.living_actors()) == before + 2
+    with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(2))) as it:
+        it.set_state(state)
+        assert same([*first, *it], expected)
+
+
+def test_bushel_chooses_how_many_actors(cluster):
+    ds = pictures().batch(8)
+    options = bushel.RayOptions(min_workers=2, max_workers=3)
+    with clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
+        assert same(list(it), list(ds))
+        assert it.report().pools[0].size >= 2
+
+
+def test_arrays_may_be_written_to_and_kept(executors):
+    ds = pictures(600).batch(8)
+    with ds.iterate_on(executors["actors"]) as it:
+        batches = list(it)  # 10 MB, all of them kept
+    for batch in batches:
+        batch["picture"] += 1
+    assert same(batches, [{"picture": b["picture"] + 1, "number": b["number"]} for b in ds])
+
+
+class Table:
+    """A function with a large array, and a small one into which it writes."""
+
+    def __init__(self, table: np.ndarray):
+        self.table, self.scratch = table, np.zeros(4)
+
+    def __call__(self, index: int) -> Any:
+        self.scratch[:] = self.table[index]
+        return self.scratch.sum(), id_of_memory(self.table)
+
+
+def id_of_memory(array: np.ndarray) -> str:
+    """The file in which an array lies, as the process sees it."""
+    address = array.__array_interface__["data"][0]
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            low, high = (int(bound, 16) for bound in line.split()[0].split("-"))
+            if low <= address < high:
+                return line.rstrip()
+    return ""
+
+
+def test_large_arrays_are_in_the_object_store_once_for_all_programs(executors):
+    table = np.random.default_rng(0).random((100_000, 4))  # 3.2 MB
+    parts = [bushel.MapDataset.range(start, start + 50).map(Table(table)).to_iter_dataset() for start in (0, 50)]
+    ds = bushel.IterDataset.mix(parts)
+    before = clusters.held_objects()
+    with ds.iterate_on(executors["actors"]) as it:
+        sums, files = zip(*it)
+        assert clusters.held_objects() - before <= 3  # two programs, and one array
+    assert sums == tuple(total for total, _ in ds)
+    assert all("plasma" in file for file in files), "an actor has copied the array"
+
+
+def fails(x: int) -> int:
+    if x == 37:
+        raise LookupError(f"no {x} here")
+    return x
+
+
+def test_an_error_comes_in_its_place_and_says_where(executors):
+    ds = bushel.MapDataset.range(100).map(fails).to_iter_dataset()
+    with ds.iterate_on(executors["actors"]) as it:
+        assert list(itertools.islice(it, 37)) == list(range(37))
+        for _ in range(2):
+            with pytest.raises(LookupError, match="no 37 here") as raised:
+                next(it)
+            assert any(note.startswith("bushel: on node ") for note in raised.value.__notes__)
+    skipping = ds.with_options(on_error="skip")
+    with skipping.iterate_on(executors["actors"]) as it:
+        assert list(it) == [x for x in range(100) if x != 37]
+        assert it.skipped == 1
+
+
+def test_functions_that_cannot_be_sent_are_named(executors):
+    import threading
+
+    lock = threading.Lock()
+    ds = bushel.MapDataset.range(5).map(lambda x: (lock, x)[1]).to_iter_dataset()
+    with ds.iterate_on(executors["actors"]) as it, pytest.raises(bushel.PipelineNotSent, match="map"):
+        next(it)
+
+
+def refuse(index: int, count: int) -> None:
+    raise OSError(f"actor {index} of {count} has no disk")
+
+
+def test_an_init_function_that_fails_ends_the_run_with_its_error(cluster):
+    ds = pictures().ray_prefetch(bushel.RayOptions(num_workers=1), refuse)
+    with clusters.leaving_nothing(), iter(ds) as it:
+        with pytest.raises(OSError, match="actor 0 of 1 has no disk") as raised:
+            next(it)
+        assert "worker_init_fn failed" in "".join(raised.value.__notes__)

@@ -1,0 +1,126 @@
+"""One-off jobs on a cluster: the values of the local ones, bit for bit, on actors that all jobs share."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import clusters
+import numpy as np
+import pytest
+
+import bushel
+from bushel import columns
+from bushel.sources import conversion
+from bushel.testing import same
+from bushel.trajectory import single_pass
+from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.episodes import Episodes
+from bushel.trajectory.statistics import get_dataset_statistics
+
+pytestmark = [pytest.mark.ray, pytest.mark.serial]
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors need not import the tests
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs leave this process after the first piece, however quick they are."""
+    monkeypatch.setattr(columns, "_INLINE_S", 0.0)
+    monkeypatch.setattr(single_pass, "_INLINE_S", 0.0)
+
+
+def facts(x: int) -> dict[str, Any]:
+    return {"root": np.sqrt(x), "process": os.getpid()}
+
+
+def trajectory(number: int) -> dict[str, Any]:
+    rng = np.random.default_rng(number)
+    steps = 5 + number % 7
+    observation = {"proprio": rng.standard_normal((steps, 3))}
+    return {
+        "action": rng.standard_normal((steps, 2)),
+        "observation": observation,
+        "process": np.full(steps, os.getpid()),
+    }
+
+
+def has_even_number_of_steps(traj: dict[str, Any]) -> bool:
+    return len(traj["action"]) % 2 == 0
+
+
+@pytest.fixture(scope="module")
+def actors(cluster: Any) -> Iterator[bushel.RayOptions]:
+    """The actors of all jobs in this file."""
+    options = bushel.RayOptions(num_workers=2)
+    with clusters.leaving_nothing(), bushel.ray.jobs_on_cluster(options):
+        yield options
+
+
+def test_columns_tables_and_statistics_use_the_same_actors(actors, at_once, tmp_path):
+    column = bushel.MapDataset.range(1000).column(facts, cache=tmp_path / "columns")
+    assert same(column.values["root"], np.sqrt(np.arange(1000)))
+    assert set(column.values["process"]) - {os.getpid()}, "no actor has computed anything"
+    begun = set(clusters.living_actors())
+    trajectories = bushel.MapDataset.range(60).map(trajectory)
+    table = TrajectoryDataset.from_episodes(Episodes.of(single_pass.iterate_once(trajectories, "")))
+    verdicts = list(single_pass.evaluate_once(trajectories, has_even_number_of_steps, ""))
+    statistics = get_dataset_statistics(trajectories, ["proprio"], ["cluster"], tmp_path / "statistics")
+    assert set(clusters.living_actors()) == begun
+    expected = [trajectory(number) for number in range(60)]
+    assert [len(traj["action"]) for traj in table] == [len(traj["action"]) for traj in expected]
+    assert verdicts == [(number, has_even_number_of_steps(traj)) for number, traj in enumerate(expected)]
+    assert statistics == get_dataset_statistics(trajectories, ["proprio"], ["here"], tmp_path, workers=1)
+
+
+def slow_root(x: int) -> float:
+    time.sleep(0.002)
+    return float(np.sqrt(x))
+
+
+def test_an_interrupted_column_goes_on_where_it_was(actors, monkeypatch, tmp_path):
+    ds = bushel.MapDataset.range(1500)
+    monkeypatch.setattr(columns, "_SAVE_EVERY_S", 0.0)
+    seen: list[int] = []
+
+    def interrupt(self: Any, done: int) -> None:
+        seen.append(done)
+        if done > 500:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns.Progress, "show", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            ds.column(slow_root, cache=tmp_path, options=actors)
+    seen.clear()
+    monkeypatch.setattr(columns.Progress, "show", lambda self, done: seen.append(done))
+    column = ds.column(slow_root, cache=tmp_path, options=actors)
+    assert seen[0] >= 448, "it began anew"
+    assert same(column.values, np.sqrt(np.arange(1500)))
+
+
+def test_saved_elements_are_the_same_files(actors, tmp_path):
+    ds = bushel.MapDataset.range(300).map(lambda x: {"x": np.full(5, x)})
+    here = ds.save(tmp_path / "here", format="bagz", shards=3, options=bushel.MultiprocessingOptions())
+    there = ds.save(tmp_path / "there", format="bagz", shards=3, options=actors)
+    assert [Path(file).read_bytes() for file in there] == [Path(file).read_bytes() for file in here]
+
+
+def test_converted_files_are_the_same(actors, tmp_path):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"line {number}\n" for number in range(1000)))
+    here = conversion.convert(lines, tmp_path / "here.array_record", shards=5)
+    seen: list[int] = []
+    there = bushel.ray.convert(
+        lines,
+        tmp_path / "there.array_record",
+        shards=5,
+        report=lambda done, of: seen.append(done),
+    )
+    assert [Path(file).read_bytes() for file in there] == [Path(file).read_bytes() for file in here]
+    assert seen[0] == 0 and seen[-1] == 1000 and len(seen) > 3
