@@ -200,7 +200,7 @@ def test_small_arrays_do_not_hold_the_slot():
     small, large = np.zeros(IN_BAND_BYTES - 1, np.uint8), np.zeros(IN_BAND_BYTES, np.uint8)
     assert pack({"label": small}, slot).places == []
     packed = pack({"label": small, "image": large}, slot)
-    assert [size for _, size in packed.places] == [IN_BAND_BYTES]
+    assert packed.places is not None and [size for _, size in packed.places] == [IN_BAND_BYTES]
     found = unpack(packed, lease)
     assert np.shares_memory(found["image"], np.frombuffer(lease, np.uint8))
     assert not np.shares_memory(found["label"], np.frombuffer(lease, np.uint8))
@@ -209,6 +209,7 @@ def test_small_arrays_do_not_hold_the_slot():
 def test_what_was_made_in_the_slot_stays_there():
     slot, lease = fresh_slot()
     offset = slot.allocate(8000)
+    assert offset is not None
     made = np.frombuffer(slot.view(offset, 8000), np.int64)
     made[:] = np.arange(1000)
     other = np.arange(5000)

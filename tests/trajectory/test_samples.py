@@ -353,7 +353,7 @@ def test_joined_samples_are_those_of_the_parts(first, second, third, compat):
         for number, lengths in enumerate((first, second, third))
     ]
     together = join_samples(parts)
-    assert len(together) == sum(map(len, parts))
+    assert together is not None and len(together) == sum(map(len, parts))
     numbers = np.random.default_rng(0).permutation(len(together))
     rows = together(numbers)
     offset = 0

@@ -89,7 +89,7 @@ class DrawnDelivery(Delivery):
         rows, used = self.make_here(0, count)
         if used < count:
             drawn.move_to(used)
-        else:
+        elif drawn.end is not None:
             drawn.move_to_end()
         return rows
 
@@ -205,17 +205,18 @@ class _ParentRows(Rows):
         self.block: Block | None = None
         """The rows, until they are read."""
         self.count = 0
-        self._end: Mark = None  # where the parent stood after the rows, if they were read again since
         self._in_one_pull = True
+        self.end: Mark = None
+        """The parent's position when it had given these rows, if they were read again since."""
 
     def read(self, low: int, high: int, private: bool) -> Block:
         block, self.block = self.block, None
         if block is None:  # functions may have written into the first ones
-            if self._end is None:
-                self._end = self._parent.mark()
+            if self.end is None:
+                self.end = self._parent.mark()
             block = self.move_to(self.count)
         else:
-            self._end, self._in_one_pull = None, True
+            self.end, self._in_one_pull = None, True
         return block if high - low == len(block) else blocks.part_of(block, low, high)
 
     def move_to(self, count: int) -> Block:
@@ -229,15 +230,14 @@ class _ParentRows(Rows):
             return blocks.join([block, pull_exactly(self._parent, count - len(block))])
 
     def move_to_end(self) -> None:
-        """The parent stands where it stood when it had given the rows, also if they were read again since.
+        """The parent goes to where it stood when it had given the rows. Only after they were read again.
 
         Without this, an element that the parent skipped after the last of these rows would be counted twice: it was
         counted with the rows, and the parent has not come to it while they were read again.
         """
-        if self._end is not None:
-            end, self._end = self._end, None
-            with collect_skips(self._skips):
-                self._parent.rewind(end)
+        end, self.end = self.end, None
+        with collect_skips(self._skips):
+            self._parent.rewind(end)
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self._parent.trace(row) if self._in_one_pull else None
