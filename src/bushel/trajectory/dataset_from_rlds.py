@@ -83,7 +83,7 @@ class _Prepare:
         try:
             if isinstance(trajectory, Exception):
                 raise trajectory
-            if not len(trajectory["_len"]):  # no step: there is nothing that functions could be called for
+            if not count_steps(trajectory):  # no step: there is nothing that functions could be called for
                 return {"number": number, "trajectory": None}
             if not all(self._passes(function, trajectory) for function in self.filters):
                 return {"number": number, "trajectory": None}
