@@ -410,11 +410,11 @@ def test_camera_of_another_size_is_resized(tmp_path):
 def test_truncated_files(tmp_path, size):
     write_robomimic(tmp_path / "arm.hdf5", {"demo_0": 4})
     os.truncate(tmp_path / "arm.hdf5", size)
-    with pytest.raises(DamagedFile, match=r"arm.hdf5 is no complete hdf5 file"):
+    with pytest.raises(DamagedFile, match=r"arm.hdf5 is not a complete HDF5 file"):
         open_episodes("arm", tmp_path, kind="robomimic")
     np.savez(tmp_path / "0.npz", x=np.zeros((3, 1000)), action=np.zeros((3, 1)))
     os.truncate(tmp_path / "0.npz", size)
-    with pytest.raises(DamagedFile, match=r"0.npz is no complete .npz file"):
+    with pytest.raises(DamagedFile, match=r"0.npz is not a complete .npz file"):
         open_episodes("x", tmp_path, kind="npz")
 
 

@@ -311,7 +311,7 @@ def test_truncated_video(rlds, tmp_path):
     convert_episodes(rlds, tmp_path / "one", to="lerobot", fps=10)
     (video, *_) = sorted((tmp_path / "one").rglob("*.mp4"))
     os.truncate(video, video.stat().st_size // 2)
-    with pytest.raises(DamagedFile, match=r"file-000.mp4 is no complete video"):
+    with pytest.raises(DamagedFile, match=r"file-000.mp4 is not a complete video"):
         reencode_videos(tmp_path / "one", tmp_path / "two")
 
 

@@ -84,7 +84,7 @@ class _Open:
             if not hasattr(array, "shape"):
                 raise KeyError(f"{name!r} is a group")
             if self._is_local_hdf5:
-                with describing_damage(self._shown, "hdf5"):
+                with describing_damage(self._shown):
                     check_chunks(array, name)
             self._arrays[name] = array
         return array
@@ -101,19 +101,19 @@ def _open_hdf5(file: ArrayFile) -> Any:
     h5py = import_package("h5py", "hdf5", "HDF5 files")
     content = file_access.open_file(file.path, file.options)
     place = local_files.as_stream(content) if paths.is_url(file.path) else file.path
-    with describing_damage(file.shown, "hdf5"):
+    with describing_damage(file.shown):
         return h5py.File(place, "r")
 
 
 @contextlib.contextmanager
-def describing_damage(shown: str, kind: str = "hdf5") -> Iterator[None]:
+def describing_damage(shown: str, kind: str = "HDF5") -> Iterator[None]:
     """Turns whatever error a damaged file leads to into a `DamagedFile` that names the file."""
     try:
         yield
     except (ImportError, DamagedFile):
         raise
     except Exception as error:
-        raise DamagedFile(f"{shown} is no complete {kind} file: {error}") from error
+        raise DamagedFile(f"{shown} is not a complete {kind} file: {error}") from error
 
 
 class _Pool:

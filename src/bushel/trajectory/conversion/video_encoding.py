@@ -173,7 +173,7 @@ def decode_all(file: Any, shown: str) -> Iterator[tuple[float, bool, np.ndarray]
             for frame in container.decode(stream):
                 yield float(frame.pts * frame.time_base), bool(frame.key_frame), frame.to_ndarray(format="rgb24")
     except (av.FFmpegError, IndexError) as error:
-        raise DamagedFile(f"{shown} is no complete video: {error}") from error
+        raise DamagedFile(f"{shown} is not a complete video: {error}") from error
 
 
 def verify_video(path: str, shown: str, fps: float, prints: np.ndarray, starts: Iterable[int] = (0,)) -> None:
