@@ -66,7 +66,7 @@ def with_texts(number):
         "words": np.array(["a", "bc"][number % 2]),
         "bytes": b"lift",
         "objects": np.array([b"x", None], object),
-        "when": np.datetime64("2024-01-01") + number,
+        "when": np.datetime64("2024-01-01") + np.timedelta64(number, "D"),
         "nothing": None,
         "pair": (number, "text"),
     }

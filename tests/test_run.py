@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-NAMES = sorted(
-    path.stem for path in PROGRAMS.glob("*.py") if path.stem not in {"fill_disk", "helper_module", "read_damaged"}
-)
+# Programs of other tests.
+OTHERS = {"device_program", "fill_disk", "global_job", "helper_module", "read_damaged"}
+NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem not in OTHERS)
 BUSHEL = [sys.executable, "-m", "bushel", "run"]
 
 

@@ -264,4 +264,4 @@ def test_no_other_node_says_that_it_makes_results():
         left.extend(kind.__subclasses__())
         if kind.in_place is not MapNode.in_place and not inspect.isabstract(kind):
             found.add("Reindex" if issubclass(kind, Reindex) else kind.__name__)
-    assert found == {"Source", "Reindex", "Chosen", "Watched", "Batch", "Bucket", "PackedRows"}
+    assert found == {"Source", "Reindex", "Chosen", "Watched", "Batch", "Bucket", "PackedRows", "LocalRows"}

@@ -59,7 +59,8 @@ class Keys:
             numbers = numbers.astype(np.int64)
             return self._fold(jnp.asarray(np.uint32(numbers & _WORD)), jnp.asarray(np.uint32(numbers >> 32 & _WORD)))
         _check_integers(indices.dtype, indices)
-        high = indices >> 32 if indices.dtype.itemsize == 8 else jnp.zeros_like(indices)
+        # A difference and not `zeros_like`, which has no sharding: `vmap` wants both to be sharded alike.
+        high = indices >> 32 if indices.dtype.itemsize == 8 else indices - indices
         return self._fold(indices.astype(jnp.uint32), high.astype(jnp.uint32))
 
     def for_batch(self, number: Any, size: int) -> Any:

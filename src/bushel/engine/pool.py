@@ -231,7 +231,8 @@ class ResultBuffer:
     def _make_arena(self, slot_bytes: int) -> None:
         """Makes an arena with slots of this size, in the place of the present one, if the budget has room for two."""
         self.close()
-        count = min(self._budget_bytes, _count_memory_bytes()) // max(slot_bytes, 1)
+        slot_bytes = max(slot_bytes, ALIGNMENT)
+        count = min(self._budget_bytes, _count_memory_bytes()) // slot_bytes
         if self._has_shared_memory and count >= 2:
             try:
                 self.arena = Arena(slot_bytes, count, portable=self._portable)
