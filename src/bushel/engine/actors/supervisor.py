@@ -237,8 +237,9 @@ class ActorSupervisor:
         """Calls a method of an actor. The thread calls `handle(*context, future)` when there is an answer."""
 
         def on_done(done: Future[Any]) -> None:
-            if not self._ended:  # nobody would take the event out of the queue, and it holds a reference
-                self._events.put((handle, (*context, done)))
+            self._events.put((handle, (*context, done)))
+            if self._ended:
+                self._drop_events()
 
         method.remote(*arguments).future().add_done_callback(on_done)
 
@@ -508,11 +509,15 @@ class ActorSupervisor:
             self._rows.clear()
             self._waiting.clear()
 
-    def _end(self) -> None:
-        self._ended = True
+    def _drop_events(self) -> None:
+        """Empties the queue once nobody takes events out of it: they hold references to objects."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._events.get_nowait()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._drop_events()
         with self._lock:
             for member in list(self.members):
                 self._remove_member(member)
