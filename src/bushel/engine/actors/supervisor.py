@@ -204,6 +204,8 @@ class ActorSupervisor:
         try:
             while not self._stopping:
                 self._handle_events()
+                if self._stopping:
+                    break
                 with self._lock:
                     if self._timeout_s is not None:
                         self._kill_slow_actors(self._timeout_s)
@@ -224,7 +226,8 @@ class ActorSupervisor:
             event = None
         # Any call of an actor after `ray.shutdown` would connect this process to another cluster, or start one.
         if not self._ray.is_initialized():
-            raise RuntimeError("Ray was shut down while an iterator used its actors.")
+            self._give_up(RuntimeError("Ray was shut down while an iterator used its actors."))
+            return
         with contextlib.suppress(queue.Empty):
             while not self._stopping:
                 if event is not None:
@@ -237,8 +240,9 @@ class ActorSupervisor:
         """Calls a method of an actor. The thread calls `handle(*context, future)` when there is an answer."""
 
         def on_done(done: Future[Any]) -> None:
-            if not self._ended:  # nobody would take the event out of the queue, and it holds a reference
-                self._events.put((handle, (*context, done)))
+            self._events.put((handle, (*context, done)))
+            if self._ended:
+                self._drop_events()
 
         method.remote(*arguments).future().add_done_callback(on_done)
 
@@ -372,7 +376,7 @@ class ActorSupervisor:
         if kind == "misfit":
             self._settle(job, Misfit())
         elif kind == "failed":
-            self._settle(job, shipping.unpack_error(*parts))
+            self._settle(job, _unpack_error(*parts))
         else:
             pickled, arrays, details, seconds = parts
             self._settle_rows(member, job, pickled, arrays, pickle.loads(details), seconds)
@@ -392,7 +396,7 @@ class ActorSupervisor:
         self._settle(job, (packed, details, memory, seconds))
 
     def _on_broken(self, member: Member, what: str, pickled: bytes, text: str) -> None:
-        error = shipping.unpack_error(pickled, text)
+        error = _unpack_error(pickled, text)
         add_note(error, f"bushel: {what}.")
         if member.jobs and isinstance(error, ImportError):
             add_note(error, shipping.explain_import_error(member.jobs[0].task.program, error))
@@ -508,11 +512,15 @@ class ActorSupervisor:
             self._rows.clear()
             self._waiting.clear()
 
-    def _end(self) -> None:
-        self._ended = True
+    def _drop_events(self) -> None:
+        """Empties the queue once nobody takes events out of it: they hold references to objects."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._events.get_nowait()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._drop_events()
         with self._lock:
             for member in list(self.members):
                 self._remove_member(member)
@@ -522,3 +530,16 @@ class ActorSupervisor:
             self._fail_all(RuntimeError("The actors of this iterator were closed."))
             self.buffer.close()
             self._programs.clear()
+
+
+def _unpack_error(pickled: bytes, text: str) -> BaseException:
+    """The exception of an actor. It is rebuilt in a thread of its own.
+
+    The frames of its traceback keep the frames of their callers alive, as long as the user keeps the exception. The
+    frames of the pool's thread hold references to objects in the store.
+    """
+    errors: list[BaseException] = []
+    thread = threading.Thread(target=lambda: errors.append(shipping.unpack_error(pickled, text)))
+    thread.start()
+    thread.join()
+    return errors[0]
