@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
-from bushel.engine.native_calls import NativeCalls
+from bushel.base.ending_threads import start_thread
 from bushel.engine.slabs import Arena
 
 logger = logging.getLogger("bushel")
@@ -43,7 +43,7 @@ class DmaMapper:
         """The addresses of the slots that are mapped. Only the thread changes it."""
         self._closed: set[Arena] = set()
         self._failed = False
-        self._calls = NativeCalls()
+        self._exiting = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -71,12 +71,16 @@ class DmaMapper:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="bushel-dma", daemon=True)
-                self._thread.start()
+                self._thread = start_thread("bushel-dma", self._exit, self._run)
+
+    def _exit(self) -> None:
+        """Ends the thread at once. What is mapped stays so until the process is gone."""
+        self._exiting = True
+        self._requests.put(None)
 
     def _run(self) -> None:
         stopping = False
-        while not (stopping and not self._mapped):
+        while not self._exiting and not (stopping and not self._mapped):
             try:
                 request = self._requests.get(timeout=_POLL_S if self._closed else None)
             except queue.Empty:
@@ -95,8 +99,7 @@ class DmaMapper:
     def _map_now(self, arena: Arena, slot: int) -> None:
         address = arena.locate(slot)
         try:
-            with self._calls:
-                self._client.dma_map(address, arena.slot_bytes)
+            self._client.dma_map(address, arena.slot_bytes)
         except Exception as error:
             # For instance a limit on locked memory. Transfers work without it, only more slowly.
             logger.info("Memory cannot be mapped for the GPU (%s): transfers use ordinary memory.", error)
@@ -107,8 +110,7 @@ class DmaMapper:
     def _unmap_now(self, arena: Arena) -> None:
         for address in self._mapped.pop(arena, []):
             try:
-                with self._calls:
-                    self._client.dma_unmap(address)
+                self._client.dma_unmap(address)
             except Exception as error:
                 logger.info("Memory cannot be unmapped from the GPU: %s", error)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from bushel.base import blocks
 from bushel.base.blocks import Block
+from bushel.base.ending_threads import start_thread
 from bushel.base.errors import RowFailed
 from bushel.engine import stall
 from bushel.engine.tasks import FORKED
@@ -112,10 +113,8 @@ class ThreadedCursor(Cursor):
         if queue is None:
             queue = _Queue(self._size)
             weakref.finalize(self, queue.stop).atexit = False
-            pulled = (self._parent, queue, self._skips)
-            thread = threading.Thread(target=_pull_ahead, args=pulled, name="bushel-pull", daemon=True)
-            self._queue, self._thread = queue, thread
-            thread.start()
+            self._queue = queue
+            self._thread = start_thread("bushel-pull", queue.stop, _pull_ahead, self._parent, queue, self._skips)
         return queue
 
     def _rest(self, timeout_s: float | None = None) -> None:

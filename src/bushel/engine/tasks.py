@@ -7,7 +7,9 @@ An executor takes tasks and gives back their results, in whatever order it likes
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
+import functools
 import math
 import os
 import queue
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base.contract import optional
+from bushel.base.ending_threads import start_thread
 from bushel.base.memory import Allocator
 from bushel.engine import stall
 from bushel.engine.program import Announce, CountBefore, GivenRows, PlannedRows, Program, Result, Rows, run
@@ -378,9 +381,8 @@ class Threads(Executor):
     def _start(self) -> None:
         with self._starting:  # several iterators may share this executor
             for number in range(len(self._threads), self.parallelism):
-                thread = threading.Thread(target=_serve, args=(self._work,), name=f"bushel-read-{number}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                stop = functools.partial(_stop_now, self._work, self.parallelism)
+                self._threads.append(start_thread(f"bushel-read-{number}", stop, _serve, self._work))
 
 
 def _compute(ticket: Ticket) -> None:
@@ -404,3 +406,11 @@ def _serve(work: queue.SimpleQueue[Ticket | None]) -> None:
 def _stop(work: queue.SimpleQueue[Ticket | None], num_threads: int) -> None:
     for _ in range(num_threads):
         work.put(None)
+
+
+def _stop_now(work: queue.SimpleQueue[Ticket | None], num_threads: int) -> None:
+    """Like `_stop`, but what waits to be run is dropped."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            work.get_nowait()
+    _stop(work, num_threads)

@@ -15,7 +15,6 @@ from bushel.base import blocks, trees
 from bushel.base.blocks import Block
 from bushel.base.errors import RowFailed
 from bushel.engine.dma import DmaMapper
-from bushel.engine.native_calls import NativeCalls
 from bushel.engine.report import Transfer
 from bushel.graph.cursors import Cursor, Mark, Same
 from bushel.graph.skips import SkipNote, Skips, collect_skips, count_collected
@@ -73,7 +72,6 @@ class Sender:
 
     def __init__(self, put: Put, times: TransferTimes):
         self._put, self._times = put, times
-        self._calls = NativeCalls()
         self._before: Any = None
         """The element before the one that is timed. Copies are made in order, so the timed one must not wait for it."""
 
@@ -83,18 +81,17 @@ class Sender:
         turn = times.elements % _SAMPLED
         times.elements += 1
         times.size_bytes += size_of(element)
-        with self._calls:
-            if turn != _TIMED_TURN:
-                there = self._put(element)
-                self._before = there if turn == _TIMED_TURN - 1 else None
-                return there
-            wait_until_there(self._before)
-            self._before = None
-            begun = time.perf_counter()
+        if turn != _TIMED_TURN:
             there = self._put(element)
-            wait_until_there(there)
-            times.speeds.append(size_of(element) / max(time.perf_counter() - begun, 1e-9))
+            self._before = there if turn == _TIMED_TURN - 1 else None
             return there
+        wait_until_there(self._before)
+        self._before = None
+        begun = time.perf_counter()
+        there = self._put(element)
+        wait_until_there(there)
+        times.speeds.append(size_of(element) / max(time.perf_counter() - begun, 1e-9))
+        return there
 
 
 class SendingCursor(Same):

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bushel.base import checks, redact
+from bushel.base.ending_threads import start_thread
 from bushel.sources import disk_copies, fsspec_files
 from bushel.sources.fsspec_files import DriverFile, first_line, missing_file_error
 from bushel.sources.local_files import File, changed_error
@@ -243,7 +244,7 @@ class _Requests:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self.process = os.getpid()
-        threading.Thread(target=self._run, name="bushel-requests", daemon=True).start()
+        start_thread("bushel-requests", self.end, self._run)
 
     def ask(self, request: Callable[[], T]) -> tuple[T, BaseException | None]:
         """The result of a request, or its error. If a signal handler raises here, do not use this object again."""
