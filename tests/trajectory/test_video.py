@@ -74,6 +74,32 @@ def test_the_index_of_an_mp4_file_equals_that_of_the_demuxer(videos, kind):
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name))
 
 
+def test_a_sound_track_between_the_pictures_is_not_read(tmp_path, monkeypatch):
+    """Its packets lie between those of the video, and are larger: each picture is read by itself."""
+    path = str(tmp_path / "sound.mov")
+    with av.open(path, "w") as container:
+        video, sound = container.add_stream("libx264", rate=FPS), container.add_stream("pcm_s16le", rate=48_000)
+        video.height, video.width, video.pix_fmt, video.gop_size = *SIZE, "yuv420p", 250
+        for row in range(COUNT):
+            container.mux(video.encode(av.VideoFrame.from_ndarray(picture(row, SIZE), format="rgb24")))
+            samples = av.AudioFrame.from_ndarray(np.full((1, 4800), row, np.int16), format="s16", layout="mono")
+            samples.sample_rate, samples.pts = 48_000, 4800 * row
+            container.mux(sound.encode(samples))
+        container.mux(video.encode(None))
+        container.mux(sound.encode(None))
+    files, expected = opened(path), by_container(path)
+    read_bytes: list[int] = []
+    read_many = type(files.file(0)).read_many
+    monkeypatch.setattr(
+        type(files.file(0)),
+        "read_many",
+        lambda file, starts, lengths: read_bytes.append(sum(lengths)) or read_many(file, starts, lengths),
+    )
+    for wanted in (range(COUNT), [0, 17], [30, 3, 4]):
+        np.testing.assert_array_equal(files.read([0] * len(wanted), wanted), [expected[number] for number in wanted])
+    assert max(read_bytes) <= int(files.tables[0].sizes.sum())
+
+
 def test_a_codec_or_container_that_our_index_does_not_know_is_read_by_the_demuxer(videos):
     with pytest.raises(mp4_index.NotUnderstood):
         mp4_index.read_index(file_access.open_file(videos["mpeg4"]))
