@@ -19,7 +19,7 @@ LAYERS = [
     {"state"},
     {"engine"},
     {"iterator"},
-    {"columns", "global_arrays", "ray", "record_values", "saving"},
+    {"columns", "display", "global_arrays", "ray", "record_values", "saving"},
     {"base_dataset"},
     {"iter_dataset"},
     {"map_dataset"},
@@ -33,6 +33,7 @@ LAYERS = [
     {"jit"},
     {"trajectory"},
     {"testing"},
+    {"view"},
     {"cli", "tools"},
     {"__main__"},
 ]

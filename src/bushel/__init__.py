@@ -56,6 +56,7 @@ if _TYPE_CHECKING:
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
     from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
     from bushel.sources import RandomAccessDataSource
+    from bushel.view import view as view
 
 __version__ = "0.1.0"
 __version_info__ = (0, 1, 0)
@@ -106,7 +107,7 @@ __all__ = [
     "transforms",
 ]
 
-_EXTRAS = ("device", "device_put", "jit", "prometheus", "ray", "trajectory")
+_EXTRAS = ("device", "device_put", "jit", "prometheus", "ray", "trajectory", "view")
 """Modules that need an extra, such as JAX. They are not in `__all__`, so that `from bushel import *` needs none."""
 
 _ELSEWHERE = {

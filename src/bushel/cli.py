@@ -25,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_convert(commands)
     _add_reencode(commands)
     _add_run(commands)
+    _add_view(commands)
     options = parser.parse_args(words)
     try:
         return options.run(options)
@@ -295,3 +296,26 @@ def _run(options: argparse.Namespace) -> int:
         print(redact.clean("".join(lines), _secrets(options.arguments)), end="", file=sys.stderr)
         return 1
     return 0
+
+
+def _add_view(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "view",
+        help="shows data in the browser",
+        description="Serves a page that shows the elements of a pipeline, a file or a robot data set.",
+    )
+    parser.add_argument("target", help="train.py:make_dataset, module:ds, or a file or folder that Bushel can read")
+    parser.add_argument("--checkpoint", metavar="PATH", help="a state or a checkpoint: the page opens there")
+    parser.add_argument("--at", type=int, metavar="N", help="the element that the page opens with")
+    parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json that decodes rows of tokens")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=0, help="the port (default: a free one)")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.set_defaults(run=_view)
+
+
+def _view(options: argparse.Namespace) -> int:
+    from bushel.view.command import run
+
+    return run(options, dict(map(_setting, options.option)))

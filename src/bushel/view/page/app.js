@@ -1,0 +1,53 @@
+// The frame of the page: loads the panels, shows a tab for each that applies, and renders the chosen one.
+
+import * as api from "./api.js";
+import { failure, h, notice } from "./dom.js";
+import { go, onChange, place } from "./place.js";
+
+const main = document.getElementById("panel");
+const tabs = document.getElementById("tabs");
+
+async function open() {
+  const info = await api.get("info");
+  document.title = `${info.target} · Bushel`;
+  document.getElementById("target").textContent = info.target;
+  const panels = [];
+  for (const name of Object.keys(info.panels)) {
+    try {
+      const panel = await import(`./panels/${name}.js`);
+      if (panel.applies(info)) panels.push({ name, panel });
+    } catch (error) {
+      console.error(name, error);
+      panels.push({ name, panel: { title: name, render: (element) => element.append(failure(String(error))) } });
+    }
+  }
+  const first = panels.find(({ name }) => name === info.first) || panels[0];
+  let shown = null;
+  let leave = null;
+
+  function show() {
+    const chosen = panels.find(({ name }) => name === place().panel) || first;
+    for (const tab of tabs.children) tab.setAttribute("aria-selected", tab.dataset.panel === chosen?.name);
+    if (!chosen) return main.replaceChildren(notice("There is nothing to show."));
+    if (chosen.name === shown) return;
+    shown = chosen.name;
+    if (leave) leave();
+    leave = null;
+    const element = h("section", { class: `panel ${chosen.name}` });
+    main.replaceChildren(element);
+    Promise.resolve(chosen.panel.render(element, api, info)).then(
+      (close) => (typeof close === "function" ? (shown === chosen.name ? (leave = close) : close()) : null),
+      (error) => element.append(failure(String(error.message || error))),
+    );
+  }
+
+  tabs.replaceChildren(
+    ...panels.map(({ name, panel }) =>
+      h("button", { role: "tab", "data-panel": name, onclick: () => go({ panel: name }) }, panel.title),
+    ),
+  );
+  onChange(show);
+  show();
+}
+
+open().catch((error) => main.replaceChildren(failure(error.message)));

@@ -1,0 +1,45 @@
+// Elements of the page. Texts are set as text nodes: data never become HTML.
+
+/** Makes an element: h("p", {class: "quiet", onclick: f}, "text", child, ...). */
+export function h(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(element.style, value);
+    else if (name === "value") element.value = value;
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** A whole number with thin spaces between thousands. */
+export function count(number) {
+  return number === null || number === undefined ? "" : Number(number).toLocaleString("en-US");
+}
+
+/** A number as short as is useful: 0.1235, 1.2e-7. */
+export function short(number) {
+  if (typeof number !== "number") return String(number);
+  if (Number.isInteger(number) && Math.abs(number) < 1e9) return String(number);
+  const text = number.toPrecision(4);
+  return text.includes("e") ? Number(text).toExponential() : String(Number(text));
+}
+
+/** A box that shows an error: its first line, and the rest to unfold. */
+export function failure(message, trace = "") {
+  const [first, ...rest] = message.split("\n");
+  return h(
+    "div",
+    { class: "failure", role: "alert" },
+    h("strong", {}, first),
+    rest.length ? h("pre", {}, rest.join("\n")) : null,
+    trace ? h("details", {}, h("summary", {}, "Traceback"), h("pre", {}, trace)) : null,
+  );
+}
+
+/** Text with a title, for an empty panel. */
+export function notice(text) {
+  return h("p", { class: "quiet" }, text);
+}

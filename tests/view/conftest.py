@@ -1,0 +1,62 @@
+"""A real Chromium, and pages of the viewer opened in it."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import bushel
+from bushel.view.handle import View
+from bushel.view.session import Session
+
+CHROMIUM = os.environ.get("BUSHEL_TEST_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+# Once per module and not per session: while Playwright's sync API is open, asyncio takes its loop for a running one in
+# this thread, and other tests (Orbax) call asyncio.run.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
+    """open_page(dataset or session, panel="elements", step=0, index=3): the page, with its panel shown.
+
+    The test fails if the page raises an error, or if something is refused by the content security policy.
+    """
+    views: list[View] = []
+    contexts: list[Any] = []
+    problems: list[str] = []
+
+    def open(target: Any, *, width: int = 1100, height: int = 800, dark: bool = False, **place: Any) -> Any:
+        view = View(target) if isinstance(target, Session) else bushel.view(target)
+        views.append(view)
+        scheme = "dark" if dark else "light"
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.goto(view.url + "".join(f"&{name}={value}" for name, value in place.items()))
+        page.wait_for_selector("main .panel, main .failure")
+        page.view = view
+        return page
+
+    yield open
+    for context in contexts:
+        context.close()
+    for view in views:
+        view.close()
+    assert problems == []
