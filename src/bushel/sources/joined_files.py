@@ -44,6 +44,10 @@ class JoinedFiles(Reopened):
         """The files or folders, in the order of their records."""
         return list(self._paths)
 
+    @abc.abstractmethod
+    def locate(self, index: int) -> tuple[int, int]:
+        """The number of the file that holds a record, and the record's position among those of the file."""
+
     def __len__(self) -> int:
         return self._length
 

@@ -128,6 +128,9 @@ class JoinedStores(JoinedFiles):
                 self._stores[oldest].close()
         return self._stores[number]
 
+    def locate(self, index: int) -> tuple[int, int]:
+        return find_part(index, self._ends)
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, within = find_part(checks.position(index, self._length), self._ends)
         return self._get_store(number)[within]

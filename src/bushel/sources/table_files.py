@@ -95,6 +95,13 @@ class TableSource(JoinedFiles):
             )
         return rows
 
+    def locate(self, index: int) -> tuple[int, int]:
+        place, row = find_part(index, self._ends)
+        number, part = self._parts[place]
+        if part:  # the rows of the file's earlier parts come before it
+            row += int(self._ends[place - 1]) - (int(self._ends[place - part - 1]) if place > part else 0)
+        return number, row
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         place, row = find_part(checks.position(index, self._length), self._ends)
         return self._rows(place).row(row)

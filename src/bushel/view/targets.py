@@ -27,7 +27,7 @@ def open_session(
 ) -> Session:
     """The session of a target: see `bushel.view`. `start` is the element that the page opens with."""
     given = load_target(target, options) if isinstance(target, (str, os.PathLike)) else target
-    name = redact.show(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else type(target).__name__
+    name = redact.show(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else _name(target)
     dataset = as_dataset(given)
     return Session(
         dataset,
@@ -37,6 +37,11 @@ def open_session(
         start=start,
         given=given,
     )
+
+
+def _name(target: Any) -> str:
+    kinds = (MapDataset, IterDataset)
+    return next((kind.__name__ for kind in kinds if isinstance(target, kind)), type(target).__name__)
 
 
 def load_target(target: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Any:

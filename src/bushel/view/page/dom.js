@@ -27,6 +27,14 @@ export function short(number) {
   return text.includes("e") ? Number(text).toExponential() : String(Number(text));
 }
 
+/** A time in the unit that suits it: 51 ms. */
+export function duration(seconds) {
+  for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]) {
+    if (seconds >= size) return `${Number((seconds / size).toPrecision(3))} ${unit}`;
+  }
+  return seconds > 0 ? `${Number((seconds / 1e-9).toPrecision(3))} ns` : "0 s";
+}
+
 /** A box that shows an error: its first line, and the rest to unfold. */
 export function failure(message, trace = "") {
   const [first, ...rest] = message.split("\n");

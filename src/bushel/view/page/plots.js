@@ -29,13 +29,13 @@ function make(element, options, data) {
  * Curves. series: [{label, y, color?, dash?}], all over the same x. shaded: [[from, to, label?], ...] of x, drawn grey,
  * for example the padded part. Returns the element; uPlot draws it once it is on the page.
  */
-export function lines({ x, series, shaded = [], height = 160, width = 720, xLabel = "", legend = series.length > 1 }) {
-  const element = h("div", { class: "plot" });
+export function lines({ x, series, shaded, height = 160, width = 720, xLabel = "", legend = series.length > 1 }) {
+  const element = h("div", { class: "plot", style: { width: `${width}px` } });
   const shade = (plot) => {
     const { left, top, width: w, height: tall } = plot.bbox;
     plot.ctx.save();
     plot.ctx.fillStyle = css("--shade");
-    for (const [from, to] of shaded) {
+    for (const [from, to] of shaded || []) {
       const begin = Math.max(left, plot.valToPos(from, "x", true));
       const end = Math.min(left + w, plot.valToPos(to, "x", true));
       if (end > begin) plot.ctx.fillRect(begin, top, end - begin, tall);
@@ -65,7 +65,7 @@ export function lines({ x, series, shaded = [], height = 160, width = 720, xLabe
 
 /** A histogram: {edges, counts} as the server computes it. */
 export function bars({ edges, counts, height = 110, width = 360, color = COLORS[0], xLabel = "" }) {
-  const element = h("div", { class: "plot" });
+  const element = h("div", { class: "plot", style: { width: `${width}px` } });
   const options = {
     width,
     height,

@@ -1,30 +1,64 @@
-"""The panel "Elements": any element after any step."""
+"""The panel "Elements": any element after any step, whole or one row of a batch."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from bushel.display import describe_element
-from bushel.view.queries import Query, Routes
-from bushel.view.session import Session
+from bushel.display.parts import find_batch_size, find_part, take_row
+from bushel.view.queries import BadQuery, Query, Routes
+from bushel.view.session import Reading, Session
 
 
 def routes(session: Session) -> Routes:
-    """`read`: one element, described for the page."""
+    """`read`: one element, described for the page. `part`: a part of it, such as one image of a stack in full size."""
 
     def read(query: Query) -> dict[str, Any]:
-        reading = session.read(query.integer("step", -1), query.integer("index", 0, low=0))
-        answer: dict[str, Any] = {"index": reading.index}
+        number, row = query.integer("step", -1), query.integer("row", -1, low=-1)
+        reading = session.read(number, query.integer("index", 0, low=0))
+        answer = describe_reading(reading) | describe_step(session, number)
         if reading.has_element:
-            answer["element"] = describe_element(reading.element, tokenizer=session.tokenizer)
-        return answer | {
-            "error": None,
-            "failure": {"message": reading.error, "trace": reading.trace} if reading.error else None,
-            "missing": reading.missing,
-            "ended": reading.ended,
-            "progress": None
-            if reading.progress is None
-            else {"at": reading.progress.at, "wanted": reading.progress.wanted},
-        }
+            element = reading.element
+            answer["rows"] = find_batch_size(element)
+            if row >= 0 and answer["rows"] is not None:
+                element = take_row(element, min(row, answer["rows"] - 1))
+            answer["element"] = describe_element(element, tokenizer=session.tokenizer)
+        return answer
 
-    return {"read": read}
+    def part(query: Query) -> dict[str, Any]:
+        reading = session.read(query.integer("step", -1), query.integer("index", 0, low=0))
+        if not reading.has_element:
+            raise BadQuery("This element cannot be read.")
+        element, row = reading.element, query.integer("row", -1, low=-1)
+        if row >= 0 and find_batch_size(element) is not None:
+            element = take_row(element, row)
+        try:
+            path = [str(name) for name in json.loads(query.text("path"))]
+            found = find_part(element, path)
+        except (ValueError, TypeError, KeyError, IndexError):
+            raise BadQuery("The element has no such part.") from None
+        name = next((name for name in reversed(path) if not name.isdigit()), "")
+        (item,) = describe_element({name: found}, tokenizer=session.tokenizer)["items"]
+        return item["value"]
+
+    return {"read": read, "part": part}
+
+
+def describe_reading(reading: Reading) -> dict[str, Any]:
+    """What the page knows of a reading beside the element."""
+    progress = reading.progress
+    return {
+        "index": reading.index,
+        "failure": {"message": reading.error, "trace": reading.trace} if reading.error else None,
+        "missing": reading.missing,
+        "ended": reading.ended,
+        "progress": None if progress is None else {"at": progress.at, "wanted": progress.wanted},
+    }
+
+
+def describe_step(session: Session, number: int) -> dict[str, Any]:
+    """How many elements a step has, and whether each is reached at once."""
+    step = session.step(number)
+    length = {"length": step.length, "endless": step.is_endless}
+    return {"step": step.number, **length, "stream": step.is_stream, "seekable": session.is_seekable(number)}

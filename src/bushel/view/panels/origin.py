@@ -1,22 +1,52 @@
-"""The panel "Where it comes from": the source records of an element."""
+"""The panel "Where it comes from": the source records of an element, their files, and its way through the pipeline."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from bushel.graph.node import MapNode
 from bushel.view.queries import Query, Routes
 from bushel.view.session import Session
+from bushel.view.tracing import describe_draw, describe_file, trace
+
+RECORDS = 200
+"""How many records are listed."""
 
 
 def routes(session: Session) -> Routes:
-    """`explain`: the records that an element is made of."""
+    """`explain`: what an element is made of."""
 
     def explain(query: Query) -> dict[str, Any]:
-        explanation = session.explain(query.integer("step", -1), query.integer("index", 0, low=0))
+        step = session.step(query.integer("step", -1))
+        index = query.integer("index", 0, low=0)
+        explanation = session.explain(step.number, index)
+        leaves = [one.node for one in session.steps if not one.parents]
         records = [
-            {"source": r.source, "record": r.record, "epoch": r.epoch, "component": list(r.component)}
-            for r in explanation.records
+            {
+                "source": record.source,
+                "record": record.record,
+                "epoch": record.epoch,
+                "component": list(record.component),
+                **describe_file(leaves, record),
+            }
+            for record in explanation.records[:RECORDS]
         ]
-        return {"index": explanation.index, "records": records}
+        passages = describe_passages(session, step.node, index) if isinstance(step.node, MapNode) else []
+        return {"index": index, "records": records, "count": len(explanation.records), "passages": passages}
 
     return {"explain": explain}
+
+
+def describe_passages(session: Session, node: MapNode, index: int) -> list[dict[str, Any]]:
+    """The way of an element through the steps, from the last one to the sources."""
+    numbers = {id(step.node): step.number for step in session.steps}
+    return [
+        {
+            "step": numbers[id(passage.node)],
+            "call": passage.node.call(),
+            "indices": passage.indices,
+            "count": passage.count,
+            "draw": describe_draw(passage.node),
+        }
+        for passage in trace(node, index)
+    ]

@@ -1,28 +1,142 @@
-import { failure, h, notice } from "../dom.js";
+// Any element after any step: index box, next and previous, random, epoch, one row of a batch.
+
+import { count, failure, h, notice } from "../dom.js";
 import { drawElement } from "../draw.js";
 import { go, number, onChange } from "../place.js";
 
 export const title = "Elements";
 export const applies = (info) => info.steps.length > 0;
 
-export async function render(element, api, info) {
-  const box = h("input", { type: "number", min: 0, "aria-label": "index", onchange: () => go({ index: box.value }) });
-  const shown = h("div", { class: "shown" });
-  element.append(h("div", { class: "controls" }, box), shown);
+export function render(element, api, info) {
+  const last = info.steps.length - 1;
+  let known = { length: null, endless: false, seekable: true, stream: false, rows: null };
+  let request = null;
 
-  async function show() {
-    const index = number("index", info.start);
+  const steps = h(
+    "select",
+    { "aria-label": "after step", onchange: () => go({ step: steps.value, row: null }) },
+    [...info.steps].reverse().map((step) => h("option", { value: step.number }, step.call.slice(0, 80))),
+  );
+  const box = h("input", { type: "number", min: 0, class: "index", "aria-label": "index", onchange: () => goTo(box.value) });
+  const epoch = h("input", { type: "number", min: 0, class: "epoch", "aria-label": "epoch", onchange: changeEpoch });
+  const epochLabel = h("label", {}, "epoch ", epoch);
+  const total = h("span", { class: "quiet total" });
+  const row = h("select", { "aria-label": "row", onchange: () => go({ row: row.value === "all" ? null : row.value }) });
+  const rowLabel = h("label", {}, "row ", row);
+  const previous = h("button", { onclick: () => goTo(current() - 1), title: "Previous (left arrow)" }, "‹ Previous");
+  const next = h("button", { onclick: () => goTo(current() + 1), title: "Next (right arrow)" }, "Next ›");
+  const random = h("button", { onclick: goToRandom, title: "An element at random (r)" }, "Random");
+  const checkpoint = info.checkpoint
+    ? h("button", { onclick: () => go({ step: last, index: info.checkpoint.position }) }, "At the checkpoint")
+    : null;
+  const shown = h("div", { class: "shown" });
+  const controls = [
+    h(
+      "div",
+      { class: "controls" },
+      h("label", {}, "after ", steps),
+      h("span", { class: "group" }, previous, box, total, next),
+      epochLabel,
+      rowLabel,
+      random,
+      checkpoint,
+    ),
+    info.checkpoint ? h("p", { class: "quiet checkpoint" }, describeCheckpoint(info.checkpoint)) : "",
+    shown,
+  ];
+  element.append(...controls);
+
+  const current = () => number("index", info.start);
+
+  function goTo(index) {
+    const wanted = Math.max(0, Number.parseInt(index, 10) || 0);
+    go({ index: inEpochs() ? wanted : known.length ? Math.min(wanted, known.length - 1) : wanted });
+  }
+
+  /** Whether indices past the end are those of the next epoch. */
+  function inEpochs() {
+    return !known.stream && known.length !== null;
+  }
+
+  function changeEpoch() {
+    const wanted = Math.max(0, Number.parseInt(epoch.value, 10) || 0);
+    go({ index: wanted * known.length + (current() % known.length) });
+  }
+
+  function goToRandom() {
+    const base = inEpochs() ? Math.floor(current() / known.length) * known.length : 0;
+    goTo(base + Math.floor(Math.random() * (known.length ?? 1_000_000)));
+  }
+
+  function showControls() {
+    const index = current();
+    steps.value = number("step", last) < 0 ? last : number("step", last);
     box.value = index;
-    try {
-      const answer = await api.get("elements/read", { step: number("step", -1), index });
-      if (answer.failure) shown.replaceChildren(failure(answer.failure.message, answer.failure.trace));
-      else if (answer.element) shown.replaceChildren(drawElement(answer.element));
-      else shown.replaceChildren(notice("No element."));
-    } catch (error) {
-      shown.replaceChildren(failure(error.message));
+    previous.disabled = index <= 0;
+    next.disabled = !inEpochs() && known.length !== null && index >= known.length - 1;
+    epochLabel.hidden = !inEpochs() || !known.length;
+    if (known.length) epoch.value = Math.floor(index / known.length);
+    random.hidden = !known.seekable || (known.length === null && !known.endless);
+    total.textContent = known.length === null ? (known.endless ? "endless" : "") : `of ${count(known.length)}`;
+    rowLabel.hidden = known.rows === null || known.rows === undefined;
+    if (!rowLabel.hidden) {
+      const rows = Array.from({ length: Math.min(known.rows, 1000) }, (_, n) => h("option", { value: n }, n));
+      row.replaceChildren(h("option", { value: "all" }, `all ${known.rows}`), ...rows);
+      row.value = number("row", "all");
     }
   }
+
+  async function show() {
+    request?.abort();
+    request = new AbortController();
+    const { signal } = request;
+    const place = { step: number("step", -1), index: current(), row: number("row", -1) };
+    shown.setAttribute("aria-busy", "true");
+    try {
+      let answer;
+      do {
+        answer = await api.get("elements/read", place, signal);
+        if (answer.progress) shown.replaceChildren(notice(`Reading forward: ${count(answer.progress.at)} of ${count(answer.progress.wanted)} …`));
+      } while (answer.progress);
+      known = answer;
+      showControls();
+      shown.replaceChildren(drawAnswer(answer, place));
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      showControls();
+      shown.replaceChildren(failure(error.message));
+    }
+    shown.removeAttribute("aria-busy");
+    shown.dataset.index = place.index;
+  }
+
+  function drawAnswer(answer, place) {
+    if (answer.failure) return h("div", {}, notice(`Element ${count(answer.index)} cannot be made:`), failure(answer.failure.message, answer.failure.trace));
+    if (answer.missing) return notice(`A filter has dropped element ${count(answer.index)}.`);
+    if (answer.ended !== null) return notice(answer.ended ? `The data end after ${count(answer.ended)} elements.` : "There are no elements.");
+    return drawElement(answer.element, { load: (path) => api.get("elements/part", { ...place, path: JSON.stringify(path) }) });
+  }
+
+  function onKey(event) {
+    if (event.target.matches?.("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key === "ArrowRight" && !next.disabled) goTo(current() + 1);
+    else if (event.key === "ArrowLeft" && !previous.disabled) goTo(current() - 1);
+    else if (event.key === "r" && !random.hidden) goToRandom();
+  }
+
+  document.addEventListener("keydown", onKey);
   const stop = onChange(show);
-  await show();
-  return stop; // the panel is left: the page no longer calls `show`
+  showControls();
+  show();
+  return () => {
+    stop();
+    request?.abort();
+    document.removeEventListener("keydown", onKey);
+  };
+}
+
+function describeCheckpoint({ name, position, absolute }) {
+  return absolute
+    ? `${name}: the next element that training reads is ${count(position)}.`
+    : `${name}: element 0 is the next that training reads. This stream can only be read forward from there.`;
 }
