@@ -476,6 +476,7 @@ OUR_METHODS = {
     *("column", "where", "sample", "order_by", "pack", "bucket", "explain", "describe", "report", "skipped", "save"),
     "to_device",
     "ray_prefetch",
+    "show",
 }
 # What a Grain program may call and does not find yet.
 NOT_YET = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,8 +25,9 @@ from bushel.graph.streams import StreamNode
 from bushel.iterator import PipelineIterator
 
 if TYPE_CHECKING:
-    from bushel import saving
+    from bushel import display, saving
 else:
+    display = Lazy("bushel.display")
     saving = Lazy("bushel.saving")
 
 R = TypeVar("R")
@@ -81,6 +83,22 @@ class Dataset(abc.ABC):
         batch(4)       3       {'x': int64[4, 2]}
         """
         return show.describe(self._node, _read_first_element)
+
+    def show(self, index: int = 0, *, tokenizer: Any = None) -> display.ShownElement:
+        """One element to look at: a notebook draws it, a terminal lists its parts. `bushel.view(ds)` shows them all.
+
+        Args:
+          index: which element. A stream that cannot seek is read from its beginning up to it.
+          tokenizer: an object with `decode(ids)`, for rows of tokens.
+
+        >>> from bushel import MapDataset
+        >>> MapDataset.range(10).map(lambda x: {"x": x, "square": x * x}).show(3)
+        element 3
+        part    type  value
+        x       int   3
+        square  int   9
+        """
+        return display.ShownElement(_read_element(self._node, checks.integer(index, "index")), index, tokenizer)
 
     def save(
         self,
@@ -162,6 +180,23 @@ def _read_first_element(any_node: Node) -> Any:
     # A new node, so that this is not counted as a pass over the user's dataset: see graph/passes.py.
     with PipelineIterator(streams.Ahead(stream, MultiprocessingOptions())) as elements:
         return next(elements, None)
+
+
+def _read_element(any_node: Node, index: int) -> Any:
+    """Reads the element at `index` after a step. Raises IndexError past the end of a stream."""
+    if isinstance(any_node, MapNode):
+        return wrap(any_node)[index]
+    assert isinstance(any_node, StreamNode)
+    # A new node, so that this is not counted as a pass over the user's dataset: see graph/passes.py.
+    with PipelineIterator(streams.Ahead(any_node, MultiprocessingOptions())) as elements:
+        try:
+            elements._set_next_index(index)
+        except NotImplementedError:
+            for _ in itertools.islice(elements, index):
+                pass
+        for element in elements:
+            return element
+    raise IndexError(f"{any_node.call()} ends before element {index}.")
 
 
 def check_transform(transform: Any, kind: type, name: str) -> Any:

@@ -306,6 +306,8 @@ def _add_view(commands: argparse._SubParsersAction[_Parser]) -> None:
     )
     parser.add_argument("target", help="train.py:make_dataset, module:ds, or a file or folder that Bushel can read")
     parser.add_argument("--checkpoint", metavar="PATH", help="a state or a checkpoint: the page opens there")
+    parser.add_argument("--step", type=int, metavar="N", help="opens what the model saw at step N of training")
+    parser.add_argument("--split", help="of a TFDS or robot data set")
     parser.add_argument("--at", type=int, metavar="N", help="the element that the page opens with")
     parser.add_argument("--tokenizer", metavar="FILE", help="a tokenizer.json that decodes rows of tokens")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")

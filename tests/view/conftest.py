@@ -38,6 +38,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
     views: list[View] = []
     contexts: list[Any] = []
     problems: list[str] = []
+    expected: list[str] = []
 
     def open(target: Any, *, width: int = 1100, height: int = 800, dark: bool = False, **place: Any) -> Any:
         view = View(target) if isinstance(target, Session) else bushel.view(target)
@@ -51,7 +52,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.goto(view.url + "".join(f"&{name}={value}" for name, value in place.items()))
         page.wait_for_selector("main .panel, main .failure")
-        page.view = view
+        page.view, page.expected_problems = view, expected
         return page
 
     yield open
@@ -59,4 +60,4 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         context.close()
     for view in views:
         view.close()
-    assert problems == []
+    assert [problem for problem in problems if not any(part in problem for part in expected)] == []

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | dict, list | a container | items: [{key, value}], left_out |
 | scalar, none | a number or another small value | text |
-| text, texts | a text, or an array of texts | text, texts, left_out |
+| text, texts | a text, or an array of texts | text; texts: [{text, times in a row}]; left_out |
 | bytes | bytes that are not text | text (hexadecimal), size |
 | image | an image | url, width, height, note, mask |
 | frames | several images: a stack, a window of time, a video | sprite, total, mask, rate, known |
@@ -20,7 +20,7 @@ All have `type`: dtype and shape, or the name of the class. Large arrays are cut
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -53,20 +53,33 @@ MEDIA_BYTES = 24_000_000
 """How much pictures and sounds of one element may take together."""
 
 
-def describe_element(element: Any, *, tokenizer: Any = None) -> dict[str, Any]:
+def describe_element(
+    element: Any,
+    *,
+    tokenizer: Any = None,
+    decoder: Callable[[Any], np.ndarray] | None = None,
+    draws: bool = True,
+) -> dict[str, Any]:
     """What the page draws for an element.
+
+    Args:
+      element: any tree.
+      tokenizer: an object with `decode(ids)`, for rows of tokens.
+      decoder: decodes images that are still in their files: objects with `__bytes__`. By default as other images.
+      draws: False leaves out pictures and sounds, for a terminal.
 
     >>> describe_element({"label": 3})["items"][0]["value"]
     {'kind': 'scalar', 'type': 'int', 'text': '3'}
     """
-    return _Describer(tokenizer).describe(element, "", {}, 0)
+    return _Describer(tokenizer, decoder, draws).describe(element, "", {}, 0)
 
 
 class _Describer:
     """Describes one element. It counts what it has described, so that no element makes a page too large."""
 
-    def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Any, decoder: Callable[[Any], np.ndarray] | None, draws: bool):
+        self._tokenizer, self._draws = tokenizer, draws
+        self._decode = decoder or (lambda content: decode_image(bytes(content)))
         self._parts_left = PARTS
         self._bytes_left = MEDIA_BYTES
 
@@ -108,6 +121,8 @@ class _Describer:
         if isinstance(value, str):
             text = str(value)
             return {"kind": "text", "type": "str", "text": text[:TEXT], "left_out": max(0, len(text) - TEXT)}
+        if _is_in_file(value) and self._draws:
+            return self._draw_image(self._decode(value), None) | {"type": type(value).__name__}
         if isinstance(value, np.ndarray) and value.ndim:
             mask = None
             if isinstance(value, np.ma.MaskedArray):
@@ -122,7 +137,7 @@ class _Describer:
         return {"kind": "scalar", "type": kind, "text": text[:TEXT]}
 
     def _describe_bytes(self, content: bytes) -> dict[str, Any]:
-        media_type = kinds.find_media_type(content)
+        media_type = kinds.find_media_type(content) if self._draws else None
         shown: dict[str, Any] = {"kind": "bytes", "type": f"{len(content):,} bytes", "size": len(content)}
         if media_type is not None and media_type.startswith("image/"):
             described = self._draw_image(decode_image(content), None)
@@ -159,6 +174,8 @@ class _Describer:
                 tokenizer=self._tokenizer,
             )
             return {"kind": "tokens", **rows, "mask": mask[0] if mask is not None and fits else None}
+        if not self._draws:
+            return _describe_numbers(value, mask, draws=False)
         rate = kinds.find_rate(name, value, beside)
         if rate is not None and self._spend(min(len(value), rate * 30) * 4):
             seconds = len(value) / rate
@@ -174,12 +191,16 @@ class _Describer:
         """An array of texts, of encoded images, or of other objects."""
         flat = value.reshape(-1)
         first = flat[0]
-        if isinstance(first, bytes) and (kinds.find_media_type(first) or "").startswith("image/"):
-            images = [decode_image(content) for content in flat[:FRAMES].tolist()]
-            if all(image.shape == images[0].shape for image in images):
-                return self._draw_frames(np.stack(images), len(flat), None)
-        texts = [_text_of(part)[:TEXT] for part in flat[:TEXTS].tolist()]
-        return {"kind": "texts", "texts": texts, "left_out": max(0, len(flat) - TEXTS)}
+        if self._draws and (_is_in_file(first) or _is_encoded_image(first)):
+            # Evenly spread, since this is usually a whole episode.
+            numbers = np.unique(np.linspace(0, len(flat) - 1, FRAMES).astype(int)).tolist()
+            present = [number for number in numbers if len(flat[number])]
+            images = [self._decode(flat[number]) for number in present]
+            if images and all(image.shape == images[0].shape for image in images):
+                return self._draw_frames(np.stack(images), len(flat), None) | {"numbers": present}
+        runs = itertools.groupby(_text_of(part)[:TEXT] for part in flat[: TEXTS * 20].tolist())
+        texts = [{"text": text, "times": len(list(run))} for text, run in itertools.islice(runs, TEXTS)]
+        return {"kind": "texts", "texts": texts, "left_out": len(flat) - sum(one["times"] for one in texts)}
 
     def _describe_images(self, value: np.ndarray, axes: str, mask: tuple[str, np.ndarray] | None) -> dict[str, Any]:
         inner = len(axes)
@@ -240,7 +261,7 @@ def _cut_mask(mask: tuple[str, np.ndarray] | None, count: int) -> tuple[str, np.
     return None if mask is None else (mask[0], mask[1][:count])
 
 
-def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None) -> dict[str, Any]:
+def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None, *, draws: bool = True) -> dict[str, Any]:
     """An array of numbers: figures of it, and its values as far as they fit."""
     shown: dict[str, Any] = {
         "kind": "array",
@@ -255,6 +276,8 @@ def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None) ->
         return shown
     if value.dtype != bool:
         shown["histogram"] = media.histogram(value)
+    if not draws:
+        return shown
     hidden = None if mask is None else mask[1]
     if hidden is not None and hidden.ndim == 1:
         shown["shaded"] = find_runs(~hidden)
@@ -325,6 +348,17 @@ def _as_array(value: Any) -> Any:
         except (TypeError, ValueError):
             return value
     return value
+
+
+def _is_in_file(value: Any) -> bool:
+    """Whether a value is a handle of an image that is still in its file: `bytes(value)` reads it."""
+    if isinstance(value, (bytes, bytearray, np.ndarray, np.generic, type)):
+        return False
+    return hasattr(value, "__bytes__") and hasattr(value, "__len__")
+
+
+def _is_encoded_image(value: Any) -> bool:
+    return isinstance(value, bytes) and (kinds.find_media_type(value) or "").startswith("image/")
 
 
 def _repr(value: Any) -> str:

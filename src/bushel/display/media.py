@@ -45,7 +45,7 @@ def png(pixels: np.ndarray, edge: int = IMAGE_EDGE) -> bytes:
     if max(image.size) > edge:
         image.thumbnail((edge, edge))
     out = io.BytesIO()
-    image.save(out, "PNG", compress_level=3)
+    image.save(out, "PNG", compress_level=1)
     return out.getvalue()
 
 
@@ -117,7 +117,7 @@ def sprite(frames: np.ndarray, edge: int = 160) -> dict[str, Any]:
         sheet.paste(image, ((number % columns) * size[0], (number // columns) * size[1]))
     assert sheet is not None
     out = io.BytesIO()
-    sheet.save(out, "PNG", compress_level=3)
+    sheet.save(out, "PNG", compress_level=1)
     return {
         "url": data_url("image/png", out.getvalue()),
         "count": count,

@@ -21,7 +21,7 @@ def open_container(value: Any) -> tuple[str, dict[str, Any]] | None:
     if isinstance(value, Mapping):
         return "dict", {_name(key): part for key, part in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return "dict", dict(zip(value._fields, value, strict=True))
+        return "dict", dict(zip(getattr(value, "_fields"), value, strict=True))  # noqa: B009
     if isinstance(value, (list, tuple)):
         return "list", {str(number): part for number, part in enumerate(value)}
     if isinstance(value, np.ndarray) and value.dtype.names:

@@ -16,8 +16,10 @@ def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
     session = open_session(
         options.target,
         checkpoint=options.checkpoint,
+        training_step=options.step,
         start=options.at,
         tokenizer=options.tokenizer,
+        split=options.split,
         options=source_options,
     )
     server = Server(session, host=options.host, port=options.port)

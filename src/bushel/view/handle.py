@@ -33,6 +33,11 @@ class View:
         """The address of the page, with its token. Who has the token can read what the page shows."""
         return self._server.url
 
+    @property
+    def token(self) -> str:
+        """The token, which requests for data carry in the header `X-Bushel-Token`."""
+        return self._server.token
+
     def close(self) -> None:
         """Stops the server. Closing again does nothing."""
         self._server.close()
@@ -57,7 +62,10 @@ def view(
     target: Any,
     *,
     checkpoint: Any = None,
+    training_step: int | None = None,
+    start: int | None = None,
     tokenizer: Any = None,
+    split: str | None = None,
     options: Mapping[str, Any] | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
@@ -67,12 +75,23 @@ def view(
 
     Args:
       target: a dataset, a loader, or what `bushel view` takes: a path, or "train.py:make_dataset".
-      checkpoint: a state, or the path of one: the page opens at that position.
+      checkpoint: a state, or the path of a state or of checkpoints: the page opens at that position.
+      training_step: opens the page at what the model saw at this step, counted from the last checkpoint before it.
+      start: the element that the page opens with.
       tokenizer: decodes rows of tokens: an object with `decode`, or the path of a `tokenizer.json`.
-      options: options of the source, where the target is a path.
+      split: the split of a TFDS or robot data set.
+      options: options of the store, where the target is a path.
       host: the address to listen on. Only programs of this machine reach the default.
       port: the port; 0 takes a free one.
       height: of the page below a notebook's cell, in pixels.
     """
-    session = targets.open_session(target, checkpoint=checkpoint, tokenizer=tokenizer, options=options)
+    session = targets.open_session(
+        target,
+        checkpoint=checkpoint,
+        training_step=training_step,
+        start=start,
+        tokenizer=tokenizer,
+        split=split,
+        options=options,
+    )
     return View(session, host=host, port=port, height=height)

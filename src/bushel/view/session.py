@@ -134,7 +134,7 @@ class Session:
         self.checkpoint = checkpoint
         self.steps: list[Step] = [] if dataset is None else _list_steps(dataset._node)
         self.start = start if start is not None else (0 if checkpoint is None else checkpoint.position)
-        self._readers: dict[int, StreamReader] = {}
+        self._readers: dict[tuple[int, bool], StreamReader] = {}
         self._lock = threading.Lock()
 
     @property
@@ -162,16 +162,17 @@ class Session:
             "episodes": self.episodes is not None,
         }
 
-    def read(self, step: int, index: int) -> Reading:
+    def read(self, step: int, index: int, *, skips: bool = False) -> Reading:
         """The element at `index` after a step. An element that fails is part of the answer, it raises nothing.
 
-        For a stream, this reads forward for at most some seconds, and then answers with its progress.
+        For a stream, this reads forward for at most some seconds, and then answers with its progress. `skips` leaves
+        out the elements of a stream that fail, and counts only the others.
         """
         chosen = self.step(step)
         try:
             if isinstance(chosen.node, MapNode):
                 return self._read_map(chosen, index)
-            return self._reader(chosen).read(index, Reading)
+            return self._reader(chosen, skips).read(index, Reading)
         except BadQuery:
             raise
         except Exception as error:
@@ -189,14 +190,15 @@ class Session:
         element = step.dataset[index_in_dataset]
         return Reading(index, element, missing=element is None and getattr(step.node, "sparse", False))
 
-    def _reader(self, step: Step) -> StreamReader:
+    def _reader(self, step: Step, skips: bool = False) -> StreamReader:
         with self._lock:
-            if step.number not in self._readers:
-                checkpoint = self.checkpoint if step is self.last else None
+            if (step.number, skips) not in self._readers:
+                # The state of a checkpoint is that of the last step, and cannot be restored into one that skips.
+                checkpoint = self.checkpoint if step is self.last and not skips else None
                 state = None if checkpoint is None else checkpoint.state
                 assert isinstance(step.node, StreamNode)
-                self._readers[step.number] = StreamReader(step.node, state)
-            return self._readers[step.number]
+                self._readers[step.number, skips] = StreamReader(step.node, state, skips=skips)
+            return self._readers[step.number, skips]
 
     def explain(self, step: int, index: int) -> Explanation:
         """The source records of an element. Raises ValueError where they are not known without reading."""

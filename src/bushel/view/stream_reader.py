@@ -9,9 +9,10 @@ import threading
 import time
 from typing import Any
 
+from bushel.base.options import DatasetOptions
 from bushel.graph.explain import Explanation
 from bushel.graph.node import Node, replace_parents
-from bushel.graph.streams import Ahead, Pulled, StreamNode, ToDevice
+from bushel.graph.streams import Ahead, Pulled, StreamNode, ToDevice, WithOptions
 from bushel.iterator import PipelineIterator
 
 BUDGET_S = 2.0
@@ -42,11 +43,16 @@ class StreamReader:
     Args:
       node: the stream.
       state: the position that counts as the start, for example that of a checkpoint.
+      skips: leaves out elements that fail. Otherwise a stream that cannot seek ends at the first of them.
     """
 
-    def __init__(self, node: StreamNode, state: Any = None):
-        self._iterator: PipelineIterator[Any] = PipelineIterator(without_workers(node))
+    def __init__(self, node: StreamNode, state: Any = None, *, skips: bool = False):
+        stream = without_workers(node)
+        if skips:
+            stream = WithOptions(stream, DatasetOptions(on_error="skip"))
+        self._iterator: PipelineIterator[Any] = PipelineIterator(stream)
         self._lock = threading.RLock()
+        self._length = node.length
         if state is not None:
             self._iterator.set_state(state)
         self.is_seekable = self._can_seek()
@@ -69,7 +75,10 @@ class StreamReader:
                 return reading(index, self._elements[index])
             if self._end is not None and index >= self._end:
                 return reading(index, ended=self._end)
-            self._go_to(index)
+            try:
+                self._go_to(index)
+            except IndexError:  # past the end of a stream that can seek
+                return reading(index, ended=self._length)
             deadline = time.monotonic() + BUDGET_S
             while self._position <= index:
                 position = self._position

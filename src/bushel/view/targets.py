@@ -10,10 +10,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bushel import sources
 from bushel.base import redact
+from bushel.base_dataset import wrap
+from bushel.data_loader import DataLoader
 from bushel.dataset import IterDataset, MapDataset
+from bushel.iterator import PipelineIterator
+from bushel.sources.optional_packages import import_package
+from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory.episode_builder import EpisodeBuilder
+from bushel.trajectory.loader import TrajectoryLoader
 from bushel.view.checkpoints import open_checkpoint
+from bushel.view.paths import open_path
 from bushel.view.session import Session
 
 
@@ -21,20 +28,39 @@ def open_session(
     target: Any,
     *,
     checkpoint: Any = None,
+    training_step: int | None = None,
     start: int | None = None,
     tokenizer: Any = None,
+    split: str | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Session:
-    """The session of a target: see `bushel.view`. `start` is the element that the page opens with."""
-    given = load_target(target, options) if isinstance(target, (str, os.PathLike)) else target
-    name = redact.show(os.fspath(target)) if isinstance(target, (str, os.PathLike)) else _name(target)
-    dataset = as_dataset(given)
+    """The session of a target.
+
+    Args:
+      target: a dataset, a loader, a source, or a text: `train.py:make_dataset`, `module:name`, or a path.
+      checkpoint: a state, a file of one, or a folder of checkpoints.
+      training_step: the step of training whose element the page opens with; it needs a checkpoint.
+      start: the element that the page opens with.
+      tokenizer: an object with `decode`, or the path of a `tokenizer.json`.
+      split: the split of a TFDS or robot data set.
+      options: of the store of the files.
+    """
+    name, given = _name(target), target
+    if isinstance(target, (str, os.PathLike)):
+        name, given = redact.show(os.fspath(target)), load_target(target, split=split, options=options)
+    dataset = as_dataset(given, split)
+    position = None
+    if checkpoint is not None:
+        position = open_checkpoint(checkpoint, given, dataset, training_step)
+    elif training_step is not None:
+        raise ValueError("A step of training needs a checkpoint, which says how far the data were at a step.")
     return Session(
         dataset,
         target=name,
         tokenizer=load_tokenizer(tokenizer),
-        checkpoint=None if checkpoint is None else open_checkpoint(checkpoint, given, dataset),
+        checkpoint=position,
         start=start,
+        episodes=given if isinstance(given, EpisodeBuilder) else None,
         given=given,
     )
 
@@ -44,13 +70,15 @@ def _name(target: Any) -> str:
     return next((kind.__name__ for kind in kinds if isinstance(target, kind)), type(target).__name__)
 
 
-def load_target(target: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Any:
+def load_target(
+    target: str | os.PathLike[str], *, split: str | None = None, options: Mapping[str, Any] | None = None
+) -> Any:
     """The object that a text names: `train.py:make_dataset`, `module:name`, or a path that Bushel can read."""
     text = os.fspath(target)
     place, colon, name = text.rpartition(":")
-    if colon and name.replace(".", "").isidentifier() and "//" not in name and not os.path.exists(text):
+    if colon and name.replace(".", "_").isidentifier() and not os.path.exists(text) and "://" not in text:
         return _load_python(place, name)
-    return sources.open(text, storage_options=dict(options) if options else None)
+    return open_path(text, split=split, options=dict(options) if options else None)
 
 
 def _load_python(place: str, name: str) -> Any:
@@ -76,10 +104,18 @@ def _load_python(place: str, name: str) -> Any:
     return value
 
 
-def as_dataset(given: Any) -> Any:
+def as_dataset(given: Any, split: str | None = None) -> Any:
     """The MapDataset or IterDataset that an object is, holds or can be read as."""
     if isinstance(given, (MapDataset, IterDataset)):
         return given
+    if isinstance(given, TrajectoryLoader):
+        return given.dataset.dataset.batch(given._running.batch_size)
+    if isinstance(given, TrajectoryDataset):
+        return given.dataset
+    if isinstance(given, EpisodeBuilder):
+        return MapDataset.source(given.episodes(split or "all"))
+    if isinstance(given, (DataLoader, PipelineIterator)):
+        return wrap(given._node)
     if hasattr(given, "__getitem__") and hasattr(given, "__len__"):
         return MapDataset.source(given)
     raise TypeError(
@@ -92,7 +128,5 @@ def load_tokenizer(tokenizer: Any) -> Any:
     """An object with `decode`: the given one, or the one of a `tokenizer.json`."""
     if tokenizer is None or hasattr(tokenizer, "decode"):
         return tokenizer
-    from bushel.sources.optional_packages import import_package
-
     tokenizers: Any = import_package("tokenizers", "robots", "A tokenizer file")
     return tokenizers.Tokenizer.from_file(os.fspath(tokenizer))

@@ -38,7 +38,7 @@ def trace(node: MapNode, index: int) -> list[Passage]:
     >>> import bushel
     >>> ds = bushel.MapDataset.range(10)[::2].batch(2)
     >>> [(passage.node.call(), passage.indices) for passage in trace(ds._node, 1)]
-    [('batch(2)', [1]), ('slice(slice(None, None, 2))', [2, 3]), ('range(10)', [4, 6])]
+    [('batch(2)', [1]), ('slice(slice(0, 10, 2))', [2, 3]), ('range(10)', [4, 6])]
     """
     passages: dict[int, Passage] = {}
     queue: list[tuple[MapNode, np.ndarray]] = [(node, words.array([index]))]

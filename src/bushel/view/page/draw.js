@@ -52,7 +52,8 @@ const drawScalar = (part) => h("code", { class: "value" }, part.text);
 const drawText = (part) => [h("pre", { class: "text" }, part.text), leftOut(part.left_out, "characters")];
 
 const drawTexts = (part) => [
-  h("ol", { class: "texts", start: 0 }, part.texts.map((text) => h("li", {}, h("pre", { class: "text" }, text)))),
+  h("ol", { class: "texts", start: 0 }, part.texts.map(({ text, times }) =>
+    h("li", {}, h("pre", { class: "text" }, text), times > 1 ? h("span", { class: "note" }, `${count(times)} times in a row`) : null))),
   leftOut(part.left_out, "texts"),
 ];
 
@@ -82,23 +83,24 @@ function drawFrames(part, load, path) {
       .drawImage(source, (n % sprite.columns) * sprite.width, Math.floor(n / sprite.columns) * sprite.height,
         sprite.width, sprite.height, 0, 0, sprite.width, sprite.height);
   const large = h("div", { class: "large" });
+  const name = (n) => (part.numbers ? part.numbers[n] : n); // the images may be every n-th of a longer stack
   const frames = Array.from({ length: sprite.count }, (_, n) => {
     const canvas = h("canvas", {
       width: sprite.width,
       height: sprite.height,
       class: part.kept && !part.kept[n] ? "frame hidden-by-mask" : "frame",
-      title: `[${n}]`,
+      title: `[${name(n)}]`,
       style: { width: `${sprite.width * scale}px` },
     });
     const select = async () => {
       if (!load) return;
       try {
-        large.replaceChildren(h("p", { class: "note" }, `[${n}]`), drawElement(await load([...path, String(n)])));
+        large.replaceChildren(h("p", { class: "note" }, `[${name(n)}]`), drawElement(await load([...path, String(name(n))])));
       } catch (error) {
         large.replaceChildren(h("p", { class: "note" }, error.message));
       }
     };
-    return h("figure", { onclick: select }, canvas, h("figcaption", {}, n));
+    return h("figure", { onclick: select }, canvas, h("figcaption", {}, name(n)));
   });
   const strip = h("div", { class: "strip" }, frames);
   source.decode().then(
@@ -112,7 +114,7 @@ function drawFrames(part, load, path) {
     sprite.count > 1 ? player(part, paint, scale) : null,
     strip,
     large,
-    leftOut(part.total - sprite.count, "images"),
+    part.numbers ? note(sprite.count < part.total ? `${sprite.count} of ${count(part.total)} images` : "") : leftOut(part.total - sprite.count, "images"),
     note(part.note, part.mask ? `hidden by ${part.mask}: dimmed` : ""),
   ];
 }

@@ -46,7 +46,7 @@ export function lines({ x, series, shaded, height = 160, width = 720, xLabel = "
     width,
     height,
     cursor: { y: false },
-    legend: { show: legend },
+    legend: { show: legend, live: false },
     scales: { x: { time: false } },
     axes: [axis(xLabel), { ...axis(""), size: 52 }],
     series: [{}, ...series.map((one, n) => ({

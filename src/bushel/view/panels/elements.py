@@ -7,6 +7,7 @@ from typing import Any
 
 from bushel.display import describe_element
 from bushel.display.parts import find_batch_size, find_part, take_row
+from bushel.trajectory.pixels import decode_image
 from bushel.view.queries import BadQuery, Query, Routes
 from bushel.view.session import Reading, Session
 
@@ -16,18 +17,19 @@ def routes(session: Session) -> Routes:
 
     def read(query: Query) -> dict[str, Any]:
         number, row = query.integer("step", -1), query.integer("row", -1, low=-1)
-        reading = session.read(number, query.integer("index", 0, low=0))
+        reading = session.read(number, query.integer("index", 0, low=0), skips=query.integer("skips", 0) == 1)
         answer = describe_reading(reading) | describe_step(session, number)
         if reading.has_element:
             element = reading.element
             answer["rows"] = find_batch_size(element)
             if row >= 0 and answer["rows"] is not None:
                 element = take_row(element, min(row, answer["rows"] - 1))
-            answer["element"] = describe_element(element, tokenizer=session.tokenizer)
+            answer["element"] = describe_element(element, tokenizer=session.tokenizer, decoder=decode_image)
         return answer
 
     def part(query: Query) -> dict[str, Any]:
-        reading = session.read(query.integer("step", -1), query.integer("index", 0, low=0))
+        index, skips = query.integer("index", 0, low=0), query.integer("skips", 0) == 1
+        reading = session.read(query.integer("step", -1), index, skips=skips)
         if not reading.has_element:
             raise BadQuery("This element cannot be read.")
         element, row = reading.element, query.integer("row", -1, low=-1)
@@ -39,7 +41,7 @@ def routes(session: Session) -> Routes:
         except (ValueError, TypeError, KeyError, IndexError):
             raise BadQuery("The element has no such part.") from None
         name = next((name for name in reversed(path) if not name.isdigit()), "")
-        (item,) = describe_element({name: found}, tokenizer=session.tokenizer)["items"]
+        (item,) = describe_element({name: found}, tokenizer=session.tokenizer, decoder=decode_image)["items"]
         return item["value"]
 
     return {"read": read, "part": part}

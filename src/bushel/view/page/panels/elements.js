@@ -14,7 +14,7 @@ export function render(element, api, info) {
 
   const steps = h(
     "select",
-    { "aria-label": "after step", onchange: () => go({ step: steps.value, row: null }) },
+    { "aria-label": "after step", onchange: () => go({ step: steps.value, row: null, skips: null }) },
     [...info.steps].reverse().map((step) => h("option", { value: step.number }, step.call.slice(0, 80))),
   );
   const box = h("input", { type: "number", min: 0, class: "index", "aria-label": "index", onchange: () => goTo(box.value) });
@@ -41,7 +41,7 @@ export function render(element, api, info) {
       random,
       checkpoint,
     ),
-    info.checkpoint ? h("p", { class: "quiet checkpoint" }, describeCheckpoint(info.checkpoint)) : "",
+    info.checkpoint ? h("p", { class: "quiet checkpoint" }, info.checkpoint.about) : "",
     shown,
   ];
   element.append(...controls);
@@ -90,7 +90,7 @@ export function render(element, api, info) {
     request?.abort();
     request = new AbortController();
     const { signal } = request;
-    const place = { step: number("step", -1), index: current(), row: number("row", -1) };
+    const place = { step: number("step", -1), index: current(), row: number("row", -1), skips: number("skips", 0) };
     shown.setAttribute("aria-busy", "true");
     try {
       let answer;
@@ -111,7 +111,12 @@ export function render(element, api, info) {
   }
 
   function drawAnswer(answer, place) {
-    if (answer.failure) return h("div", {}, notice(`Element ${count(answer.index)} cannot be made:`), failure(answer.failure.message, answer.failure.trace));
+    if (answer.failure) {
+      // A stream that cannot seek stands before the element that failed. To go on, it must leave it out.
+      const skip = answer.seekable || place.skips ? null
+        : h("button", { onclick: () => go({ skips: 1 }) }, "Leave out elements that fail");
+      return h("div", {}, notice(`Element ${count(answer.index)} cannot be made:`), failure(answer.failure.message, answer.failure.trace), skip);
+    }
     if (answer.missing) return notice(`A filter has dropped element ${count(answer.index)}.`);
     if (answer.ended !== null) return notice(answer.ended ? `The data end after ${count(answer.ended)} elements.` : "There are no elements.");
     return drawElement(answer.element, { load: (path) => api.get("elements/part", { ...place, path: JSON.stringify(path) }) });
@@ -133,10 +138,4 @@ export function render(element, api, info) {
     request?.abort();
     document.removeEventListener("keydown", onKey);
   };
-}
-
-function describeCheckpoint({ name, position, absolute }) {
-  return absolute
-    ? `${name}: the next element that training reads is ${count(position)}.`
-    : `${name}: element 0 is the next that training reads. This stream can only be read forward from there.`;
 }
