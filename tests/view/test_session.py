@@ -243,7 +243,8 @@ def test_states_of_other_kinds():
         return DataLoader(data_source=range(100), sampler=sampler, operations=[Batch(5)])
 
     it = iter(loader())
-    next(it), next(it)
+    for _ in range(2):
+        next(it)
     session = open_session(loader(), checkpoint=it.get_state())
     assert session.read(-1, session.start).element.tolist() == next(it).tolist()
 

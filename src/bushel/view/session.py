@@ -13,7 +13,6 @@ import traceback
 from typing import Any
 
 from bushel.base import trees
-from bushel.base.checks import INFINITE
 from bushel.base.errors import describe_error
 from bushel.base_dataset import wrap
 from bushel.graph.custom import CustomMap
@@ -22,6 +21,9 @@ from bushel.graph.node import MapNode, Node
 from bushel.graph.streams import StreamNode
 from bushel.view.queries import BadQuery
 from bushel.view.stream_reader import Progress, StreamReader
+
+ENDLESS = 1 << 53
+"""What is longer has no end: batches of an endless dataset are fewer than INFINITE. JavaScript counts up to here."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,13 +70,23 @@ class Step:
         """The number of elements of an epoch; None if it is not known without reading, or if there is no end."""
         assert isinstance(self.node, (MapNode, StreamNode))
         length = self.node.length
-        return None if length is None or length >= INFINITE else length
+        return None if length is None or length >= ENDLESS else length
 
     @property
     def is_endless(self) -> bool:
         """Whether the elements never end."""
         assert isinstance(self.node, (MapNode, StreamNode))
-        return self.node.length is not None and self.node.length >= INFINITE
+        return self.node.length is not None and self.node.length >= ENDLESS
+
+    @functools.cached_property
+    def is_batched(self) -> bool:
+        """Whether it, or a step before it up to where several come together, makes batches."""
+        node = self.node
+        while not (name := type(node).__name__).startswith(("Batch", "Bucket", "Rebatch")):
+            if len(node.parents) != 1:
+                return False
+            (node,) = node.parents
+        return bool(name)
 
     @property
     def seed(self) -> int | None:

@@ -214,8 +214,8 @@ function drawArray(part) {
   const plots = [];
   if (part.heat) plots.push(heat(part.heat));
   if (part.slices) plots.push(...part.slices.map(heat));
-  if (part.curve) plots.push(lines({ x: part.curve.x, series: [{ label: "value", y: part.curve.y }], shaded: part.shaded, height: 130, width: 480 }));
-  if (part.curves) plots.push(lines({ ...part.curves, shaded: part.shaded, height: 170, width: 480 }));
+  if (part.curve) plots.push(lines({ x: part.curve.x, series: [{ label: "value", y: part.curve.y }], shaded: part.shaded, height: 130, width: 440 }));
+  if (part.curves) plots.push(lines({ ...part.curves, shaded: part.shaded, height: 170, width: 440 }));
   if (part.histogram && part.histogram.counts.length > 1) plots.push(bars(part.histogram));
   return [
     note(...facts),
@@ -231,8 +231,10 @@ function drawArray(part) {
 function heat(map) {
   const image = h("img", { src: map.url, class: "pixels heat", alt: "heat map" });
   const cell = (space, cells) => Math.max(1, Math.min(24, Math.floor(space / cells)));
-  image.style.width = `${map.width * cell(320, map.width)}px`;
-  image.style.height = `${map.height * cell(190, map.height)}px`;
+  const [across, down] = [cell(300, map.width), cell(190, map.height)];
+  const narrow = Math.max(map.width / map.height, map.height / map.width) > 3; // then cells need not be square
+  image.style.width = `${map.width * (narrow ? across : Math.min(across, down))}px`;
+  image.style.height = `${map.height * (narrow ? down : Math.min(across, down))}px`;
   const [rows, columns] = map.steps;
   const thinned = rows > 1 || columns > 1 ? `, every ${rows}. row and ${columns}. column` : "";
   return h("figure", { class: "heat" }, image,

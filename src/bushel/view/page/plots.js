@@ -64,7 +64,7 @@ export function lines({ x, series, shaded, height = 160, width = 720, xLabel = "
 }
 
 /** A histogram: {edges, counts} as the server computes it. */
-export function bars({ edges, counts, height = 110, width = 360, color = COLORS[0], xLabel = "" }) {
+export function bars({ edges, counts, height = 110, width = 290, color = COLORS[0], xLabel = "" }) {
   const element = h("div", { class: "plot", style: { width: `${width}px` } });
   const options = {
     width,

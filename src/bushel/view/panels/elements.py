@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from bushel.base import trees
 from bushel.display import describe_element
 from bushel.display.parts import find_batch_size, find_part, take_row
 from bushel.trajectory.pixels import decode_image
@@ -21,7 +22,7 @@ def routes(session: Session) -> Routes:
         answer = describe_reading(reading) | describe_step(session, number)
         if reading.has_element:
             element = reading.element
-            answer["rows"] = find_batch_size(element)
+            answer["rows"] = count_rows(session, number, element)
             if row >= 0 and answer["rows"] is not None:
                 element = take_row(element, min(row, answer["rows"] - 1))
             answer["element"] = describe_element(element, tokenizer=session.tokenizer, decoder=decode_image)
@@ -45,6 +46,13 @@ def routes(session: Session) -> Routes:
         return item["value"]
 
     return {"read": read, "part": part}
+
+
+def count_rows(session: Session, number: int, element: Any) -> int | None:
+    """How many rows the element has that can be shown one by one; None if it is not a batch."""
+    rows = find_batch_size(element)
+    flat = all(getattr(leaf, "ndim", 0) < 2 for leaf in trees.leaves(element))
+    return None if flat and not session.step(number).is_batched else rows  # one row of tokens is not a batch
 
 
 def describe_reading(reading: Reading) -> dict[str, Any]:

@@ -1,0 +1,176 @@
+"""Makes the pictures of the viewer in docs/images: `python docs/make_screenshots.py [NAME ...]`.
+
+It needs Chromium, and the package playwright. Each picture is a function of `SHOTS` that returns what is looked at.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from bushel import MapDataset
+from bushel.view.handle import View
+from bushel.view.session import Session
+
+IMAGES = Path(__file__).parent / "images"
+LARGEST = 150_000
+"""Bytes of a picture."""
+
+
+class Shot(NamedTuple):
+    """A picture: what is looked at, the place on the page, and what the browser waits for."""
+
+    make: Callable[[], Session]
+    place: dict[str, Any]
+    wait_for: str
+    width: int = 1060
+    height: int = 640
+    dark: bool = False
+    click: str = ""
+
+
+def draw_scene(record: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    """A camera image with a block on a table, and what a policy would learn from it."""
+    number = record["number"]
+    sky = np.linspace(225, 190, 128)[:, None] + np.linspace(0, 20, 128)[None]
+    image = Image.fromarray(np.stack([sky, sky, sky + 8], -1).clip(0, 255).astype(np.uint8))
+    pen = ImageDraw.Draw(image)
+    pen.polygon([(0, 128), (0, 84), (128, 72), (128, 128)], fill=(164, 126, 88))
+    x, y = 30 + number * 37 % 60, 78 + number * 17 % 24
+    color = [(196, 60, 52), (58, 110, 190), (74, 150, 84), (214, 168, 50)][number % 4]
+    pen.rectangle([x, y, x + 22, y + 18], fill=color, outline=(60, 50, 40))
+    pen.line([(64, 0), (58, 34), (x + 11, y - 12)], fill=(70, 72, 78), width=6)
+    pen.line([(x + 3, y - 12), (x + 3, y - 2)], fill=(40, 42, 46), width=3)
+    pen.line([(x + 19, y - 12), (x + 19, y - 2)], fill=(40, 42, 46), width=3)
+    top, left = rng.integers(0, 16, 2)
+    goal = np.zeros((112, 112, 3), np.uint8)
+    goal[14:98] = np.asarray(image)[22:106, 8:120]
+    names = ("red", "blue", "green", "yellow")
+    return {
+        "image": np.asarray(image)[top : top + 112, left : left + 112],
+        "goal": goal,
+        "goal_mask": np.repeat(np.repeat([False, True, False], [14, 84, 14])[:, None], 112, axis=1),
+        "instruction": f"pick up the {names[number % 4]} block",
+        "action": np.cumsum(rng.normal(0, 0.3, (16, 4)), axis=0).astype(np.float32),
+        "action_pad_mask": np.arange(16) < 12,
+        "proprio": rng.normal(size=7).astype(np.float32),
+    }
+
+
+def scenes() -> MapDataset[Any]:
+    """Two data sets of scenes, mixed, cropped at random and batched."""
+    names = [MapDataset.source([{"number": n} for n in range(size)]) for size in (800, 300)]
+    parts = [part.seed(seed).shuffle().repeat() for seed, part in enumerate(names)]
+    return MapDataset.mix(parts, [3, 1]).seed(7).random_map(draw_scene)
+
+
+def open_scenes() -> Session:
+    """Single scenes."""
+    return Session(scenes(), target="train.py:make_dataset")
+
+
+def open_batches() -> Session:
+    """Batches of scenes."""
+    return Session(scenes().batch(12), target="train.py:make_dataset")
+
+
+def open_tokens() -> Session:
+    """The sentences of the documents, packed into rows."""
+    import tokenizers
+
+    pages = [path.read_text() for path in sorted(Path(__file__).parent.glob("*.md"))]
+    sentences = [line for page in pages for line in re.findall(r"[A-Z][a-z][^.`|\n]{20,140}\.", page)]
+    tokenizer: Any = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.train_from_iterator(sentences, tokenizers.trainers.BpeTrainer(vocab_size=3000, show_progress=False))
+    ids = [np.array(tokenizer.encode(sentence).ids, np.int32) for sentence in sentences]
+    packed = MapDataset.source(ids).pack([len(row) for row in ids], 192, seed=3).seed(1).shuffle()
+    return Session(packed, target="language.py:rows", tokenizer=tokenizer)
+
+
+TRAIN = """
+def find_box(scene):
+    if scene["instruction"].endswith("yellow block"):
+        raise KeyError("no bounding box for 'yellow block'")
+    return scene
+"""
+"""A function of the user's that fails, in the user's own file."""
+
+
+def open_failing() -> Session:
+    """A pipeline of which some elements fail."""
+    names: dict[str, Any] = {}
+    exec(compile(TRAIN, "project/train.py", "exec"), names)
+    return Session(scenes().map(names["find_box"]), target="train.py:make_dataset")
+
+
+def find_failing() -> int:
+    """The first element that fails."""
+    session = open_failing()
+    return next(index for index in range(100) if session.read(-1, index).error)
+
+
+SHOTS = {
+    "view_elements": Shot(open_scenes, {"panel": "elements", "index": 12}, ".plots canvas", height=760),
+    "view_batch": Shot(open_batches, {"panel": "elements", "index": 3}, ".strip[data-ready]", height=600),
+    "view_tokens": Shot(open_tokens, {"panel": "elements", "index": 5}, ".decoded li", height=520),
+    "view_pipeline": Shot(
+        open_batches, {"panel": "pipeline"}, ".step:last-child .spec:not(:empty)", height=700, click="text=Measure"
+    ),
+    "view_origin": Shot(open_batches, {"panel": "origin", "index": 3}, "table.passages", height=820),
+    "view_failure": Shot(open_failing, {"panel": "elements", "index": find_failing()}, ".failure", height=330),
+    "view_dark": Shot(open_scenes, {"panel": "elements", "index": 12}, ".plots canvas", 420, 760, dark=True),
+}
+
+
+def take(browser: Any, shot: Shot) -> bytes:
+    """The picture of one page, as a PNG file."""
+    with View(shot.make()) as view:
+        scheme = "dark" if shot.dark else "light"
+        size = {"width": shot.width, "height": shot.height}
+        context = browser.new_context(viewport=size, color_scheme=scheme, device_scale_factor=1)
+        page = context.new_page()
+        page.goto(view.url + "".join(f"&{name}={value}" for name, value in shot.place.items()))
+        page.wait_for_selector(shot.wait_for)
+        if shot.click:
+            page.locator(shot.click).first.click()
+            page.wait_for_timeout(4000)
+            page.mouse.move(0, 0)
+        page.wait_for_timeout(500)
+        taken = Image.open(io.BytesIO(page.screenshot()))
+        context.close()
+    out = io.BytesIO()
+    taken.convert("RGB").quantize(160).save(out, "PNG", optimize=True)
+    return out.getvalue()
+
+
+def main(names: list[str]) -> None:
+    """Writes the named pictures, or all of them."""
+    from playwright.sync_api import sync_playwright
+
+    found = filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome")))
+    path = os.environ.get("BUSHEL_TEST_CHROMIUM") or next(found, None)
+    IMAGES.mkdir(exist_ok=True)
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        for name in names or SHOTS:
+            picture = take(browser, SHOTS[name])
+            if len(picture) > LARGEST:
+                raise SystemExit(f"{name}.png has {len(picture):,} bytes, more than {LARGEST:,}.")
+            (IMAGES / f"{name}.png").write_bytes(picture)
+            print(f"{name}.png: {len(picture):,} bytes")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
