@@ -1,6 +1,8 @@
 """What the viewer reads: elements after any step, streams, failures, checkpoints, and no more than it shows."""
 
 import json
+import sys
+import threading
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -158,6 +160,47 @@ def test_a_stream_goes_on_after_an_element_that_fails():
     session = Session(MapDataset.range(20).to_iter_dataset().filter(lambda x: x % 2).map(fail_at_9))
     assert session.read(-1, 4).error and session.read(-1, 5).error and session.read(-1, 3).element == 7
     assert [session.read(-1, n, skips=True).element for n in range(9)] == [1, 3, 5, 7, 11, 13, 15, 17, 19]
+
+
+def test_a_function_that_returns_none_leaves_gaps():
+    stream = MapDataset.range(9).map(lambda x: None if x % 3 == 1 or x > 6 else x).to_iter_dataset()
+    for order in (range(9), reversed(range(9)), (5, 4, 4, 5, 0, 8, 7, 6)):
+        session = Session(stream)
+        for index in order:
+            reading = session.read(-1, index)
+            gap = index % 3 == 1 or index > 6
+            assert (reading.missing, reading.element) == ((True, None) if gap else (False, index)), index
+        assert session.read(-1, 9).ended == 9
+    batches = list(stream.batch(2))
+    session = Session(stream.batch(2))
+    for index in (2, 0, 1, 2):
+        assert session.read(-1, index).element.tolist() == batches[index].tolist(), index
+    assert session.read(-1, 3).ended == len(batches) == 3
+
+
+def test_a_stream_that_waits_for_its_next_element_lets_other_requests_go_on(monkeypatch):
+    monkeypatch.setattr(stream_reader, "BUDGET_S", 0.05)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait(x):
+        begun.set()
+        assert go_on.wait(60)
+        return x
+
+    session = Session(MapDataset.range(10).map(wait).to_iter_dataset().filter(lambda x: x > 3))
+    first = threading.Thread(target=session.read, args=(-1, 0))
+    first.start()
+    assert begun.wait(60)
+    assert session.read(-1, 0).progress.at == 0  # the page asks again
+    assert session.read(0, 7).element == 7  # and may look at another step
+    go_on.set()
+    first.join(60)
+    assert session.read(-1, 0).element == 4
+
+
+def test_a_function_that_exits_does_not_end_the_viewer():
+    session = Session(MapDataset.range(3).map(lambda x: sys.exit("bye")))
+    assert session.read(-1, 0).error.startswith("SystemExit: bye")
 
 
 def test_explain_of_a_stream():

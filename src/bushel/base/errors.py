@@ -94,7 +94,7 @@ class TooManySkipped(RuntimeError):
     """More elements failed than `skip_limit` allows."""
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: BaseException) -> str:
     """An error as text: its type, its message and its notes."""
     try:
         said = str(error)

@@ -80,9 +80,7 @@ def is_tokens(name: str, value: np.ndarray, beside: Mapping[str, Any], *, has_to
         return True
     if is_image(name, value) or is_mask(name, value):
         return False
-    if has_tokenizer and value.ndim == 2:
-        return True
-    return bool(_TOKEN_NAME.search(name)) and (has_tokenizer or value.shape[-1] >= 8)
+    return value.shape[-1] >= 8 and (has_tokenizer or bool(_TOKEN_NAME.search(name)))
 
 
 def find_rate(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> int | None:

@@ -19,7 +19,10 @@ def open_container(value: Any) -> tuple[str, dict[str, Any]] | None:
     ('list', {'0': 1, '1': 2})
     """
     if isinstance(value, Mapping):
-        return "dict", {_name(key): part for key, part in value.items()}
+        names = [key if isinstance(key, str) else repr(key) for key in value]
+        if len(set(names)) < len(names):  # such as 1 and "1"
+            names = [repr(key) for key in value]
+        return "dict", dict(zip(names, [part for _, part in value.items()], strict=True))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return "dict", dict(zip(getattr(value, "_fields"), value, strict=True))  # noqa: B009
     if isinstance(value, (list, tuple)):
@@ -34,10 +37,6 @@ def open_container(value: Any) -> tuple[str, dict[str, Any]] | None:
     if children is not None:
         return "list", {str(number): part for number, part in enumerate(children[0])}
     return None
-
-
-def _name(key: Any) -> str:
-    return key if isinstance(key, str) else repr(key)
 
 
 def find_part(element: Any, path: Sequence[str]) -> Any:

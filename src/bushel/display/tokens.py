@@ -49,7 +49,7 @@ def describe_tokens(
         if mask_rows is not None:
             shown["kept"] = mask_rows[number].astype(int).tolist()
         if tokenizer is not None:
-            shown["pieces"] = [decode(tokenizer, [token]) for token in row.tolist()]
+            shown["pieces"] = [_decode_one(tokenizer, token) for token in row.tolist()]
             shown["texts"] = _decode_segments(tokenizer, row, None if segment_rows is None else segment_rows[number])
         rows.append(shown)
     total = ids.size // ids.shape[-1]
@@ -63,6 +63,13 @@ def _decode_segments(tokenizer: Any, row: np.ndarray, segments: np.ndarray | Non
     _, first = np.unique(segments, return_index=True)
     present = [int(segments[place]) for place in sorted(first.tolist()) if segments[place] != 0]
     return [{"segment": one, "text": decode(tokenizer, row[segments == one].tolist())} for one in present]
+
+
+def _decode_one(tokenizer: Any, token: int) -> str:
+    text = decode(tokenizer, [token])
+    if not text and hasattr(tokenizer, "id_to_token"):  # a special token, which `decode` leaves out
+        return tokenizer.id_to_token(token) or ""
+    return text
 
 
 def decode(tokenizer: Any, ids: list[int]) -> str:

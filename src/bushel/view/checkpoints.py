@@ -14,7 +14,7 @@ from bushel.graph.node import MapNode
 from bushel.graph.streams import Elements
 from bushel.iterator import PipelineIterator
 from bushel.trajectory.loader import TrajectoryLoader
-from bushel.view.stream_reader import without_workers
+from bushel.view.stream_reader import can_seek, without_workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +79,15 @@ def _locate(state: Any, given: Any, dataset: Any) -> tuple[Any, int, bool]:
             elements.set_state(state if isinstance(state, bytes) else json.dumps(state).encode())
             state = elements._iterator.get_state()
     node = dataset._node
-    with PipelineIterator(Elements(node) if isinstance(node, MapNode) else without_workers(node)) as iterator:
-        iterator.set_state(state)
-        try:
+    if isinstance(node, MapNode):
+        with PipelineIterator(Elements(node)) as iterator:
+            iterator.set_state(state)
             return state, iterator._get_next_index(), True
-        except Exception:  # a stream that does not know its index
-            return state, 0, False
+    stream = without_workers(node)
+    with PipelineIterator(stream) as iterator:
+        iterator.set_state(state)
+        absolute = can_seek(stream, iterator)
+        return state, iterator._get_next_index() if absolute else 0, absolute
 
 
 def _choose_step(path: Path, wanted: int | None) -> tuple[Path, int | None]:

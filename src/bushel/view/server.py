@@ -151,23 +151,27 @@ def answer(function: Callable[[Query], Any], query: Query) -> tuple[int, Any]:
         return 200, function(query)
     except BadQuery as error:
         return 400, {"error": {"message": str(error)}}
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a user's function may call sys.exit
         return 500, {"error": {"message": describe_error(error)}}
 
 
 def to_json(value: Any) -> bytes:
-    """JSON of an answer. JSON has no infinities and no NaN, so these become texts."""
-    return json.dumps(_without_nan(value), allow_nan=False, separators=(",", ":")).encode()
+    """JSON of an answer. What JavaScript's numbers cannot hold becomes a text: infinities, NaN, large integers."""
+    return json.dumps(_for_javascript(value), allow_nan=False, separators=(",", ":")).encode()
 
 
-def _without_nan(value: Any) -> Any:
+def _for_javascript(value: Any) -> Any:
+    if hasattr(value, "item"):  # of NumPy
+        value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if isinstance(value, int) and abs(value) > 1 << 53:
+        return str(value)
     if isinstance(value, dict):
-        return {str(key): _without_nan(part) for key, part in value.items()}
+        return {str(key): _for_javascript(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(part) for part in value]
-    return value.item() if hasattr(value, "item") else value
+        return [_for_javascript(part) for part in value]
+    return value
 
 
 class Server:

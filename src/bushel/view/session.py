@@ -26,6 +26,12 @@ ENDLESS = 1 << 53
 """What is longer has no end: batches of an endless dataset are fewer than INFINITE. JavaScript counts up to here."""
 
 
+SPEC = 4_000
+"""How many characters of the shapes of an element are shown."""
+KEPT = 2
+"""How many elements of map datasets are kept in memory."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Reading:
     """An element that was read, or why there is none."""
@@ -97,7 +103,7 @@ class Step:
     def describe_spec(self) -> str:
         """Shapes and dtypes of an element, known without reading; "" if they are not known."""
         with contextlib.suppress(Exception):  # a user's class may raise anything
-            return trees.describe(self.node.element_spec())
+            return trees.describe(self.node.element_spec())[:SPEC]
         return ""
 
     def describe(self) -> dict[str, Any]:
@@ -147,6 +153,7 @@ class Session:
         self.steps: list[Step] = [] if dataset is None else _list_steps(dataset._node)
         self.start = start if start is not None else (0 if checkpoint is None else checkpoint.position)
         self._readers: dict[tuple[int, bool], StreamReader] = {}
+        self._kept: dict[tuple[int, int], Reading] = {}
         self._lock = threading.Lock()
 
     @property
@@ -187,7 +194,7 @@ class Session:
             return self._reader(chosen, skips).read(index, Reading)
         except BadQuery:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a user's function may call sys.exit
             return Reading(index, error=describe_error(error), trace=_format_trace(error))
 
     def _read_map(self, step: Step, index: int) -> Reading:
@@ -199,8 +206,16 @@ class Session:
             index_in_dataset = index if index < step.length else index % step.length
         else:
             index_in_dataset = index
-        element = step.dataset[index_in_dataset]
-        return Reading(index, element, missing=element is None and getattr(step.node, "sparse", False))
+        with self._lock:
+            kept = self._kept.get((step.number, index))
+        if kept is None:
+            element = step.dataset[index_in_dataset]
+            kept = Reading(index, element, missing=element is None and getattr(step.node, "sparse", False))
+            with self._lock:  # the page asks for rows and parts of the same element
+                self._kept[step.number, index] = kept
+                while len(self._kept) > KEPT:
+                    del self._kept[next(iter(self._kept))]
+        return kept
 
     def _reader(self, step: Step, skips: bool = False) -> StreamReader:
         with self._lock:
@@ -248,7 +263,7 @@ def _list_steps(last: Node) -> list[Step]:
     return steps
 
 
-def _format_trace(error: Exception) -> str:
+def _format_trace(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

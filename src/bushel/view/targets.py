@@ -88,10 +88,12 @@ def _load_python(place: str, name: str) -> Any:
         if not path.is_file():
             raise FileNotFoundError(f"{place} does not exist.")
         sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+        # A file that is called json.py must not take the place of the module json.
+        module_name = f"viewed_{path.stem}" if path.stem in sys.modules else path.stem
+        spec = importlib.util.spec_from_file_location(module_name, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
+        sys.modules[module_name] = module
         spec.loader.exec_module(module)
     else:
         sys.path.insert(0, os.getcwd())

@@ -14,8 +14,9 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** A whole number with thin spaces between thousands. */
+/** A whole number with commas between thousands. */
 export function count(number) {
+  if (typeof number === "string") return number; // too large for a number of JavaScript
   return number === null || number === undefined ? "" : Number(number).toLocaleString("en-US");
 }
 

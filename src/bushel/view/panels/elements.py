@@ -34,8 +34,9 @@ def routes(session: Session) -> Routes:
         if not reading.has_element:
             raise BadQuery("This element cannot be read.")
         element, row = reading.element, query.integer("row", -1, low=-1)
-        if row >= 0 and find_batch_size(element) is not None:
-            element = take_row(element, row)
+        rows = find_batch_size(element)
+        if row >= 0 and rows is not None:
+            element = take_row(element, min(row, rows - 1))
         try:
             path = [str(name) for name in json.loads(query.text("path"))]
             found = find_part(element, path)

@@ -12,7 +12,7 @@ from bushel.graph.node import MapNode
 from bushel.graph.streams import Elements, WithOptions
 from bushel.iterator import PipelineIterator
 from bushel.view.queries import Query, Routes
-from bushel.view.session import Session
+from bushel.view.session import SPEC, Session
 from bushel.view.stream_reader import without_workers
 
 RECORDS_FOR_SHAPES = 10_000
@@ -36,7 +36,7 @@ def routes(session: Session) -> Routes:
 
     def shapes(query: Query) -> dict[str, Any]:
         reading = session.read(query.integer("step", -1), 0)
-        spec = trees.describe(reading.element) if reading.has_element else ""
+        spec = trees.describe(reading.element)[:SPEC] if reading.has_element else ""
         failure = {"message": reading.error, "trace": reading.trace} if reading.error else None
         return {"spec": spec, "missing": reading.missing, "failure": failure}
 
