@@ -200,6 +200,16 @@ def test_masks_are_drawn_over_what_they_mask():
     assert shown["x"]["shaded"] == [[16, 20]]
 
 
+def test_masks_of_octo():
+    shown = parts({"image": np.stack([PICTURE] * 2), "pad_mask_dict": {"image": np.array([False, True])}})
+    assert shown["image"]["kept"] == [0, 1] and shown["image"]["mask"] == "pad_mask_dict/image"
+
+
+def test_an_array_of_one_value_needs_no_plot():
+    shown = parts({"x": np.full((50, 7), 3.5), "y": np.zeros(40, bool)})
+    assert shown["x"]["constant"] == "3.5" and "heat" not in shown["x"] and shown["y"]["constant"] == "False"
+
+
 def test_packed_tokens():
     ds = MapDataset.source([{"text": np.arange(n) + 10} for n in (5, 9, 4)]).pack([5, 9, 4], {"text": 12})
     row = parts(ds[0])["text"]["rows"][0]

@@ -37,8 +37,12 @@ def test_elements_after_every_step_of_a_map_dataset(recipe, index):
         reading = session.read(step.number, index)
         if step.length == 0:
             assert reading.ended == 0
-        else:
+            continue
+        try:
             expected = step.dataset[index]
+        except OverflowError as error:  # a function of the recipe
+            assert type(error).__name__ in reading.error
+        else:
             assert reading.error == "" and same(reading.element, expected)
             to_json(describe_element(reading.element))
     to_json(session.describe())

@@ -11,7 +11,7 @@
 | rows | images of several windows: one `frames` for each row of a batch | items, left_out |
 | audio | a sound | url, rate, seconds, curve |
 | tokens | rows of tokens | see tokens.py |
-| array | any other array | summary, histogram, curve, heat, slices, values, mask |
+| array | any other array | summary, histogram, curve, curves, heat, slices, values, mask, constant |
 | failed | a part that cannot be shown | text |
 
 All have `type`: dtype and shape, or the name of the class. Large arrays are cut.
@@ -128,7 +128,7 @@ class _Describer:
             if isinstance(value, np.ma.MaskedArray):
                 mask, value = ("its own mask", ~np.ma.getmaskarray(value)), np.asarray(value.data)
             described = self._describe_array(value, name, beside, mask)
-            return {"type": trees.describe(value)} | described
+            return {"type": _name_type(value)} | described
         value = value[()] if isinstance(value, np.ndarray) else value
         if isinstance(value, (bytes, str)):
             return self._describe_leaf(value, name, beside)
@@ -274,6 +274,8 @@ def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None, *,
         shown["summary"] = media.summarize(value)
     if value.dtype.kind not in "iufb" or value.size < VALUES:
         return shown
+    if value.size <= media.SAMPLE and bool((value == value.reshape(-1)[0]).all()):
+        return shown | {"constant": str(value.reshape(-1)[0]), "size": value.size}
     if value.dtype != bool:
         shown["histogram"] = media.histogram(value)
     if not draws:
@@ -281,7 +283,9 @@ def _describe_numbers(value: np.ndarray, mask: tuple[str, np.ndarray] | None, *,
     hidden = None if mask is None else mask[1]
     if hidden is not None and hidden.ndim == 1:
         shown["shaded"] = find_runs(~hidden)
-    if value.ndim == 1:
+    if value.ndim == 1 and value.dtype == bool:
+        shown["heat"] = media.heat_map(value[None], None if hidden is None else hidden[None])
+    elif value.ndim == 1:
         shown["curve"] = media.curve(value)
     elif value.ndim == 2:
         if value.shape[0] >= VALUES and value.shape[1] <= CURVES and value.dtype.kind == "f":
@@ -331,6 +335,12 @@ def _format_values(value: np.ndarray) -> str:
         corner = corner[0]
     text = np.array2string(corner, threshold=corner.size + 1, precision=4, suppress_small=True, max_line_width=110)
     return text + ("" if corner.size == value.size else " …")
+
+
+def _name_type(value: np.ndarray) -> str:
+    """The dtype and shape of an array; "str" and "bytes" for arrays of texts."""
+    name = {"U": "str", "S": "bytes"}.get(value.dtype.kind)
+    return trees.describe(value) if name is None else f"{name}{list(value.shape)}"
 
 
 def _as_array(value: Any) -> Any:

@@ -35,6 +35,11 @@ def find_mask(name: str, value: np.ndarray, beside: Mapping[str, Any]) -> tuple[
     A mask has the first axes of the array, and a name with "mask" in it. `action_pad_mask` belongs to `action`. A mask
     with no other word in its name ("mask", "pad_mask", "attention_mask") belongs to every array that it fits.
     """
+    paired = beside.get("pad_mask_dict")  # Octo's masks: a dict with a mask for each entry
+    if isinstance(paired, Mapping) and isinstance(paired.get(name), np.ndarray):
+        mask = paired[name]
+        if mask.dtype == bool and mask.ndim and mask.shape == value.shape[: mask.ndim]:
+            return f"pad_mask_dict/{name}", mask
     best: tuple[int, str] | None = None
     for other, candidate in beside.items():
         if other == name or "mask" not in other or not is_mask(other, candidate) or is_mask(name, value):

@@ -10,7 +10,9 @@ const tabs = document.getElementById("tabs");
 async function open() {
   const info = await api.get("info");
   document.title = `${info.target} · Bushel`;
-  document.getElementById("target").textContent = info.target;
+  const target = document.getElementById("target");
+  target.textContent = info.target.length > 48 ? `…/${info.target.split("/").slice(-2).join("/")}` : info.target;
+  target.title = info.target;
   const panels = [];
   for (const name of Object.keys(info.panels)) {
     try {

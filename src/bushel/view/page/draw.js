@@ -53,7 +53,7 @@ const drawText = (part) => [h("pre", { class: "text" }, part.text), leftOut(part
 
 const drawTexts = (part) => [
   h("ol", { class: "texts", start: 0 }, part.texts.map(({ text, times }) =>
-    h("li", {}, h("pre", { class: "text" }, text), times > 1 ? h("span", { class: "note" }, `${count(times)} times in a row`) : null))),
+    h("li", {}, text ? h("pre", { class: "text" }, text) : h("span", { class: "quiet" }, "(empty) "), times > 1 ? h("span", { class: "note" }, `${count(times)} times in a row`) : null))),
   leftOut(part.left_out, "texts"),
 ];
 
@@ -207,6 +207,7 @@ function visible(piece) {
 
 function drawArray(part) {
   const { summary = {} } = part;
+  if (part.constant !== undefined) return note(`all ${count(part.size)} values are ${part.constant}`, part.mask ? `hidden in part by ${part.mask}` : "");
   const facts = ["min", "max", "mean", "std"].filter((name) => name in summary).map((name) => `${name} ${short(summary[name])}`);
   if (part.share_true !== undefined) facts.push(`${short(100 * part.share_true)} % true`);
   if (summary.not_finite) facts.push(`${count(summary.not_finite)} not finite`);
@@ -231,7 +232,7 @@ function drawArray(part) {
 function heat(map) {
   const image = h("img", { src: map.url, class: "pixels heat", alt: "heat map" });
   const cell = (space, cells) => Math.max(1, Math.min(24, Math.floor(space / cells)));
-  const [across, down] = [cell(300, map.width), cell(190, map.height)];
+  const [across, down] = [cell(300, map.width), Math.min(cell(190, map.height), map.height === 1 ? 16 : 24)];
   const narrow = Math.max(map.width / map.height, map.height / map.width) > 3; // then cells need not be square
   image.style.width = `${map.width * (narrow ? across : Math.min(across, down))}px`;
   image.style.height = `${map.height * (narrow ? down : Math.min(across, down))}px`;
