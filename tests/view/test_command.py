@@ -36,3 +36,15 @@ def test_targets_that_cannot_be_opened(tmp_path):
         command = [sys.executable, "-m", "bushel", "view", target, "--no-browser"]
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 1 and message in ended.stderr and "Traceback" not in ended.stderr
+
+
+def test_the_server_is_imported_only_for_a_page():
+    """A training program and its workers pay nothing for the viewer."""
+    program = (
+        "import sys, bushel\n"
+        "bushel.MapDataset.range(3).show(1)\n"
+        "assert not {'starlette', 'uvicorn', 'bushel.view'} & set(sys.modules)\n"
+        "import bushel.view\n"
+        "assert not {'starlette', 'uvicorn'} & set(sys.modules) and callable(bushel.view)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

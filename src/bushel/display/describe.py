@@ -163,6 +163,8 @@ class _Describer:
         if value.dtype.kind in "SUO":
             return self._describe_objects(value)
         mask = mask or kinds.find_mask(name, value, beside)
+        if mask is not None and mask[1].all():  # it hides nothing
+            mask = None
         if kinds.is_tokens(name, value, beside, has_tokenizer=self._tokenizer is not None):
             segments, positions = kinds.find_segments(name, beside)
             fits = mask is not None and mask[1].shape == value.shape
