@@ -9,6 +9,7 @@ import threading
 import time
 from typing import Any
 
+from bushel.base import trees
 from bushel.base.options import DatasetOptions
 from bushel.graph.explain import Explanation
 from bushel.graph.node import Node, replace_parents
@@ -20,6 +21,7 @@ BUDGET_S = 2.0
 """How long one request may read forward. The page then shows how far it is, and asks again."""
 
 _KEPT_ELEMENTS = 16
+_KEPT_BYTES = 256 << 20
 _KEPT_STATES = 256
 
 
@@ -50,6 +52,10 @@ def can_seek(node: StreamNode, iterator: PipelineIterator[Any]) -> bool:
     except Exception:  # the iterator of a user's own dataset may raise anything
         return False
     return True
+
+
+def _measure(element: Any) -> int:
+    return sum(getattr(leaf, "nbytes", 64) for leaf in trees.leaves(element))
 
 
 def _makes_batches(node: Node) -> bool:
@@ -174,9 +180,12 @@ class StreamReader:
         return element
 
     def _keep(self, position: int, element: Any) -> None:
+        """Keeps an element, and forgets the oldest ones if they are many or large."""
         self._elements[position] = element
-        if len(self._elements) > _KEPT_ELEMENTS:
+        sizes = [_measure(kept) for kept in self._elements.values()]
+        while len(sizes) > 1 and (len(sizes) > _KEPT_ELEMENTS or sum(sizes) > _KEPT_BYTES):
             self._elements.popitem(last=False)
+            sizes.pop(0)
 
     def _seek(self, index: int) -> None:
         if self._position != index:
