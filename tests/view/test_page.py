@@ -215,6 +215,12 @@ def test_where_an_element_comes_from(open_page, tmp_path):
     assert f"line {records[0].record // 5} {records[0].record % 5}" in page.locator(".shown").inner_text()
 
 
+def test_an_origin_that_is_not_known_is_said_calmly(open_page):
+    page = open_page(MapDataset.range(9).to_iter_dataset().filter(lambda x: x > 2), panel="origin")
+    page.wait_for_selector(".shown .quiet")
+    assert "without reading" in page.locator(".shown").inner_text() and page.locator(".failure").count() == 0
+
+
 class Counted:
     def __init__(self):
         self.reads = []

@@ -13,6 +13,7 @@ from robots import mixture, prepared
 
 import bushel
 from bushel import DataLoader, IterDataset, MapDataset, MultiprocessingOptions
+from bushel.display.tokens import describe_tokens
 from bushel.samplers import IndexSampler
 from bushel.trajectory import get_dataloader
 from bushel.transforms import Batch
@@ -207,8 +208,20 @@ def test_explain_of_a_stream():
     stream = MapDataset.range(100).seed(1).shuffle().to_iter_dataset().batch(4)
     records = [record.record for record in Session(stream).explain(-1, 3).records]
     assert records == list(stream)[3].tolist()
+    with pytest.raises(ValueError, match="ends before element 25"):
+        Session(stream).explain(-1, 25)
     with pytest.raises(ValueError, match="depend on what was read before"):
         Session(filtered()).explain(-1, 3)
+
+
+def test_a_tokenizer_from_its_file(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[PAD]": 0, "one": 1, "two": 2}, unk_token="[PAD]"))
+    words.add_special_tokens(["[PAD]"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    session = open_session(MapDataset.range(3), tokenizer=tmp_path / "tokenizer.json")
+    (row,) = describe_tokens(np.array([1, 2, 0]), tokenizer=session.tokenizer)["rows"]
+    assert row["pieces"] == ["one", "two", "[PAD]"] and row["texts"][0]["text"].split() == ["one", "two"]
 
 
 def test_no_worker_processes_are_started(monkeypatch):

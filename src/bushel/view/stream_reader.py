@@ -160,11 +160,11 @@ class StreamReader:
                     "The elements of this stream depend on what was read before them, so Bushel does not know their "
                     "records without reading. Look at an earlier step, or use `pack` and `where` on the MapDataset."
                 )
-            self._seek(index)
-            explanations = self._iterator.explain(1)
-            if not explanations:
-                raise ValueError(f"The stream ends before element {index}.")
-            return explanations[0]
+            if self._length is None or index < self._length:
+                self._seek(index)
+                for explanation in self._iterator.explain(1):
+                    return explanation
+            raise ValueError(f"The stream ends before element {index}.")
 
     def _next(self) -> Any:
         """The next element, with the state before it kept."""

@@ -19,7 +19,10 @@ def routes(session: Session) -> Routes:
     def explain(query: Query) -> dict[str, Any]:
         step = session.step(query.integer("step", -1))
         index = query.integer("index", 0, low=0)
-        explanation = session.explain(step.number, index)
+        try:
+            explanation = session.explain(step.number, index)
+        except (ValueError, IndexError) as reason:  # it is not known without reading, or there is no such element
+            return {"index": index, "unknown": str(reason)}
         leaves = [one.node for one in session.steps if not one.parents]
         records = [
             {

@@ -32,7 +32,7 @@ export function render(element, api, info) {
     try {
       const answer = await api.get("origin/explain", { step, index });
       if (index !== current()) return;
-      shown.replaceChildren(...draw(answer));
+      shown.replaceChildren(...(answer.unknown ? [notice(answer.unknown)] : draw(answer)));
     } catch (error) {
       shown.replaceChildren(failure(error.message));
     }
