@@ -314,6 +314,10 @@ def _add_view(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=0, help="the port (default: a free one)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
+    parser.add_argument(
+        "--rerun", nargs="?", const="", metavar="FILE", help="writes robot data to FILE.rrd for Rerun; serves no page"
+    )
+    parser.add_argument("--count", type=int, metavar="N", help="with --rerun: how many elements, from --at on")
     parser.set_defaults(run=_view)
 
 

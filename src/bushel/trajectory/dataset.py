@@ -356,7 +356,7 @@ class TrajectoryDataset:
             return self._apply_operations(self._order(parts))
         # The numbers of samples are shuffled and mixed first. Then one function gathers the samples of all tables.
         firsts = np.cumsum([0, *(len(part.samples) for part in tables)]).tolist()
-        numbers = [part.indices(first, len(joined)) for part, first in zip(tables, firsts)]
+        numbers = [part.indices(first, len(joined), joined) for part, first in zip(tables, firsts)]
         return self._apply_operations(self._order(numbers).map(joined, vectorized=True))
 
     def _order(self, parts: list[MapDataset[Any]]) -> MapDataset[Any]:

@@ -19,7 +19,7 @@ from bushel.base import trees
 from bushel.dataset import MapDataset
 from bushel.trajectory.numpy_or_jax import to_numpy, to_objects
 from bushel.trajectory.sample_index import index_samples
-from bushel.trajectory.samples import Samples
+from bushel.trajectory.samples import SampleOrigins, Samples
 from bushel.trajectory.single_pass import evaluate_once
 
 _KEPT_TRAJECTORIES = 8
@@ -42,9 +42,10 @@ class TablePart:
         """Whole trajectories."""
         return MapDataset.range(len(self.samples.chosen)).map_with_index(self.samples.trajectory)
 
-    def indices(self, first: int, total: int) -> MapDataset[Any]:
-        """The numbers of the samples, from `first` on, of the `total` samples of all parts."""
-        numbers = index_samples(len(self.samples), first, total, self.samples.describe_origin)
+    def indices(self, first: int, total: int, joined: Samples | None = None) -> MapDataset[Any]:
+        """The numbers of the samples, from `first` on, of the `total` samples of all parts, which are `joined`."""
+        origins = SampleOrigins(self.samples, joined, first)
+        numbers = index_samples(len(self.samples), first, total, origins)
         for move in self.moves:
             numbers = move(numbers)
         return numbers

@@ -81,6 +81,10 @@ class SampleSpace:
             rank = np.array([order[at] for order, at in zip(orders, rank.tolist())], dtype=np.int64)
         return episode, self._times(episode, rank)
 
+    def first_number(self, place: int) -> int:
+        """The number of the first sample of the episode `chosen[place]`. The others of the episode follow it."""
+        return int(self._ends[place] - self._counts[place])
+
     def times(self, episode: int, epoch: int) -> np.ndarray:
         """The times of all samples of an episode: in order, unless `limit` draws some of them."""
         ranks = self._draw_ranks(episode, epoch)
@@ -102,7 +106,7 @@ class SampleSpace:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _SampleIndex(Leaf):
+class SampleIndex(Leaf):
     """The sample numbers [first, first + count) of `total`; in epoch e, e * total is added to each of them."""
 
     count: int
@@ -131,7 +135,7 @@ class _SampleIndex(Leaf):
 
 # The identity of a pipeline, which every saved state carries, holds the names of its node classes. Under another name
 # this class would refuse all states that were saved before it was renamed.
-_SampleIndex.__name__ = "_Tickets"
+SampleIndex.__name__ = "_Tickets"
 
 
 def index_samples(
@@ -142,4 +146,4 @@ def index_samples(
     >>> [int(number) for number in index_samples(2, first=3, total=5).repeat(2)]
     [3, 4, 8, 9]
     """
-    return MapPipeline(_SampleIndex(count, first, count if total is None else total, describe))
+    return MapPipeline(SampleIndex(count, first, count if total is None else total, describe))

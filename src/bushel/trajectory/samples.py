@@ -221,13 +221,6 @@ class Samples(InTwoSteps):
     def _has_images(self) -> bool:
         return bool(self.episodes.image_columns)
 
-    def describe_origin(self, number: int, epoch: int) -> Origin:
-        """The frame and the episode of a sample, for messages."""
-        (episode,), (time,) = self.space.locate(np.array([number]), np.array([epoch]))
-        numbers = self.episodes.numbers
-        of = f" of {self.name}" if "dataset_name" in self.episodes.columns else ""
-        return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (int(time),))
-
     def _rows(self, at: Tree, chance: Draws) -> Tree:
         episode, frames = at["episode"], at["frame"]
         columns = self.episodes.columns
@@ -403,6 +396,45 @@ class Samples(InTwoSteps):
         if len(shape) == 1:
             return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
         return self._action(episode, firsts)[:, :, :horizon]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SampleOrigins:
+    """Which episode and step the samples of one data set are.
+
+    Args:
+      samples: the samples of the data set.
+      joined: the samples of several data sets, if its samples are computed with those of others.
+      first: the number of its first sample among those of `joined`.
+    """
+
+    samples: Samples
+    joined: Samples | None = None
+    first: int = 0
+
+    def locate(self, number: int, epoch: int) -> tuple[int, int]:
+        """The episode in the table of the data set, and the step, of a sample."""
+        (episode,), (time,) = self.samples.space.locate(np.array([number]), np.array([epoch]))
+        if self.joined is not None:  # which steps are drawn for an epoch depends on the table that is drawn from
+            _, (time,) = self.joined.space.locate(np.array([self.first + number]), np.array([epoch]))
+        return int(episode), int(time)
+
+    def list_steps(self, number: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """The numbers and the steps of all samples of the episode of a sample, in the order of the steps."""
+        episode, _ = self.locate(number, epoch)
+        first = self.samples.space.first_number(int(np.flatnonzero(self.samples.chosen == episode)[0]))
+        numbers = first + np.arange(len(self.samples.space.times(episode, epoch)))
+        joined = self.samples if self.joined is None else self.joined
+        _, times = joined.space.locate(self.first + numbers, np.full(len(numbers), epoch))
+        order = np.argsort(times, kind="stable")
+        return numbers[order], times[order]
+
+    def __call__(self, number: int, epoch: int) -> Origin:
+        """The frame and the episode of a sample, for messages."""
+        episode, time = self.locate(number, epoch)
+        numbers, table = self.samples.episodes.numbers, self.samples.episodes.columns
+        of = f" of {self.samples.name}" if "dataset_name" in table else ""
+        return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (time,))
 
 
 def _make_masks(reach: np.ndarray, horizon: int, width: int = 1, filled: int = 1) -> np.ndarray:

@@ -7,8 +7,9 @@ import types
 from typing import Any
 
 from bushel.view.handle import View, view
+from bushel.view.rerun_export import to_rerun
 
-__all__ = ["View", "view"]
+__all__ = ["View", "to_rerun", "view"]
 
 
 class _CallableModule(types.ModuleType):

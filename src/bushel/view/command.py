@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import webbrowser
 from typing import Any
 
+from bushel.view.rerun_export import to_rerun
 from bushel.view.server import Server
+from bushel.view.session import Session
 from bushel.view.targets import open_session
 
 
@@ -22,6 +25,8 @@ def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
         split=options.split,
         options=source_options,
     )
+    if options.rerun is not None:
+        return _export(session, options)
     server = Server(session, host=options.host, port=options.port)
     print(f"{options.target} at {server.url}\nCtrl-C ends it.", flush=True)
     if options.host not in ("127.0.0.1", "localhost", "::1"):
@@ -34,4 +39,16 @@ def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
         pass
     finally:
         session.close()
+    return 0
+
+
+def _export(session: Session, options: argparse.Namespace) -> int:
+    """Writes a file for the Rerun viewer instead of serving a page."""
+    path = options.rerun or f"{os.path.basename(options.target.rstrip('/')).partition(':')[0]}.rrd"
+    elements = None if options.count is None else range(session.start, session.start + options.count)
+    try:
+        count = to_rerun(session, path, elements=elements)
+    finally:
+        session.close()
+    print(f"{count:,} elements in {path}. `rerun {path}` shows them.")
     return 0

@@ -9,6 +9,9 @@ function css(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+/** Distances between ticks of an axis of whole numbers. */
+const WHOLE = Array.from({ length: 16 }, (_, n) => [1, 2, 5].map((digit) => digit * 10 ** n)).flat();
+
 function axis(label) {
   const line = { stroke: css("--line"), width: 1 };
   return { stroke: css("--quiet"), grid: line, ticks: line, label, labelSize: label ? 16 : 0, font: "11px system-ui", size: label ? 38 : 30 };
@@ -27,9 +30,10 @@ function make(element, options, data) {
 
 /**
  * Curves. series: [{label, y, color?, dash?}], all over the same x. shaded: [[from, to, label?], ...] of x, drawn grey,
- * for example the padded part. Returns the element; uPlot draws it once it is on the page.
+ * for example the padded part. marker: a value of x that gets a vertical line. Returns the element; uPlot draws it once
+ * it is on the page, and `element.plot` is then the plot.
  */
-export function lines({ x, series, shaded, height = 160, width = 720, xLabel = "", legend = series.length > 1 }) {
+export function lines({ x, series, shaded, marker = null, height = 160, width = 720, xLabel = "", legend = series.length > 1 }) {
   const element = h("div", { class: "plot", style: { width: `${width}px` } });
   const shade = (plot) => {
     const { left, top, width: w, height: tall } = plot.bbox;
@@ -40,6 +44,10 @@ export function lines({ x, series, shaded, height = 160, width = 720, xLabel = "
       const end = Math.min(left + w, plot.valToPos(to, "x", true));
       if (end > begin) plot.ctx.fillRect(begin, top, end - begin, tall);
     }
+    if (marker !== null) {
+      plot.ctx.fillStyle = css("--accent");
+      plot.ctx.fillRect(plot.valToPos(marker, "x", true) - devicePixelRatio, top, 2 * devicePixelRatio, tall);
+    }
     plot.ctx.restore();
   };
   const options = {
@@ -48,7 +56,7 @@ export function lines({ x, series, shaded, height = 160, width = 720, xLabel = "
     cursor: { y: false },
     legend: { show: legend, live: false },
     scales: { x: { time: false } },
-    axes: [axis(xLabel), { ...axis(""), size: 52 }],
+    axes: [{ ...axis(xLabel), ...(x.every(Number.isInteger) ? { incrs: WHOLE } : {}) }, { ...axis(""), size: 52 }],
     series: [{}, ...series.map((one, n) => ({
       label: one.label,
       stroke: one.color || COLORS[n % COLORS.length],
@@ -59,12 +67,28 @@ export function lines({ x, series, shaded, height = 160, width = 720, xLabel = "
     hooks: { drawClear: [shade] },
   };
   const data = [x, ...series.map((one) => one.y.map((value) => (typeof value === "number" ? value : null)))];
-  requestAnimationFrame(() => make(element, options, data));
+  requestAnimationFrame(() => (element.plot = make(element, options, data)));
   return element;
 }
 
-/** A histogram: {edges, counts} as the server computes it. */
-export function bars({ edges, counts, height = 110, width = 290, color = COLORS[0], xLabel = "" }) {
+/** Points (x[n], y[n]), for example where records come from. x grows. */
+export function points({ x, y, height = 160, width = 360, color = COLORS[0], xLabel = "", yRange = null }) {
+  const element = h("div", { class: "plot", style: { width: `${width}px` } });
+  const options = {
+    width,
+    height,
+    cursor: { y: false },
+    legend: { show: false },
+    scales: { x: { time: false }, y: yRange ? { range: yRange } : {} },
+    axes: [axis(xLabel), { ...axis(""), size: 60 }],
+    series: [{}, { stroke: color, paths: () => null, points: { show: true, size: 2.5, width: 0, fill: color } }],
+  };
+  requestAnimationFrame(() => (element.plot = make(element, options, [x, y])));
+  return element;
+}
+
+/** A histogram: {edges, counts} as the server computes it. `tick` writes a value of the x axis. */
+export function bars({ edges, counts, height = 110, width = 290, color = COLORS[0], xLabel = "", tick = null }) {
   const element = h("div", { class: "plot", style: { width: `${width}px` } });
   const options = {
     width,
@@ -72,9 +96,9 @@ export function bars({ edges, counts, height = 110, width = 290, color = COLORS[
     cursor: { y: false },
     legend: { show: false },
     scales: { x: { time: false, range: [edges[0], edges[edges.length - 1]] }, y: { range: (_, low, high) => [0, high || 1] } },
-    axes: [axis(xLabel), { ...axis(""), size: 48 }],
+    axes: [tick ? { ...axis(xLabel), incrs: WHOLE, values: (_, values) => values.map(tick) } : axis(xLabel), { ...axis(""), size: 48 }],
     series: [{}, { stroke: color, fill: `${color}80`, width: 1, paths: uPlot.paths.stepped({ align: 1 }), points: { show: false } }],
   };
-  requestAnimationFrame(() => make(element, options, [edges, [...counts, counts[counts.length - 1]]]));
+  requestAnimationFrame(() => (element.plot = make(element, options, [edges, [...counts, counts[counts.length - 1]]])));
   return element;
 }

@@ -1,0 +1,175 @@
+"""Which records of which sources make up some outputs of a pipeline, for whole arrays. By arithmetic: nothing is read.
+
+`graph/explain.py` answers the same question for one element, as objects. Here the answer is arrays, so that many
+thousands of batches can be counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from bushel.base.checks import INFINITE
+from bushel.base.errors import RowFailed
+from bushel.graph.elementwise import Elementwise
+from bushel.graph.node import MapNode, Node
+from bushel.graph.ordered import BatchStream, MixStream
+from bushel.graph.reindex import Select
+from bushel.graph.streams import Elements, SeedStream, StreamNode
+from bushel.index import mix, words
+
+
+class NotTraceable(ValueError):
+    """The records of an output depend on what was read before it, so arithmetic alone does not give them."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Records:
+    """The records of one source in some outputs, in the order in which they are delivered."""
+
+    leaf: MapNode
+    component: tuple[int, ...]
+    """Which dataset of each mixture, concatenation or zip the records come through."""
+    rows: np.ndarray
+    """For each record, which of the outputs it is a part of."""
+    indices: np.ndarray
+    """For each record its index in the source. From the second epoch on, it is the number + epoch * length."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choices:
+    """The elements that a mixture or a concatenation contributes to some outputs."""
+
+    node: Select | MixStream
+    component: tuple[int, ...]
+    rows: np.ndarray
+    """For each element, which of the outputs it is a part of."""
+    positions: np.ndarray
+    """For each element its position in the mixture."""
+    which: np.ndarray
+    """For each element, which dataset of the mixture it comes from."""
+
+
+@dataclasses.dataclass(eq=False)
+class Trace:
+    """What some outputs of a pipeline are made of."""
+
+    outputs: int
+    """How many outputs there are. Fewer than were asked for where the pipeline ends."""
+    records: list[Records] = dataclasses.field(default_factory=list)
+    choices: list[Choices] = dataclasses.field(default_factory=list)
+    before_filter: str | None = None
+    """The first filter that may still remove elements. The counts are those before it."""
+
+
+def count_outputs(node: Node) -> int | None:
+    """How many elements a pipeline has; INFINITE for no end; None where that is not known without reading."""
+    if isinstance(node, (MapNode, StreamNode)):
+        return node.length
+    raise TypeError(f"Expected a node of a pipeline, got {type(node).__name__}.")
+
+
+def trace_outputs(node: Node, indices: np.ndarray) -> Trace:
+    """Traces the outputs at `indices` of a pipeline to the records of its sources.
+
+    Raises NotTraceable for a stream whose elements depend on what was read before.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.mix([MapDataset.range(9), MapDataset.range(3)], [3, 1]).batch(4)
+    >>> found = trace_outputs(ds._node, np.arange(2))
+    >>> [(one.component, one.indices.tolist()) for one in found.records]
+    [((0,), [0, 1, 2, 3, 4, 5]), ((1,), [0, 1])]
+
+    Args:
+      node: the last node of the pipeline.
+      indices: positions of outputs, in growing order. Positions after the end are left out.
+    """
+    length = count_outputs(node)
+    indices = np.asarray(indices, dtype=np.int64)
+    if length is not None and length < INFINITE:
+        indices = indices[indices < length]
+    found = Trace(len(indices))
+    try:
+        _walk(node, np.arange(len(indices)), indices, (), found)
+    except RowFailed as failed:  # a user's function that selects datasets
+        raise failed.error from None
+    if isinstance(node, StreamNode):  # a mixture of streams may have ended earlier
+        found.outputs = max((int(part.rows.max()) + 1 for part in found.records if len(part.rows)), default=0)
+    return found
+
+
+def _walk(node: Node, rows: np.ndarray, indices: np.ndarray, component: tuple[int, ...], found: Trace) -> None:
+    if isinstance(node, MapNode):
+        _walk_map(node, rows, indices, component, found)
+    elif isinstance(node, Elements):
+        if node.parent.sparse and not node.allow_nones:
+            raise NotTraceable(
+                "A filter removes elements, so the position of an element is not known without reading those before "
+                "it. Filter with `where`, which computes the filter once."
+            )
+        inside = indices < node.parent.length
+        _walk(node.parent, rows[inside], indices[inside], component, found)
+    elif isinstance(node, BatchStream):
+        size = node.batch_size
+        parts = (indices[:, None] * size + np.arange(size)).reshape(-1)
+        _walk(node.parent, np.repeat(rows, size), parts, component, found)
+    elif isinstance(node, MixStream):
+        _walk_mixed_streams(node, rows, indices, component, found)
+    elif node.transparent or isinstance(node, SeedStream) or (isinstance(node, Elementwise) and not node.drops):
+        (parent,) = node.parents
+        _walk(parent, rows, indices, component, found)
+    else:
+        raise NotTraceable(f"What comes after {node.call()} depends on what was read before, so it is not known ahead.")
+
+
+def _walk_map(node: MapNode, rows: np.ndarray, indices: np.ndarray, component: tuple[int, ...], found: Trace) -> None:
+    if node.drops and found.before_filter is None:
+        found.before_filter = node.call()
+    if not len(indices):
+        return
+    made, which, positions = node.made_of(indices)
+    if not len(made):  # a source, or a user's own dataset: only its author knows what it reads
+        found.records.append(Records(node, component, rows, indices))
+        return
+    rows = rows[made]
+    if isinstance(node, Select):
+        found.choices.append(Choices(node, component, rows, indices, which))
+    for number, parent in enumerate(node.parents):
+        here = slice(None) if len(node.parents) == 1 else which == number
+        path = (*component, number) if node.joins else component
+        _walk(parent, rows[here], positions[here], path, found)
+
+
+def _walk_mixed_streams(
+    node: MixStream, rows: np.ndarray, indices: np.ndarray, component: tuple[int, ...], found: Trace
+) -> None:
+    which, positions = mix.mixed(indices, node.weights)
+    for number, part in enumerate(node.parts):
+        length = part.length
+        if length is None:
+            raise NotTraceable(
+                f"Part {number} of {node.call()} has a length that is not known without reading, and the mixture ends "
+                "with its first part that ends."
+            )
+        over = np.flatnonzero((which == number) & (positions >= length))
+        if len(over):  # the mixture ends here
+            end = int(over[0])
+            rows, indices, which, positions = rows[:end], indices[:end], which[:end], positions[:end]
+    found.choices.append(Choices(node, component, rows, indices, which))
+    for number, part in enumerate(node.parts):
+        here = which == number
+        _walk(part, rows[here], positions[here], (*component, number), found)
+
+
+def first_outputs(count: int) -> np.ndarray:
+    """The positions of the first `count` outputs."""
+    return words.ranging(0, count)
+
+
+def count_records(node: Node) -> int:
+    """How many records one output of a pipeline is made of, roughly: to limit how many outputs are traced."""
+    if isinstance(node, MapNode):
+        return max(1, node.fan_in)
+    own = node.batch_size if isinstance(node, BatchStream) else 1
+    return own * max(map(count_records, node.parents), default=1)

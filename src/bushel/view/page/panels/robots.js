@@ -1,0 +1,268 @@
+// Robots: the cameras, actions, proprioception and task of a sample, and the episode that it comes from.
+
+import { count, failure, h, notice } from "../dom.js";
+import { go, number, onChange, place } from "../place.js";
+import { COLORS, lines } from "../plots.js";
+
+export const title = "Robots";
+export const applies = (info) => info.panels.robots.applies;
+
+const SMALL = 128; // pixels: smaller images are enlarged without smoothing
+
+export async function render(element, api, info) {
+  const box = h("input", { type: "number", min: 0, "aria-label": "element", onchange: () => move(Number(box.value)) });
+  const row = h("input", { type: "number", min: 0, "aria-label": "row", onchange: () => go({ row: row.value, time: null, of: null }) });
+  const rows = h("label", { class: "rows", hidden: true }, "row ", row, h("span", { class: "quiet" }));
+  const slider = h("input", { type: "range", min: 0, value: 0, "aria-label": "step of the episode", oninput: () => scrub(Number(slider.value)) });
+  const play = h("button", { class: "play", "aria-label": "play", onclick: () => (timer ? pause() : start()) }, "▶");
+  const clock = h("output", { class: "clock" });
+  const head = h("div", { class: "head" });
+  const shown = h("div", { class: "shown" });
+  const curves = h("div", { class: "curves" });
+  element.append(
+    h("div", { class: "controls" }, h("button", { "aria-label": "previous", onclick: () => move(number("index", info.start) - 1) }, "‹"),
+      h("label", {}, "element ", box), h("button", { "aria-label": "next", onclick: () => move(number("index", info.start) + 1) }, "›"), rows),
+    head,
+    h("div", { class: "scrubber", hidden: true }, play, slider, clock),
+    shown,
+    curves,
+  );
+  const scrubber = element.querySelector(".scrubber");
+
+  let times = []; // the steps of the episode that the slider goes over
+  let timer = null;
+  let fps = null;
+  let slot = null; // which slot of the window the actions are drawn for; null: the last one
+  let latest = 0; // only the answer to the latest request is drawn
+  let known = ""; // the sample whose episode is drawn
+  let overview = [];
+  let shownTime = null;
+
+  const sample = () => ({ step: number("step", -1), index: number("index", info.start), row: number("row", 0) });
+  const name = (at) => `${at.step}.${at.index}.${at.row}`;
+  const move = (index) => Number.isFinite(index) && index >= 0 && go({ index, time: null, of: null });
+  // `of` says to which sample a time belongs: another panel may go to another sample, and knows nothing of times.
+  const scrub = (position) => go({ time: times[position], of: name(sample()) }, { replace: true });
+
+  function start() {
+    play.textContent = "❚❚";
+    if (Number(slider.value) >= times.length - 1) scrub(0);
+    timer = setInterval(() => {
+      const next = Number(slider.value) + 1;
+      if (next >= times.length) pause();
+      else scrub(next);
+    }, 1000 / Math.min(30, fps || 10));
+  }
+
+  function pause() {
+    clearInterval(timer);
+    timer = null;
+    play.textContent = "▶";
+  }
+
+  async function show() {
+    const mine = ++latest;
+    const at = sample();
+    const time = [undefined, name(at)].includes(place().of) ? number("time", -1) : -1;
+    let answer;
+    try {
+      answer = await api.get("robots/show", { ...at, time });
+    } catch (error) {
+      if (mine !== latest) return;
+      pause();
+      shown.replaceChildren(failure(error.message));
+      return;
+    }
+    if (mine !== latest) return;
+    box.value = answer.index;
+    rows.hidden = answer.rows === 0;
+    row.value = answer.row ?? 0;
+    row.max = Math.max(0, answer.rows - 1);
+    rows.lastChild.textContent = ` of ${answer.rows}`;
+    if (answer.progress) setTimeout(() => mine === latest && show(), 50); // a stream is read forward bit by bit
+    const problem = explain(answer);
+    if (problem) {
+      pause();
+      head.replaceChildren();
+      scrubber.hidden = true;
+      curves.replaceChildren();
+      known = "";
+      shown.replaceChildren(problem);
+      return;
+    }
+    shownTime = answer.place ? answer.place.time : null;
+    times = answer.place ? answer.place.times : [];
+    fps = answer.place ? answer.place.fps : null;
+    scrubber.hidden = times.length < 2;
+    slider.max = Math.max(0, times.length - 1);
+    const now = answer.place ? answer.place.time : null;
+    slider.value = Math.max(0, times.indexOf(now));
+    clock.textContent = now === null ? "" : `step ${now} of ${times.length ? times[times.length - 1] : 0}${fps ? ` · ${(now / fps).toFixed(2)} s` : ""}`;
+    head.replaceChildren(...drawHead(answer));
+    shown.replaceChildren(
+      h("div", { class: "pictures" }, answer.cameras.map((camera) => drawCamera(camera, "camera")), answer.goals.map((goal) => drawCamera(goal, "goal"))),
+      h("div", { class: "charts" }, answer.actions.map((chunks) => drawActions(chunks, now)), answer.states.map((chunks) => drawState(chunks))),
+    );
+    const key = JSON.stringify(at);
+    if (key !== known) {
+      known = key;
+      overview = [];
+      curves.replaceChildren();
+      if (answer.place) {
+        api.get("robots/episode", at).then((found) => {
+          if (known !== key) return;
+          overview = found.curves;
+          drawEpisode(shownTime);
+        }, (error) => known === key && curves.replaceChildren(failure(error.message)));
+      }
+    } else drawEpisode(now);
+  }
+
+  function drawEpisode(now) {
+    if (!overview.length) return curves.replaceChildren();
+    curves.replaceChildren(
+      h("h2", {}, "The whole episode"),
+      h("div", { class: "charts" }, overview.map((curve) => h("figure", { class: "episode", "data-name": curve.name },
+        h("figcaption", {}, curve.name, legend(curve.y.map((_, n) => n)), left(curve.left_out)),
+        lines({ x: curve.x, series: curve.y.map((y, n) => ({ label: String(n), y })), marker: now < 0 ? null : now, height: 130, width: 560, legend: false }),
+      ))),
+    );
+  }
+
+  function drawActions(chunks, now) {
+    const chosen = slot === null || slot >= chunks.x.length ? chunks.x.length - 1 : slot;
+    const figure = h("figure", { class: "action", "data-name": chunks.name });
+    const x = chunks.x[chosen];
+    const slots = chunks.x.length > 1
+      ? h("span", { class: "slots", role: "group", "aria-label": "slot of the window" }, chunks.x.map((times, n) =>
+          h("button", { "aria-pressed": String(n === chosen), onclick: () => { slot = n; show(); } }, chunks.has_times ? `from step ${times[0]}` : `slot ${n}`)))
+      : null;
+    const padded = chunks.padded_dimensions ? `, ${chunks.padded_dimensions} of ${chunks.width} dimensions are padding` : "";
+    const real = chunks.real[chosen];
+    if (x.length === 1 && !slots) {
+      figure.append(h("figcaption", {}, chunks.name, h("span", { class: "quiet" }, padded), left(chunks.left_out)), drawValues(chunks));
+      return figure;
+    }
+    figure.append(
+      h("figcaption", {}, chunks.name, legend(chunks.dimensions), h("span", { class: "quiet" }, `${padded}${describePadding(real)}`), left(chunks.left_out), slots),
+      h("div", { "data-shaded": JSON.stringify(shade(x, real)) }, drawCurves(x, chunks, chosen, now, chunks.has_times ? "step" : "step of the chunk")),
+    );
+    return figure;
+  }
+
+  function drawState(chunks) {
+    const name = h("figcaption", {}, chunks.name, h("span", { class: "quiet" }, describePadding(chunks.real[0])), left(chunks.left_out));
+    if (chunks.x[0].length > 1) {
+      name.firstChild.after(legend(chunks.dimensions));
+      return h("figure", { class: "state", "data-name": chunks.name }, name, drawCurves(chunks.x[0], chunks, 0, null, chunks.has_times ? "step" : "slot"));
+    }
+    return h("figure", { class: "state", "data-name": chunks.name }, name, drawValues(chunks));
+  }
+
+  element.tabIndex = -1;
+  const stop = onChange(show);
+  await show();
+  return () => {
+    pause();
+    stop();
+    latest += 1;
+  };
+}
+
+/** Why there is no sample to draw; null if there is one. */
+function explain(answer) {
+  if (answer.failure) return failure(answer.failure.message, answer.failure.trace);
+  if (answer.missing) return notice(`A filter has removed element ${answer.index}.`);
+  if (answer.ended !== null) return notice(`There is no element ${answer.index}: the data end after ${count(answer.ended)} elements.`);
+  if (answer.progress) return notice(`Reading forward to element ${count(answer.progress.wanted)}: at ${count(answer.progress.at)} …`);
+  if (!answer.robot) {
+    return h("p", { class: "quiet" }, "The elements after ", h("code", {}, answer.call.slice(0, 80)), " are not samples of a robot. ",
+      h("button", { onclick: () => go({ step: null }) }, "Show the last step"));
+  }
+  return null;
+}
+
+function drawHead(answer) {
+  const at = answer.place;
+  const name = (at && at.dataset) || answer.dataset;
+  const words = [];
+  if (name) words.push(h("strong", { class: "dataset" }, name));
+  if (at) words.push(h("span", { class: "episode-number", title: at.describe }, `episode ${at.episode}`));
+  if (at && at.own_time !== null && at.time !== at.own_time) {
+    words.push(h("span", { class: "quiet" }, `element ${answer.index} itself is step ${at.own_time}`,
+      at.draws_anew ? "; random changes of this step are drawn anew" : ""));
+  }
+  const text = answer.instruction;
+  return [
+    h("p", { class: "origin" }, words),
+    text === null ? null : text === ""
+      ? h("p", { class: "instruction quiet" }, "no instruction (empty)")
+      : h("blockquote", { class: "instruction" }, text),
+  ].filter(Boolean);
+}
+
+function drawCamera(camera, kind) {
+  return h("figure", { class: kind, "data-name": camera.name },
+    h("figcaption", {}, kind === "goal" ? `goal: ${camera.name}` : camera.name, left(camera.left_out, "earlier frames")),
+    h("div", { class: "frames" }, camera.frames.map((frame) => {
+      const small = frame.size && Math.max(...frame.size) < SMALL;
+      const label = frame.time === null ? "" : `step ${frame.time}`;
+      return h("div", { class: `frame${frame.real ? "" : " padded"}`, "data-time": frame.time },
+        frame.url
+          ? h("div", { class: "picture" }, h("img", { src: frame.url, alt: `${camera.name} ${label}`, class: small ? "small" : "" }))
+          : h("div", { class: "empty" }, frame.error || "no image"),
+        h("span", { class: "label" }, label, frame.real ? "" : h("em", {}, label ? " · padding" : "padding"), frame.note ? h("span", { class: "quiet" }, ` ${frame.note}`) : ""),
+      );
+    })),
+  );
+}
+
+/** The numbers of a single step, where there is no curve to draw. */
+function drawValues(chunks) {
+  return h("dl", { class: `values${chunks.real[0][0] ? "" : " padded"}` },
+    chunks.y[0].map((y, n) => h("div", {}, h("dt", {}, String(chunks.dimensions[n])), h("dd", {}, format(y[0])))));
+}
+
+function drawCurves(x, chunks, slot, marker, xLabel) {
+  return lines({
+    x,
+    series: chunks.y[slot].map((y, n) => ({ label: String(chunks.dimensions[n]), y })),
+    shaded: shade(x, chunks.real[slot]),
+    marker: chunks.has_times && marker !== null && marker > x[0] && marker <= x[x.length - 1] ? marker : null,
+    height: 170,
+    width: 560,
+    xLabel,
+    legend: false,
+  });
+}
+
+/** Stretches of x where nothing is real: from half a step before the first padded number to half a step after the last. */
+function shade(x, real) {
+  const stretches = [];
+  for (let n = 0; n < x.length; n++) {
+    if (real[n]) continue;
+    const begin = n;
+    while (n + 1 < x.length && !real[n + 1]) n++;
+    stretches.push([begin === 0 ? x[0] - 0.5 : (x[begin - 1] + x[begin]) / 2, n === x.length - 1 ? x[n] + 0.5 : (x[n] + x[n + 1]) / 2]);
+  }
+  return stretches;
+}
+
+function describePadding(real) {
+  const padded = real.filter((one) => !one).length;
+  if (!padded) return "";
+  return padded === real.length ? " · all of it is padding" : ` · ${padded} of ${real.length} steps are padding`;
+}
+
+/** The numbers of dimensions in the colours of their curves. */
+function legend(dimensions) {
+  return h("span", { class: "legend" }, dimensions.map((dimension, n) => h("span", { style: { color: COLORS[n % COLORS.length] } }, String(dimension))));
+}
+
+function left(number, what = "dimensions") {
+  return number ? h("span", { class: "quiet" }, ` · ${number} more ${what} are not drawn`) : null;
+}
+
+function format(value) {
+  return typeof value === "number" ? value.toFixed(4) : String(value);
+}
