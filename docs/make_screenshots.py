@@ -120,6 +120,49 @@ def find_failing() -> int:
     return next(index for index in range(100) if session.read(-1, index).error)
 
 
+def record_episode(number: int, length: int, name: str) -> dict[str, Any]:
+    """An arm that moves a block: two cameras, joints, actions and an instruction."""
+    steps = np.arange(length)[:, None]
+    joints = np.sin(steps / 8 + number + np.arange(6)).astype(np.float32)
+    hand = (steps > length // 2).astype(np.float32)
+    front, wrist = [], []
+    for step in range(length):
+        image = Image.new("RGB", (160, 120), (206, 204, 198))
+        pen = ImageDraw.Draw(image)
+        pen.polygon([(0, 120), (0, 78), (160, 66), (160, 120)], fill=(164, 126, 88))
+        x, y = 30 + 90 * step / length, 70 + 14 * np.sin(step / 6 + number)
+        pen.line([(80, 0), (74, 30), (x + 8, y - 10)], fill=(70, 72, 78), width=6)
+        pen.rectangle([x, y, x + 16, y + 14], fill=(196, 60, 52), outline=(60, 50, 40))
+        front.append(np.asarray(image))
+        wrist.append(np.asarray(image.crop((int(x) - 20, int(y) - 20, int(x) + 36, int(y) + 22)).resize((160, 120))))
+    words = [b"put the red block on the tray", b"push the red block to the right"][number % 2]
+    return {
+        "observation": {"image_front": np.stack(front), "image_wrist": np.stack(wrist), "proprio": joints},
+        "action": np.concatenate([np.diff(joints, axis=0, append=joints[-1:]), hand], axis=1),
+        "task": {"language_instruction": np.array([words] * length, object)},
+        "dataset_name": np.array([name.encode()] * length, object),
+    }
+
+
+def open_robots() -> Session:
+    """Samples of two robots, mixed 3 to 1: windows of two frames, chunks of twelve actions."""
+    from bushel.trajectory import TrajectoryDataset, apply_trajectory_transforms
+
+    parts = []
+    for name, lengths in (("kitchen", (46, 38, 52)), ("bench", (30, 41))):
+        episodes = [record_episode(number, length, name) for number, length in enumerate(lengths)]
+        windows = apply_trajectory_transforms(
+            TrajectoryDataset.from_trajectories(episodes),
+            train=True,
+            window_size=2,
+            action_horizon=12,
+            goal_relabeling_strategy="uniform",
+        )
+        parts.append(windows.flatten().shuffle(seed=len(parts)).repeat())
+    mixed = TrajectoryDataset.sample_from_datasets(parts, [3, 1])
+    return Session(mixed.batch(32).dataset, target="train.py:make_dataset")
+
+
 SHOTS = {
     "view_elements": Shot(open_scenes, {"panel": "elements", "index": 12}, ".plots canvas", height=760),
     "view_batch": Shot(open_batches, {"panel": "elements", "index": 3}, ".strip[data-ready]", height=600),
@@ -129,6 +172,8 @@ SHOTS = {
     ),
     "view_origin": Shot(open_batches, {"panel": "origin", "index": 3}, "table.passages", height=820),
     "view_failure": Shot(open_failing, {"panel": "elements", "index": find_failing()}, ".failure", height=330),
+    "view_robots": Shot(open_robots, {"panel": "robots", "row": 20}, ".curves .plot canvas", 1180, 800),
+    "view_order": Shot(open_robots, {"panel": "order"}, ".sources .distances canvas", 1060, 800),
     "view_dark": Shot(open_scenes, {"panel": "elements", "index": 12}, ".plots canvas", 420, 760, dark=True),
 }
 
