@@ -111,8 +111,8 @@ def describe_sample(
 def take_row(tree: Any, row: int) -> Any:
     """One row of a batch, or one step of a whole episode: entry `row` of each leaf that has so many.
 
-    >>> take_row({"x": np.arange(3), "name": "arm"}, 1)
-    {'x': 1, 'name': 'arm'}
+    >>> take_row({"x": np.array([[1, 2], [3, 4]]), "name": "arm"}, 1)
+    {'x': array([3, 4]), 'name': 'arm'}
     """
     if isinstance(tree, Mapping):
         return {name: take_row(part, row) for name, part in tree.items()}
