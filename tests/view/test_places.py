@@ -155,6 +155,13 @@ def test_episodes_of_each_format(formats, kind):
         assert (place.read_episode()["action"] == tree["action"]).all()
 
 
+@pytest.mark.parametrize("kind", ["npz", "robomimic", "lerobot"])
+def test_episodes_of_a_split_keep_their_numbers(formats, kind):
+    name, folder = formats[kind]
+    ds = MapDataset.source(open_episodes(name, folder, kind=kind).episodes("train[1:]"))
+    assert [find_place(ds._node, index).episode for index in range(2)] == [1, 2]
+
+
 def test_rows_of_lerobot_and_windows_by_offsets(formats):
     name, folder = formats["lerobot"]
     source = LeRobotSource(f"{folder}/{name}", delta_timestamps={"action": [0, 0.1, 0.2]}, episodes=[1, 2])

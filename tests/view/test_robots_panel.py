@@ -16,6 +16,7 @@ from bushel.view.panels import robots as panel
 from bushel.view.queries import BadQuery, Query
 from bushel.view.server import to_json
 from bushel.view.session import Session
+from bushel.view.targets import open_session
 
 HORIZON = 4
 
@@ -138,6 +139,15 @@ def test_episodes_of_each_format(formats, kind):
         curves = {curve["name"]: curve["y"] for curve in ask(ds, "episode", index=episode)["curves"]}
         assert curves["action"] == actions(0, episode, LENGTHS[episode]).T.tolist()
         assert curves["qpos" if kind == "aloha" else "state"] == state(0, episode, LENGTHS[episode]).T.tolist()
+
+
+@pytest.mark.parametrize("kind", ["rlds", "npz", "aloha", "robomimic", "lerobot"])
+def test_a_path_opens_each_format(formats, kind):
+    name, folder = formats[kind]
+    session = open_session(f"{folder}/{name}.hdf5" if kind == "robomimic" else f"{folder}/{name}")
+    assert session.describe()["first"] == "robots" and panel.about(session) == {"applies": True}
+    answer = panel.routes(session)["show"](Query({"index": "1", "time": "2"}))
+    assert (pixels(answer["cameras"][0]["frames"][0]["url"]) == frame(0, 1, 2)).all()
 
 
 @pytest.mark.parametrize("float_images", [False, True])

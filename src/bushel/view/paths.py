@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,24 @@ def find_episode_kind(path: str) -> str | None:
     described = [place / "dataset_info.json", *sorted(place.glob("*/dataset_info.json"))] if place.is_dir() else []
     if any("steps" in _read_feature_names(info.parent / "features.json") for info in described if info.is_file()):
         return "rlds"
-    files = [place] if place.is_file() else sorted(place.glob("*.hdf5"))[:1]
+    if place.is_dir() and any(_has_actions(file) for file in _find_first(place, ".npz")):
+        return "npz"
+    files = [place] if place.is_file() else _find_first(place, ".hdf5")
     return next((_find_hdf5_kind(file) for file in files if file.suffix in (".hdf5", ".h5")), None)
+
+
+def _find_first(folder: Path, ending: str) -> list[Path]:
+    """The first file with this ending, in the folder or in one of its folders, which are splits."""
+    return (sorted(folder.glob(f"*{ending}")) or sorted(folder.glob(f"*/*{ending}")))[:1]
+
+
+def _has_actions(path: Path) -> bool:
+    """Whether an `.npz` file is an episode. This reads the names of its arrays only."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return "action.npy" in file.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def _read_feature_names(path: Path) -> Any:

@@ -289,7 +289,7 @@ def _recognize_source(source: Any, index: int, functions: list[OneParentMap]) ->
         tree = functools.lru_cache(maxsize=1)(lambda: source[episode])
         return Place(
             dataset=_name_episodes(source),
-            episode=episode,
+            episode=_number_episode(source, episode),
             time=None,
             times=np.arange(0),
             describe=source.describe(episode),
@@ -309,6 +309,13 @@ def _rebuild_source(source: Any, functions: list[OneParentMap], positions: np.nd
 
 def _name_episodes(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes) -> str:
     return redact.base_name(source._folder.path) if isinstance(source, LeRobotEpisodes) else source._name
+
+
+def _number_episode(source: RLDSEpisodes | LeRobotEpisodes | ArrayEpisodes, place: int) -> int:
+    """The number of an episode in its data set, where `source` may be a split of it. RLDS numbers each split."""
+    if isinstance(source, LeRobotEpisodes):
+        return source._number(int(source._positions[place]))
+    return int(source._numbers[place]) if isinstance(source, ArrayEpisodes) else place
 
 
 def _find_leaf(node: MapNode, index: int) -> tuple[MapNode, int]:

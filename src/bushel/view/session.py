@@ -175,7 +175,7 @@ class Session:
             "target": self.target,
             "steps": [step.describe() for step in self.steps],
             "start": self.start,
-            "first": "elements" if self.steps else None,
+            "first": None if not self.steps else "elements" if self.episodes is None else "robots",
             "tokenizer": self.tokenizer is not None,
             "checkpoint": None if self.checkpoint is None else self.checkpoint.describe(),
             "episodes": self.episodes is not None,
