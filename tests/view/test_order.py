@@ -1,8 +1,15 @@
 """Shares, packing and order, by arithmetic: compared with what the pipeline really delivers."""
 
+import itertools
+
 import numpy as np
 import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
+from recipes import build
+from strategies import map_recipes, stream_recipes
 
+import bushel
 from bushel import IterDataset, MapDataset
 from bushel.experimental import FirstFitPackIterDataset
 from bushel.transforms import DatasetSelectionMap
@@ -80,6 +87,38 @@ def test_traced_records_are_those_that_are_delivered(name, count):
     for one in found.records:  # the records of one source are in the order of delivery
         got = read(one)
         assert got == [int(x) for output in expected for x in output if x // 1000 == got[0] // 1000]
+
+
+@settings(max_examples=60, deadline=None)
+@given(recipe=map_recipes(), count=st.integers(1, 12))
+def test_traced_records_are_those_that_explain_names(recipe, count):
+    ds = build(recipe, bushel)
+    found = trace_outputs(ds._node, first_outputs(count))
+    assert found.outputs == min(count, len(ds))
+    for row in range(found.outputs):
+        own = [
+            (one.component, one.leaf.origin(int(index)).indices[0], int(index) // one.leaf.length)
+            for one in found.records
+            for index in one.indices[one.rows == row]
+        ]
+        assert sorted(own) == sorted((one.component, one.record, one.epoch) for one in ds.explain(row).records)
+
+
+@settings(max_examples=60, deadline=None)
+@given(recipe=stream_recipes())
+def test_streams_that_are_known_ahead_have_so_many_outputs(recipe):
+    assume("none_for_thirds" not in repr(recipe))  # that a function returns None is seen only when it is called
+    ds = build(recipe, bushel)
+    try:
+        found = trace_outputs(ds._node, first_outputs(10))
+    except NotTraceable:
+        return
+    try:
+        with iter(ds) as stream:
+            delivered = sum(1 for _ in itertools.islice(stream, 10))
+    except ValueError:  # batches of different sizes cannot be batched
+        reject()
+    assert found.outputs == delivered
 
 
 @pytest.mark.parametrize("name", [name for name in PIPELINES if name not in ("packed", "mixed batches")])

@@ -315,6 +315,10 @@ def test_scrubbing_changes_the_frame(open_page, formats):
     assert (shown_image(page, "front") == frame(0, 2, 7)).all()
     plot = page.locator('.curves [data-name="action"] .plot').evaluate(PLOT)
     assert plot["data"][1] == actions(0, 2, 8)[:, 0].tolist()
+    over = page.locator('.curves [data-name="action"] .u-over')
+    size = over.bounding_box()
+    over.click(position={"x": size["width"] * 2 / 7, "y": size["height"] / 2})  # of steps 0 to 7, step 2
+    wait_for_step(page, 2)
     page.get_by_label("next").click()  # the next episode, from its beginning: epochs follow each other
     wait_for_step(page, 0)
     assert page.locator(".episode-number").inner_text() == "episode 0"

@@ -65,9 +65,39 @@ class Trace:
 
 def count_outputs(node: Node) -> int | None:
     """How many elements a pipeline has; INFINITE for no end; None where that is not known without reading."""
-    if isinstance(node, (MapNode, StreamNode)):
+    if isinstance(node, MapNode):
         return node.length
-    raise TypeError(f"Expected a node of a pipeline, got {type(node).__name__}.")
+    if isinstance(node, MixStream):
+        return _count_mixed(node)
+    if isinstance(node, BatchStream):
+        count = count_outputs(node.parent)
+        if count is None or count >= INFINITE:
+            return count
+        return count // node.batch_size if node.drop_remainder else -(-count // node.batch_size)
+    if _keeps_order(node):
+        return count_outputs(node.parents[0])
+    return node.length if isinstance(node, StreamNode) else None
+
+
+def _keeps_order(node: Node) -> bool:
+    """Whether a node of a stream has one element for each of its parent's, in their order."""
+    return node.transparent or isinstance(node, SeedStream) or (isinstance(node, Elementwise) and not node.drops)
+
+
+def _count_mixed(node: MixStream) -> int | None:
+    """The length of a mixture of streams. It ends where it needs an element of a stream that has ended."""
+    total = sum(node.weights)
+    which, within = mix.mixed(words.ranging(0, total), node.weights)  # one period of the pattern
+    ends = [INFINITE]
+    for number, (part, weight) in enumerate(zip(node.parts, node.weights, strict=True)):
+        length = count_outputs(part)
+        if length is None:
+            return None
+        if length < INFINITE:
+            periods, rest = divmod(length, weight)
+            place = int(np.flatnonzero((which == number) & (within == rest))[0])
+            ends.append(periods * total + place)
+    return min(ends)
 
 
 def trace_outputs(node: Node, indices: np.ndarray) -> Trace:
@@ -85,40 +115,52 @@ def trace_outputs(node: Node, indices: np.ndarray) -> Trace:
       node: the last node of the pipeline.
       indices: positions of outputs, in growing order. Positions after the end are left out.
     """
-    length = count_outputs(node)
     indices = np.asarray(indices, dtype=np.int64)
-    if length is not None and length < INFINITE:
-        indices = indices[indices < length]
+    inside = indices < _length(node)
+    indices = indices[inside]
     found = Trace(len(indices))
     try:
         _walk(node, np.arange(len(indices)), indices, (), found)
     except RowFailed as failed:  # a user's function that selects datasets
         raise failed.error from None
-    if isinstance(node, StreamNode):  # a mixture of streams may have ended earlier
-        found.outputs = max((int(part.rows.max()) + 1 for part in found.records if len(part.rows)), default=0)
     return found
+
+
+def _length(node: Node) -> int:
+    length = count_outputs(node)
+    return INFINITE if length is None else length  # where it is not known, `_walk` says why
 
 
 def _walk(node: Node, rows: np.ndarray, indices: np.ndarray, component: tuple[int, ...], found: Trace) -> None:
     if isinstance(node, MapNode):
         _walk_map(node, rows, indices, component, found)
-    elif isinstance(node, Elements):
+        return
+    inside = indices < _length(node)  # a last batch may be smaller
+    rows, indices = rows[inside], indices[inside]
+    if isinstance(node, Elements):
         if node.parent.sparse and not node.allow_nones:
             raise NotTraceable(
                 "A filter removes elements, so the position of an element is not known without reading those before "
                 "it. Filter with `where`, which computes the filter once."
             )
-        inside = indices < node.parent.length
-        _walk(node.parent, rows[inside], indices[inside], component, found)
+        _walk(node.parent, rows, indices, component, found)
     elif isinstance(node, BatchStream):
         size = node.batch_size
         parts = (indices[:, None] * size + np.arange(size)).reshape(-1)
         _walk(node.parent, np.repeat(rows, size), parts, component, found)
     elif isinstance(node, MixStream):
-        _walk_mixed_streams(node, rows, indices, component, found)
-    elif node.transparent or isinstance(node, SeedStream) or (isinstance(node, Elementwise) and not node.drops):
-        (parent,) = node.parents
-        _walk(parent, rows, indices, component, found)
+        if count_outputs(node) is None:
+            raise NotTraceable(
+                f"{node.call()} ends with its first part that ends, and how long a part is is not known without "
+                "reading. Filter with `where`, which computes the filter once."
+            )
+        which, positions = mix.mixed(indices, node.weights)
+        found.choices.append(Choices(node, component, rows, indices, which))
+        for number, part in enumerate(node.parts):
+            here = which == number
+            _walk(part, rows[here], positions[here], (*component, number), found)
+    elif _keeps_order(node):
+        _walk(node.parents[0], rows, indices, component, found)
     else:
         raise NotTraceable(f"What comes after {node.call()} depends on what was read before, so it is not known ahead.")
 
@@ -139,27 +181,6 @@ def _walk_map(node: MapNode, rows: np.ndarray, indices: np.ndarray, component: t
         here = slice(None) if len(node.parents) == 1 else which == number
         path = (*component, number) if node.joins else component
         _walk(parent, rows[here], positions[here], path, found)
-
-
-def _walk_mixed_streams(
-    node: MixStream, rows: np.ndarray, indices: np.ndarray, component: tuple[int, ...], found: Trace
-) -> None:
-    which, positions = mix.mixed(indices, node.weights)
-    for number, part in enumerate(node.parts):
-        length = part.length
-        if length is None:
-            raise NotTraceable(
-                f"Part {number} of {node.call()} has a length that is not known without reading, and the mixture ends "
-                "with its first part that ends."
-            )
-        over = np.flatnonzero((which == number) & (positions >= length))
-        if len(over):  # the mixture ends here
-            end = int(over[0])
-            rows, indices, which, positions = rows[:end], indices[:end], which[:end], positions[:end]
-    found.choices.append(Choices(node, component, rows, indices, which))
-    for number, part in enumerate(node.parts):
-        here = which == number
-        _walk(part, rows[here], positions[here], (*component, number), found)
 
 
 def first_outputs(count: int) -> np.ndarray:

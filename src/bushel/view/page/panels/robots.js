@@ -124,9 +124,21 @@ export async function render(element, api, info) {
       h("h2", {}, "The whole episode"),
       h("div", { class: "charts" }, overview.map((curve) => h("figure", { class: "episode", "data-name": curve.name },
         h("figcaption", {}, curve.name, legend(curve.y.map((_, n) => n)), left(curve.left_out)),
-        lines({ x: curve.x, series: curve.y.map((y, n) => ({ label: String(n), y })), marker: now < 0 ? null : now, height: 130, width: 560, legend: false }),
+        jump(lines({ x: curve.x, series: curve.y.map((y, n) => ({ label: String(n), y })), marker: now, height: 130, width: 560, legend: false })),
       ))),
     );
+  }
+
+  /** A click on a plot of the episode goes to the nearest step that has a sample. */
+  function jump(plot) {
+    plot.addEventListener("click", () => {
+      const at = plot.plot.cursor.idx;
+      if (at === null || at === undefined || !times.length) return;
+      const wanted = plot.plot.data[0][at];
+      const nearest = times.reduce((best, time, n) => (Math.abs(time - wanted) < Math.abs(times[best] - wanted) ? n : best), 0);
+      scrub(nearest);
+    });
+    return plot;
   }
 
   function drawActions(chunks, now) {
