@@ -331,6 +331,14 @@ def test_neighbours_in_a_batch_are_counted():
     batches = [set(np.asarray(ds[index]).tolist()) for index in range(4)]
     alone = sum(x + 1 not in batch and x - 1 not in batch for batch in batches for x in batch)
     assert order_of(ds, 4).together == pytest.approx(1 - alone / 40)
+    # Also for a dataset that has fewer records than there are batches.
+    rare = MapDataset.mix([MapDataset.range(900), MapDataset.range(30)], [40, 1]).batch(20)
+    assert [one.together for one in measure_order(trace_outputs(rare._node, first_outputs(20)))] == [1.0, 0.0]
+
+
+def test_a_few_records_are_not_judged():
+    assert "too few" in order_of(MapDataset.range(1000).shuffle(seed=1), 5).verdict
+    assert "too few" in order_of(MapDataset.range(1000).shuffle(seed=1), 1).verdict
 
 
 def test_epochs_are_not_compared_with_each_other():

@@ -97,6 +97,8 @@ def test_a_sample_shows_its_window_chunk_and_goal(mixture):
             ]
             assert np.allclose(np.array(chunk["y"])[:, 0], batch["action"][row, :, :, 0])
             (arm,) = answer["states"]
+            assert arm["x"] == [[step - 1, step]]  # also before the episode, where the first frame is repeated
+            assert arm["real"] == [batch["observation"]["timestep_pad_mask"][row].tolist()]
             assert (
                 np.moveaxis(np.array(arm["y"]), 1, -1)[0].tolist() == batch["observation"]["proprio_arm"][row].tolist()
             )

@@ -245,8 +245,9 @@ class _Finder:
         count = None if self.slots is None else len(self.slots)
         away = self._array(f"{path}_is_pad")
         steps: np.ndarray | None = None
-        if count is not None and values.ndim >= 1 and values.shape[0] == count:
-            steps = np.array(self.slots)
+        if self.slots is not None and count is not None and values.ndim >= 1 and values.shape[0] == count:
+            # A slot before the episode repeats its first frame, whose step says nothing of the slot's own time.
+            steps = self.slots[-1] - count + 1 + np.arange(count)
         elif away is not None and away.ndim == 1 and values.shape[:1] == away.shape:
             count, steps = len(away), self._steps_of(path, len(away))
         else:

@@ -17,6 +17,9 @@ MEDIAN = 1 - 0.5**0.5
 ENDLESS = 1 << 48
 """Batches of an endless pipeline have a length, too: the largest whole number, divided by the size of a batch."""
 
+ENOUGH = 15
+"""Fewer distances say little about a shuffle."""
+
 POINTS = 1500
 """The map of positions has at most so many points."""
 
@@ -70,17 +73,17 @@ def measure_order(found: Trace) -> list[Order]:
     >>> shuffled.adjacent < 0.01, 0.9 < shuffled.distance / shuffled.expected < 1.1
     (True, True)
     """
-    return [_measure(part, found.outputs) for part in found.records if len(part.indices)]
+    batched = sum(len(part.rows) for part in found.records) > found.outputs
+    return [_measure(part, batched) for part in found.records if len(part.indices)]
 
 
-def _measure(part: Records, outputs: int) -> Order:
+def _measure(part: Records, batched: bool) -> Order:
     length = part.leaf.length
     epoch, position = np.divmod(part.indices, max(1, min(length, INFINITE)))
     same = epoch[1:] == epoch[:-1]
     steps = np.abs(np.diff(position))[same]
     distance = float(np.median(steps)) if len(steps) else 0.0
     adjacent = float((steps == 1).mean()) if len(steps) else 0.0
-    batched = len(part.rows) > outputs
     reach = _find_reach(epoch, position)
     return Order(
         source=name_source_of(part.leaf),
@@ -137,6 +140,8 @@ def _judge(length: int, steps: np.ndarray, adjacent: float, reach: int) -> str:
         return "In the order of the source: each record comes directly after its neighbour."
     if (steps == steps[0]).all():
         return f"In the order of the source: each record is {steps[0]:,} places from the one before."
+    if len(steps) < ENOUGH:
+        return f"{len(steps) + 1} of {length:,} records: too few to say how well they are shuffled."
     apart = f"records that come one after the other are {distance:,.0f} apart in the source (median)"
     chance = f"records drawn at random are {expected:,.0f} apart"
     if adjacent > 0.5:

@@ -4,6 +4,8 @@ import { count, failure, h, notice, short } from "../dom.js";
 import { go, number, onChange } from "../place.js";
 import { bars, COLORS, lines, points } from "../plots.js";
 
+const OPEN = 4; // the plots of so many sources are open; those of others open by a click
+
 export const title = "Mixture and order";
 export const applies = (info) => info.panels.order.applies;
 
@@ -133,19 +135,27 @@ function drawOrders(answer) {
   return [head, ...answer.sources.map(drawOrder)];
 }
 
-function drawOrder(source) {
-  const [edges, counts] = source.histogram;
+function drawOrder(source, number) {
+  const charts = number < OPEN ? drawCharts(source) : h("details", {
+    ontoggle: (event) => event.target.childElementCount === 1 && event.target.append(drawCharts(source)), // drawn when it is opened
+  }, h("summary", {}, "Plots"));
   return h("article", { class: "order", "data-component": source.component.join(".") },
     h("p", {}, h("strong", {}, source.source), " ", h("span", { class: "verdict" }, source.verdict)),
     h("p", { class: "quiet facts" },
       `${count(source.records)} records looked at. Directly after a neighbour: ${percent(source.adjacent)}.`,
       source.together === null ? "" : ` With a neighbour in the same batch: ${percent(source.together)}.`),
-    h("div", { class: "charts" },
-      source.map ? h("figure", { class: "map" }, h("figcaption", {}, "Where each output comes from in the source"),
-        points({ x: source.map.outputs, y: source.map.positions, yRange: [0, Math.max(1, source.length - 1)], xLabel: "output", width: 420, height: 190 })) : null,
-      counts.length ? h("figure", { class: "distances" }, h("figcaption", {}, "Distance in the source from one record to the next"),
-        bars({ edges: [...edges.keys(), edges.length], counts, width: 420, height: 190, tick: (bin) => (Number.isInteger(bin) && bin < edges.length ? compact(edges[bin]) : "") })) : null,
-    ));
+    charts,
+  );
+}
+
+function drawCharts(source) {
+  const [edges, counts] = source.histogram;
+  return h("div", { class: "charts" },
+    source.map ? h("figure", { class: "map" }, h("figcaption", {}, "Where each output comes from in the source"),
+      points({ x: source.map.outputs, y: source.map.positions, yRange: [0, Math.max(1, source.length - 1)], xLabel: "output", width: 390, height: 190 })) : null,
+    counts.length ? h("figure", { class: "distances" }, h("figcaption", {}, "Distance in the source from one record to the next"),
+      bars({ edges: [...edges.keys(), edges.length], counts, width: 390, height: 190, tick: (bin) => (Number.isInteger(bin) && bin < edges.length ? compact(edges[bin]) : "") })) : null,
+  );
 }
 
 function compact(value) {

@@ -145,10 +145,7 @@ export async function render(element, api, info) {
     const chosen = slot === null || slot >= chunks.x.length ? chunks.x.length - 1 : slot;
     const figure = h("figure", { class: "action", "data-name": chunks.name });
     const x = chunks.x[chosen];
-    const slots = chunks.x.length > 1
-      ? h("span", { class: "slots", role: "group", "aria-label": "slot of the window" }, chunks.x.map((times, n) =>
-          h("button", { "aria-pressed": String(n === chosen), onclick: () => { slot = n; show(); } }, chunks.has_times ? `from step ${times[0]}` : `slot ${n}`)))
-      : null;
+    const slots = chunks.x.length > 1 ? drawSlots(chunks, chosen) : null;
     const padded = chunks.padded_dimensions ? `, ${chunks.padded_dimensions} of ${chunks.width} dimensions are padding` : "";
     const real = chunks.real[chosen];
     if (x.length === 1 && !slots) {
@@ -160,6 +157,23 @@ export async function render(element, api, info) {
       h("div", { "data-shaded": JSON.stringify(shade(x, real)) }, drawCurves(x, chunks, chosen, now, chunks.has_times ? "step" : "step of the chunk")),
     );
     return figure;
+  }
+
+  /** Which slot of the window the actions belong to: buttons, or a list if there are many. */
+  function drawSlots(chunks, chosen) {
+    const choose = (n) => {
+      slot = n;
+      show();
+    };
+    const name = (n) => (!chunks.real[n].includes(true) ? `slot ${n}: padding` : chunks.has_times ? `from step ${chunks.x[n][0]}` : `slot ${n}`);
+    if (chunks.x.length > 4) {
+      const list = h("select", { class: "slots", "aria-label": "slot of the window", onchange: () => choose(Number(list.value)) },
+        chunks.x.map((_, n) => h("option", { value: n }, name(n))));
+      list.value = chosen;
+      return list;
+    }
+    return h("span", { class: "slots", role: "group", "aria-label": "slot of the window" },
+      chunks.x.map((_, n) => h("button", { "aria-pressed": String(n === chosen), onclick: () => choose(n) }, name(n))));
   }
 
   function drawState(chunks) {
