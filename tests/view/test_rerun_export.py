@@ -161,3 +161,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     found = read(tmp_path / "out.rrd")
     assert "/episode_1/action/action" in found and "/episode_2/action/action" in found
     assert not any(entity.startswith("/episode_0") for entity in found)
+    assert cli.main(["view", "robot_script.py:make", "--at", "2", "--rerun"]) == 0
+    assert "2 elements in robot_script.py.rrd" in capsys.readouterr().out  # to the end, and not over it
+    assert cli.main(["view", "robot_script.py:make", "--rerun", "more.rrd", "--count", "9"]) == 0
+    assert "4 elements in more.rrd" in capsys.readouterr().out

@@ -86,8 +86,8 @@ def export_session(session: Session, path: str, elements: Iterable[int] | None =
     place = find_place(node, 0)
     whole = place is not None and place.is_episode
     if elements is None:
-        count, length = EPISODES if whole else SAMPLES, session.last.length
-        elements = range(count if length is None else min(count, length))
+        end, length = session.start + (EPISODES if whole else SAMPLES), session.last.length
+        elements = range(session.start, end if length is None else min(end, length))
     temporary = f"{path}.writing"
     recording = rerun.RecordingStream("bushel", send_properties=True)
     recording.save(temporary)
@@ -111,9 +111,12 @@ def export_session(session: Session, path: str, elements: Iterable[int] | None =
 
 
 def _write_elements(session: Session, writer: _Writer, elements: Iterable[int], whole: bool) -> int:
-    node, count = session.last.node, 0
-    for index in elements:
-        reading = _read(session, checks.integer(index, "An entry of elements"))
+    node, count, length = session.last.node, 0, session.last.length
+    for entry in elements:
+        index = checks.integer(entry, "An entry of elements")
+        if whole and length is not None and index >= length:
+            break  # another epoch has the same episodes
+        reading = _read(session, index)
         if reading.ended is not None:
             break
         if not reading.has_element:
