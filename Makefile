@@ -50,7 +50,7 @@ all-parallel-tests:
 
 # The sources that read PyTorch, TFDS and Hugging Face, in a venv of its own: these packages have gigabytes.
 test-libraries: $(LIBRARIES_VENV)/.installed
-	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py
+	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py tests/view/test_rerun_export.py
 
 lint: $(VENV)/.test-installed
 	$(VENV)/bin/ruff check .

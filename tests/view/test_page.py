@@ -1,6 +1,7 @@
 """The page in a real Chromium: each kind of page on real data, clicked through."""
 
 import http.server
+import re
 import threading
 import time
 
@@ -194,7 +195,7 @@ def test_the_time_of_each_step_is_measured(open_page):
     page.get_by_role("button", name="Measure").click()
     page.wait_for_function("() => document.querySelector('.times').textContent.includes('per second')")
     shares = page.eval_on_selector_all(".step .time", "times => times.map(time => parseInt(time.textContent))")
-    assert shares[1] > 50 and "75 elements" in page.locator(".times").inner_text()
+    assert shares[1] > 50 and re.search(r"[1-9]\d* elements in", page.locator(".times").inner_text())
 
 
 def test_where_an_element_comes_from(open_page, tmp_path):
