@@ -2,10 +2,12 @@
 
     python -m benchmarks.ray_cluster                  # as many workers as there are cores
     python -m benchmarks.ray_cluster --workers 8 --seconds 10 --save
+    python -m benchmarks.ray_cluster --only large --seconds 3 --repetitions 1
 
 All three run the same function on the same batches. A rate is that of a long run without its start, which is what a
-run of one batch takes. Contenders take turns. With `--save` the table is written to benchmarks/results/ray.md.
-Ray Data needs pyarrow and pandas.
+run of one batch takes. Contenders take turns. CPU time is that of this process, of Ray's processes and of all workers.
+It says more than a rate while other programs use the machine. With `--save` the table is written to
+benchmarks/results/ray.md. Ray Data needs pyarrow and pandas.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 os.environ.setdefault("RAY_AUTH_MODE", "token")  # before Ray is imported, which reads its settings then
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -118,24 +120,49 @@ def with_ray_data(workload: Workload, workers: int, rows: int) -> Iterator[Itera
 CONTENDERS = {"mp_prefetch": with_processes, "ray_prefetch": with_actors, "Ray Data": with_ray_data}
 
 
-def measure_run(workload: Workload, contender: str, workers: int, rows: int) -> float:
-    """Seconds of a whole run, its start included."""
-    begun = time.perf_counter()
+class Cost(NamedTuple):
+    """What a run takes: seconds on the clock, and CPU seconds of this process and all processes below it."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def count_cpu_s() -> float:
+    """CPU seconds so far of this process and of all processes below it; NaN where there is no /proc."""
+    used: dict[int, float] = {}
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # a process that has just ended
+            fields = path.read_text().rpartition(")")[2].split()
+            number = int(path.parent.name)
+            parents[number] = int(fields[1])
+            used[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # ended children included
+    below = {os.getpid()}
+    while more := {number for number, parent in parents.items() if parent in below} - below:
+        below |= more
+    return sum(used[number] for number in below) if used else float("nan")
+
+
+def measure_run(workload: Workload, contender: str, workers: int, rows: int) -> Cost:
+    """What a whole run takes, its start included."""
+    begun, used_s = time.perf_counter(), count_cpu_s()
     with CONTENDERS[contender](workload, workers, rows) as batches:
         count = sum(len(batch["number"]) for batch in batches)
-        took_s = time.perf_counter() - begun
+        cost = Cost(time.perf_counter() - begun, count_cpu_s() - used_s)
     assert count == rows, f"{contender} gave {count} of {rows} rows"
-    return took_s
+    return cost
 
 
-def measure_rate(workload: Workload, contender: str, workers: int, seconds: float) -> float:
-    """Rows per second of a run, without its start: that is what a run of one batch takes."""
-    start_s = measure_run(workload, contender, workers, workload.batch_size)
+def measure_row(workload: Workload, contender: str, workers: int, seconds: float) -> Cost:
+    """What one row of a run takes, without the start: that is what a run of one batch takes."""
+    start = measure_run(workload, contender, workers, workload.batch_size)
     rows = 64 * workload.batch_size
     while True:
-        took_s = measure_run(workload, contender, workers, rows) - start_s
+        whole = measure_run(workload, contender, workers, rows)
+        took_s = whole.wall_s - start.wall_s
         if took_s >= seconds:
-            return (rows - workload.batch_size) / took_s
+            count = rows - workload.batch_size
+            return Cost(took_s / count, (whole.cpu_s - start.cpu_s) / count)
         rows *= int(min(8.0, max(2.0, 1.3 * seconds / max(took_s, 0.1))))
 
 
@@ -152,15 +179,18 @@ def measure_block(executor: Executor, blocks: int) -> float:
 
 def compare(workload: Workload, workers: int, seconds: float, repetitions: int) -> tuple[str, list[str]]:
     """A row of the table, and the targets that were missed."""
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    costs: dict[str, list[Cost]] = {name: [] for name in CONTENDERS}
     for repetition in range(repetitions):
         for name in CONTENDERS if repetition % 2 == 0 else reversed(CONTENDERS):
-            rates[name].append(measure_rate(workload, name, workers, seconds))
-            print(f"{workload.name}, {name}: {rates[name][-1]:,.0f} rows/s", flush=True)
-    medians = {name: statistics.median(found) for name, found in rates.items()}
-    ours = medians["ray_prefetch"]
+            cost = measure_row(workload, name, workers, seconds)
+            costs[name].append(cost)
+            told = f"{1 / cost.wall_s:,.0f} rows/s, {1e6 * cost.cpu_s:,.1f} CPU-us per row"
+            print(f"{workload.name}, {name}: {told}", flush=True)
+    rates = {name: 1 / statistics.median(cost.wall_s for cost in found) for name, found in costs.items()}
+    used_us = {name: 1e6 * statistics.median(cost.cpu_s for cost in found) for name, found in costs.items()}
+    ours = rates["ray_prefetch"]
     row_bytes = sum(array.nbytes for array in workload.function(np.arange(1)).values())
-    ratios = {name: ours / medians[name] for name in ("mp_prefetch", "Ray Data")}
+    ratios = {name: ours / rates[name] for name in ("mp_prefetch", "Ray Data")}
     targets = {"mp_prefetch": workload.of_processes, "Ray Data": workload.of_ray_data}
     missed = [
         f"{workload.name}: {ratio:.2f} of {name}, target {targets[name]}"
@@ -168,8 +198,9 @@ def compare(workload: Workload, workers: int, seconds: float, repetitions: int) 
         if (target := targets[name]) is not None and ratio < target
     ]
     told = [f"{ratios[name]:.2f}" + ("" if targets[name] is None else f" ({targets[name]})") for name in ratios]
-    rates_told = [f"{medians[name]:,.0f}" for name in CONTENDERS]
-    cells = [workload.name, workload.what, *rates_told, f"{ours * row_bytes / 1e6:,.0f} MB/s", *told]
+    rates_told = [f"{rates[name]:,.0f}" for name in CONTENDERS]
+    used_told = " / ".join(f"{used_us[name]:,.4g}" for name in CONTENDERS)
+    cells = [workload.name, workload.what, *rates_told, f"{ours * row_bytes / 1e6:,.0f} MB/s", *told, used_told]
     return f"| {' | '.join(cells)} |", missed
 
 
@@ -179,8 +210,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="a run takes at least so long")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--store-gb", type=float, default=1.0, help="the size of Ray's object store")
+    parser.add_argument("--only", default="", help="measures the workloads whose names contain this")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     store_bytes = int(options.store_gb * (1 << 30))
     ray.init(
         num_cpus=options.workers, object_store_memory=store_bytes, include_dashboard=False, logging_level=logging.ERROR
@@ -189,7 +222,7 @@ def main() -> int:
         with contextlib.closing(Processes(1)) as processes, contextlib.closing(Actors(1)) as actors:
             block_s = {"mp_prefetch": measure_block(processes, 300), "ray_prefetch": measure_block(actors, 300)}
         lines, missed = [], []
-        for workload in WORKLOADS:
+        for workload in [workload for workload in WORKLOADS if options.only in workload.name]:
             line, not_met = compare(workload, options.workers, options.seconds, options.repetitions)
             lines.append(line)
             missed += not_met
@@ -202,11 +235,12 @@ def main() -> int:
 {time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()},
 Ray {ray.__version__}, NumPy {np.__version__}; {options.workers} workers, actors or tasks;
 medians of {options.repetitions} runs of at least {options.seconds:g} s.
-Rates are rows per second. Ratios are ours over theirs, with the target in brackets. `python -m
-benchmarks.ray_cluster --save` writes this file.
+Rates are rows per second. Ratios are ours over theirs, with the target in brackets. CPU time is that of all processes, for
+the three in their order. `python -m benchmarks.ray_cluster --save` writes this file.
+The load of the machine was {load:.1f} before the run.
 
-| workload | rows | mp_prefetch | ray_prefetch | Ray Data | ray_prefetch | of mp_prefetch | of Ray Data |
-| --- | --- | --- | --- | --- | --- | --- | --- |
+| workload | rows | mp_prefetch | ray_prefetch | Ray Data | ray_prefetch | of mp_prefetch | of Ray Data | CPU-us per row |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {chr(10).join(lines)}
 
 Blocks with next to nothing in them, one after the other: {blocks} each.

@@ -10,16 +10,19 @@ import abc
 import collections
 import json
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
 from bushel.sources.record_files import RecordSource
 from bushel.sources.tfrecord import TFRecordDataSource
 
 _KEPT_BYTES = 64 << 20
 _KEPT_SOURCES = 256
+_REMEMBERED = 1 << 14  # images, of all threads: more than are read before the first of them is decoded
 
 
 class ImageParts(abc.ABC):
@@ -39,6 +42,10 @@ class ImageParts(abc.ABC):
     @abc.abstractmethod
     def select_file(self, record: int) -> tuple[ImageParts, int]:
         """The reader of only the file that holds a record, and the record's number for that reader."""
+
+    @abc.abstractmethod
+    def describe(self, record: int, start: int) -> str:
+        """Where an image is, for an error: its file, and which image of the file it is."""
 
 
 class RecordParts(ImageParts):
@@ -106,6 +113,11 @@ class RecordParts(ImageParts):
         if number not in self._alone:
             self._alone[number] = RecordParts(self._source.file(number))
         return self._alone[number], place
+
+    def describe(self, record: int, start: int) -> str:
+        """The file, the number of the record in it, and the byte in the record."""
+        number, place = self._source.locate(record)
+        return f"{redact.show(self._source.paths[number])}, record {place}, from its byte {start} on"
 
     def __reduce__(self) -> tuple[Any, ...]:
         key = json.dumps([type(self._source).__name__, self._source.paths, self._source.versions])
@@ -200,7 +212,39 @@ def read_all(values: Sequence[bytes | Encoded]) -> list[bytes]:
             wanted.setdefault(value.parts, {}).setdefault(value.place, []).append(row)
     for parts, places in wanted.items():
         records, starts, sizes = np.array(list(places), np.int64).T
-        for rows, data in zip(places.values(), parts.read(records, starts, sizes)):
+        read = parts.read(records, starts, sizes)
+        _remember(parts, list(places), read)
+        for rows, data in zip(places.values(), read):
             for row in rows:
                 contents[row] = data
     return contents
+
+
+# Where the last images came from, by the id of their bytes. Bytes know nothing of their file, and an id may belong to
+# another object later: so `describe_origin` reads an image again and compares it.
+_origins: collections.OrderedDict[int, tuple[weakref.ref[ImageParts], tuple[int, int, int]]] = collections.OrderedDict()
+_origins_lock = threading.Lock()
+
+
+def _remember(parts: ImageParts, places: Sequence[tuple[int, int, int]], contents: Sequence[bytes]) -> None:
+    reference = weakref.ref(parts)
+    with _origins_lock:
+        _origins.update((id(data), (reference, place)) for data, place in zip(contents, places))
+        while len(_origins) > _REMEMBERED:
+            _origins.popitem(last=False)
+
+
+def describe_origin(content: bytes | Encoded) -> str:
+    """Where in which file an image lies: a handle, or bytes that `read_all` returned a moment ago. "" if not known."""
+    if isinstance(content, Encoded):
+        return content.parts.describe(*content.place[:2])
+    with _origins_lock:
+        reference, place = _origins.get(id(content), (None, (0, 0, 0)))
+    parts = None if reference is None else reference()
+    if parts is None:
+        return ""
+    try:
+        is_same = parts.read(*([number] for number in place))[0] == content
+    except Exception:  # the file has changed or is gone: then this error must not hide the first one
+        return ""
+    return parts.describe(place[0], place[1]) if is_same else ""

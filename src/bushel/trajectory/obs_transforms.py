@@ -18,6 +18,7 @@ import numpy as np
 from bushel.base import checks, trees
 from bushel.trajectory.augmentations import augment_image
 from bushel.trajectory.compat import is_faithful
+from bushel.trajectory.encoded_images import describe_origin
 from bushel.trajectory.numpy_or_jax import draw_uniform, fold_in, get_namespace, is_jax, is_traced, make_key, to_objects
 from bushel.trajectory.pixels import check_size, decode_depth, decode_image, resize_depth_image, resize_image
 
@@ -100,7 +101,8 @@ def _decode(
     try:
         return _compute_once(image, (dtype, size), lambda data: fit(decode(data)))
     except ValueError as error:
-        raise type(error)(f"{key}: {error}") from error
+        origin = describe_origin(image.data if isinstance(image, _SharedImage) else image)
+        raise type(error)(f"{key}{f' ({origin})' if origin else ''}: {error}") from error
 
 
 def _is_encoded(value: Any) -> bool:

@@ -39,6 +39,7 @@ class Actors(Resizable):
     """
 
     kind = "actors"
+    block_bytes = 32 << 20  # more than with processes: each object costs Ray about 2 ms of processor time
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class Actors(Resizable):
         store_bytes = int(STORE_SHARE * cluster.measure_smallest_store(ray))
         budget_bytes = budget_bytes or min(DEFAULT_BUDGET_BYTES, store_bytes)
         results = num_workers * (JOBS_PER_ACTOR + 2) + 8
-        self.block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // (2 * results))
+        self.block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // results)
         self.keeps_all = timeout_s is not None or init is not None
         first = num_workers if at_first is None else min(at_first, num_workers)
         self._supervisor = ActorSupervisor(

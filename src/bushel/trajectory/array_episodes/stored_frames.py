@@ -101,6 +101,12 @@ class StoredFrames(ImageParts):
             return self, record
         return StoredFrames([self._episodes[episode]], self._keys, self._reverse), key
 
+    def describe(self, record: int, start: int) -> str:
+        """The file, the array in it, and the frame."""
+        episode, key = divmod(record, len(self._keys))
+        file, prefix = self._episodes[episode]
+        return f"{file.shown}, frame {start} of {prefix + self._keys[key]!r}"
+
     def __repr__(self) -> str:
         return f"StoredFrames({', '.join(self._keys)} of {len(self._episodes)} episodes)"
 

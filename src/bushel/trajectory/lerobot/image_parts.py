@@ -112,24 +112,44 @@ class LeRobotImages(ImageParts):
                 raise DamagedFile(self._catalog.faults[int(record) - first][0])
         self._videos.read_into(records, starts, out)
 
-    def _read_rows(self, record: int, rows: list[int]) -> list[bytes]:
-        number = record - len(self._catalog.videos)
-        name = self._catalog.images[number]
+    def _open_rows(self, number: int) -> ParquetDataSource:
+        """The rows of all files, with the images of one feature."""
         with self._lock:
             if number not in self._rows:
                 paths = [f"{self._folder}/{file}" for file in self._catalog.data_files]
                 self._rows[number] = ParquetDataSource(
-                    paths, [name], cache_bytes=_KEPT_BYTES, storage_options=self._options
+                    paths, [self._catalog.images[number]], cache_bytes=_KEPT_BYTES, storage_options=self._options
                 )
-            source = self._rows[number]
+            return self._rows[number]
+
+    def _read_rows(self, record: int, rows: list[int]) -> list[bytes]:
+        number = record - len(self._catalog.videos)
+        name, source = self._catalog.images[number], self._open_rows(number)
         distinct, back = np.unique(np.array(rows, np.int64), return_inverse=True)
         found: Any = source.__getitems__(distinct)
-        contents = [_get_content(found[place][name], name, int(row)) for place, row in enumerate(distinct.tolist())]
+        contents = [self._get_content(found[place][name], record, row) for place, row in enumerate(distinct.tolist())]
         return [contents[place] for place in back.tolist()]
+
+    def _get_content(self, value: Any, record: int, row: int) -> bytes:
+        content = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(content, bytes) or not content:
+            raise DamagedFile(f"{self.describe(record, row)}: there is no image, but {type(value).__name__}.")
+        return content
 
     def select_file(self, record: int) -> tuple[ImageParts, int]:
         """This reader itself: what is pickled of it is small, since its tables are mapped."""
         return self, record
+
+    def describe(self, record: int, start: int) -> str:
+        """The video and the frame in it; or the Parquet file, the row in it, and the feature."""
+        if record < len(self._catalog.videos):
+            return f"{redact.show(f'{self._folder}/{self._catalog.videos[record]}')}, frame {start}"
+        number = record - len(self._catalog.videos)
+        if number >= len(self._catalog.images):
+            return self._catalog.faults[number - len(self._catalog.images)][0]
+        file, row = self._open_rows(number).locate(start)
+        name = redact.show(f"{self._folder}/{self._catalog.data_files[file]}")
+        return f"{name}, row {row} of {self._catalog.images[number]!r}"
 
     # Files.
 
@@ -169,10 +189,3 @@ class LeRobotImages(ImageParts):
 def _load_unchecked(folder: str, data: str, options: Options) -> LeRobotImages:
     """The reader in a worker process. The process that built the pipeline has verified the checksums."""
     return LeRobotImages.load(folder, data, options, verify=False)
-
-
-def _get_content(value: Any, name: str, row: int) -> bytes:
-    content = value.get("bytes") if isinstance(value, dict) else value
-    if not isinstance(content, bytes) or not content:
-        raise DamagedFile(f"Row {row} has no image in {name!r}: the column holds {type(value).__name__}.")
-    return content

@@ -185,8 +185,12 @@ class LeRobotSource:
     def _decode_rows(self, places: np.ndarray, name: str, axes: tuple[int, ...]) -> np.ndarray:
         """The pixels of images in rows, each decoded once."""
         distinct, back = np.unique(places, axis=0, return_inverse=True)
-        contents = self._parts.read(*distinct.T)
-        pixels = [decode_image(content) for content in contents]
+        pixels = []
+        for (record, start, _), content in zip(distinct.tolist(), self._parts.read(*distinct.T)):
+            try:
+                pixels.append(decode_image(content))
+            except ValueError as error:
+                raise type(error)(f"{self._parts.describe(record, start)}: {error}") from error
         shapes = {image.shape for image in pixels}
         if len(shapes) > 1:
             raise ValueError(f"The images of {name!r} have the shapes {sorted(shapes)}, and cannot be one array.")
