@@ -4,8 +4,8 @@
     python -m benchmarks.ray_cluster --workers 8 --seconds 10 --save
     python -m benchmarks.ray_cluster --only large --seconds 3 --repetitions 1
 
-All three run the same function on the same batches. A rate is that of a long run without its start, which is what a
-run of one batch takes. Contenders take turns. CPU time is that of this process, of Ray's processes and of all workers.
+All three run the same function on the same batches. The first quarter of a run is not measured, since processes start
+then. Contenders take turns. CPU time is that of this process, of Ray's processes and of all workers.
 It says more than a rate while other programs use the machine. With `--save` the table is written to
 benchmarks/results/ray.md. Ray Data needs pyarrow and pandas.
 """
@@ -143,27 +143,27 @@ def count_cpu_s() -> float:
     return sum(used[number] for number in below) if used else float("nan")
 
 
-def measure_run(workload: Workload, contender: str, workers: int, rows: int) -> Cost:
-    """What a whole run takes, its start included."""
-    begun, used_s = time.perf_counter(), count_cpu_s()
+def measure_run(workload: Workload, contender: str, workers: int, rows: int) -> tuple[Cost, int]:
+    """What the last three quarters of a run take, and how many rows they have. The first quarter is the start."""
     with CONTENDERS[contender](workload, workers, rows) as batches:
-        count = sum(len(batch["number"]) for batch in batches)
+        count, first, begun, used_s = 0, 0, 0.0, 0.0
+        for batch in batches:
+            count += len(batch["number"])
+            if not first and count >= rows // 4:
+                first, begun, used_s = count, time.perf_counter(), count_cpu_s()
         cost = Cost(time.perf_counter() - begun, count_cpu_s() - used_s)
     assert count == rows, f"{contender} gave {count} of {rows} rows"
-    return cost
+    return cost, rows - first
 
 
 def measure_row(workload: Workload, contender: str, workers: int, seconds: float) -> Cost:
-    """What one row of a run takes, without the start: that is what a run of one batch takes."""
-    start = measure_run(workload, contender, workers, workload.batch_size)
-    rows = 64 * workload.batch_size
+    """What one row of a long run takes, without the start of the run."""
+    rows = 256 * workload.batch_size
     while True:
-        whole = measure_run(workload, contender, workers, rows)
-        took_s = whole.wall_s - start.wall_s
-        if took_s >= seconds:
-            count = rows - workload.batch_size
-            return Cost(took_s / count, (whole.cpu_s - start.cpu_s) / count)
-        rows *= int(min(8.0, max(2.0, 1.3 * seconds / max(took_s, 0.1))))
+        cost, count = measure_run(workload, contender, workers, rows)
+        if cost.wall_s >= 0.75 * seconds:
+            return Cost(cost.wall_s / count, cost.cpu_s / count)
+        rows *= int(min(8.0, max(2.0, seconds / max(cost.wall_s, 0.1))))
 
 
 def measure_block(executor: Executor, blocks: int) -> float:
@@ -235,11 +235,11 @@ def main() -> int:
 {time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()},
 Ray {ray.__version__}, NumPy {np.__version__}; {options.workers} workers, actors or tasks;
 medians of {options.repetitions} runs of at least {options.seconds:g} s.
-Rates are rows per second. Ratios are ours over theirs, with the target in brackets. CPU time is that of all processes, for
-the three in their order. `python -m benchmarks.ray_cluster --save` writes this file.
+Rates are rows per second. Ratios are ours over theirs, with the target in brackets. CPU time is that of all processes,
+for the three in their order. `python -m benchmarks.ray_cluster --save` writes this file.
 The load of the machine was {load:.1f} before the run.
 
-| workload | rows | mp_prefetch | ray_prefetch | Ray Data | ray_prefetch | of mp_prefetch | of Ray Data | CPU-us per row |
+| workload | rows | mp_prefetch | ray_prefetch | Ray Data | ray_prefetch | of mp_prefetch | of Ray Data | CPU-us a row |
 | --- | --- | --- | --- | --- | --- | --- | --- | --- |
 {chr(10).join(lines)}
 

@@ -96,7 +96,11 @@ def _add_episode_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--split", help="only this split of the source, for example train[:10]")
     group.add_argument("--drop", action="append", default=[], metavar="ENTRY", help="leaves out an entry")
     group.add_argument("--state", metavar="A,B", help="entries of the observation that become observation/state")
-    group.add_argument("--standardize", metavar="MODULE:NAME", help="a function that changes each raw trajectory")
+    group.add_argument(
+        "--standardize",
+        metavar="MODULE:NAME",
+        help="a function that changes each raw trajectory, or STATEMENTS.json",
+    )
     group.add_argument("--format-option", action="append", default=[], metavar="NAME=VALUE", help="of the source")
     group.add_argument("--file-format", default="tfrecord", choices=("tfrecord", "array_record"), help="of RLDS files")
     group.add_argument("--image-format", default="png", choices=("png", "jpeg"), help="of images in RLDS files")
@@ -115,9 +119,12 @@ def _add_video_options(group: Any) -> None:
 
 def _convert_episodes(options: argparse.Namespace) -> int:
     from bushel.trajectory.conversion import convert_episodes
+    from bushel.trajectory.statements import read_standardization
 
     if len(options.source) != 1:
         raise ValueError(f"--to takes one data set, got {len(options.source)} sources.")
+    if options.ray:
+        raise ValueError("--ray converts record files. Episodes (--to) are converted by processes of this machine.")
     source_options = dict(map(_setting, options.option))
     given = options.target_option
     progress = Progress(quiet=options.quiet, unit="frames")
@@ -127,7 +134,7 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         to=options.to,
         kind=options.source_format,
         split=options.split,
-        standardize_fn=options.standardize,
+        standardize_fn=read_standardization(options.standardize) if options.standardize else None,
         drop=options.drop,
         state_keys=options.state.split(",") if options.state else (),
         fps=options.fps,
@@ -139,7 +146,7 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         file_format=options.file_format,
         image_format=options.image_format,
         shards=options.shards,
-        workers=options.workers,
+        workers=_count_workers(options),
         verify=not options.no_verify,
         overwrite=options.overwrite,
         storage_options=source_options,
@@ -214,13 +221,16 @@ def _convert(options: argparse.Namespace) -> int:
     return 0
 
 
+def _count_workers(options: argparse.Namespace) -> int:
+    return (os.cpu_count() or 1) if options.workers is None else options.workers
+
+
 def _choose_converter(options: argparse.Namespace) -> Callable[..., list[str]]:
     """What converts: processes of this machine, or actors of a Ray cluster."""
     if not options.ray:
         from bushel.sources.conversion import convert
 
-        workers = (os.cpu_count() or 1) if options.workers is None else options.workers
-        return functools.partial(convert, shards=options.shards, workers=workers)
+        return functools.partial(convert, shards=options.shards, workers=_count_workers(options))
     from bushel import ray
 
     shards = options.shards or options.workers

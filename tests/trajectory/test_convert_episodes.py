@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from watching import wait_until
 
+from bushel import testing
 from bushel.base.errors import DamagedFile
 from bushel.cli import main
+from bushel.sources import output_folders
 from bushel.trajectory import RLDSBuilder, decode_image, write_rlds
 from bushel.trajectory.conversion import convert_episodes, reencode_videos
 from bushel.trajectory.conversion.lerobot_statistics import sample_frames
@@ -283,6 +286,89 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
         assert (target / name).read_bytes() == (other / name).read_bytes() or name.endswith(".mp4"), name
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("to", "workers"), [("rlds", 1), ("lerobot", 2)])
+def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
+    """The same with a server that speaks S3: what is read there afterwards is what a local conversion has."""
+    servers = pytest.importorskip("servers")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    target = f"s3://{servers.BUCKET}/sets/arm"
+    with servers.s3(tmp_path):
+        command = [sys.executable, str(program), str(rlds), target, to, str(workers)]
+        folder = output_folders.open_folder(f"{target}/1.0.0" if to == "rlds" else target)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            wait_until(lambda: any("/shard-" in name for name in folder.names(deep=True)))
+            process.send_signal(signal.SIGKILL)
+        last = "dataset_info.json" if to == "rlds" else "meta/info.json"
+        done = {name for name in folder.names(deep=True) if "/shard-" in name}
+        assert done and not folder.exists(last)
+        shown: list[int] = []
+        arguments: dict[str, Any] = {"to": to, "fps": 10, "shards": 4}
+        with pytest.raises(FileExistsError, match="a part of another conversion"):
+            convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
+        convert_episodes(rlds, target, **arguments, report=lambda done, of: shown.append(done))
+        assert shown[0] > 0, "it began anew"
+        convert_episodes(rlds, tmp_path / "here" / "arm", **arguments)
+        here = output_folders.open_folder(tmp_path / "here" / "arm" / ("1.0.0" if to == "rlds" else ""))
+        assert sorted(folder.names(deep=True)) == sorted(here.names(deep=True))
+        for name in here.names(deep=True):
+            assert folder.read(name) == here.read(name) or name.endswith(".mp4"), name
+        found = open_episodes("arm", f"s3://{servers.BUCKET}/sets", kind=to).episodes()
+        expected = open_episodes("arm", tmp_path / "here", kind=to).episodes()
+        assert len(found) == len(expected) == len(LENGTHS)
+        for one, other in zip(found, expected):
+            np.testing.assert_array_equal(one["action"], other["action"])
+
+
+STATEMENTS = [
+    ["set", "action", ["concat", ["cols", "action", None, 1], ["invert", ["cols", "action", 1, None]]]],
+    ["move", "observation|grid", "observation|map"],
+    ["only", "observation", ["image", "map"]],
+]
+
+
+def standardize(trajectory: dict[str, Any]) -> dict[str, Any]:
+    """What the statements say, as a function."""
+    observation = {"image": trajectory["observation"]["image"], "map": trajectory["observation"]["grid"]}
+    action = np.concatenate([trajectory["action"][:, :1], 1 - trajectory["action"][:, 1:]], axis=1)
+    return trajectory | {"action": action, "observation": observation}
+
+
+def test_statements_change_trajectories_as_functions_do(rlds, tmp_path):
+    convert_episodes(rlds, tmp_path / "one" / "arm", to="rlds", standardize_fn=STATEMENTS)
+    convert_episodes(rlds, tmp_path / "two" / "arm", to="rlds", standardize_fn=standardize)
+    (tmp_path / "changes.json").write_text(json.dumps(STATEMENTS))
+    arguments = ["--to", "rlds", "--standardize", str(tmp_path / "changes.json"), "--quiet"]
+    assert main(["convert", str(rlds), str(tmp_path / "three" / "arm"), *arguments]) == 0
+    found = [list(RLDSBuilder("arm", tmp_path / name).episodes(unpack=True)) for name in ("one", "two", "three")]
+    assert sorted(found[0][0]["observation"]) == ["image", "map"]
+    assert testing.same(found[0], found[1]) and testing.same(found[0], found[2])
+    with pytest.raises(ValueError, match=r"standardize_fn.*'mov'"):
+        convert_episodes(rlds, tmp_path / "four", to="rlds", standardize_fn=[["mov", "a", "b"]])
+    with pytest.raises(ValueError, match=r"episode 0 .*standardize_fn fails at .*nothing"):
+        convert_episodes(rlds, tmp_path / "four", to="rlds", standardize_fn=[["move", "nothing", "b"]])
+    (tmp_path / "changes.json").write_text("[[")
+    assert main(["convert", str(rlds), str(tmp_path / "five"), *arguments]) == 1
+
+
+def test_other_statements_are_another_conversion(rlds, tmp_path):
+    """A conversion that was interrupted is not continued with other statements."""
+    first = STATEMENTS[:1]
+
+    def stop(done: int, of: int) -> None:
+        if done >= 5:  # the first shard is complete
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4, report=stop)
+    with pytest.raises(FileExistsError, match="a part of another conversion"):
+        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=STATEMENTS, shards=4)
+    convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4)
+
+
 def test_reencode(rlds, tmp_path):
     """More or fewer key frames, another codec; rows and tasks as they were."""
     convert_episodes(rlds, tmp_path / "one", to="lerobot", fps=10, crf=20, key_frame_interval=250)
@@ -413,8 +499,6 @@ def test_float_frames_become_numbers(tmp_path):
 def test_into_a_store(rlds):
     pytest.importorskip("fsspec")
     done = convert_episodes(rlds, "memory://converted/arm", to="lerobot", fps=10)
-    from bushel.sources import output_folders
-
     names = output_folders.open_folder("memory://converted/arm").names(deep=True)
     assert done.episodes == 4 and "meta/info.json" in names and not any(".converting" in name for name in names)
     content = output_folders.open_folder("memory://converted/arm").read(

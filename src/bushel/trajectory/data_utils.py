@@ -17,6 +17,21 @@ from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_
 Tree = dict[str, Any]
 
 
+class BadTrajectory(ValueError):
+    """A trajectory that cannot be used, found by code that does not know its file. The caller adds the file.
+
+    Attributes:
+      number: the number of the trajectory among those that the code was given.
+    """
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message, number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 def tree_map(fn: Callable[[Any], Any], tree: Mapping[str, Any]) -> Tree:
     """A nested dict with `fn` applied to each value that is not a dict.
 

@@ -24,7 +24,7 @@ from bushel.state.digest import whole_digest
 from bushel.trajectory import episodes as tables
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.config_values import accept_configs, as_mapping, refuse_unknown
-from bushel.trajectory.data_utils import flatten_tree, nest_leaves
+from bushel.trajectory.data_utils import BadTrajectory, flatten_tree, nest_leaves
 from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.dataset_parts import count_steps
 from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
@@ -105,7 +105,7 @@ class _Prepare:
 
 def _name_episode(error: Exception, source: EpisodeSource | None, number: int) -> Exception:
     """The error with the episode and its file in front of the message, if it is a ValueError without them."""
-    if source is None or type(error) is not ValueError:
+    if source is None or type(error) not in (ValueError, BadTrajectory):
         return error
     where = source.describe(number)
     return error if where in str(error) else ValueError(f"{where}: {error}")
@@ -143,8 +143,8 @@ def _load_or_build_table(
     wanted = _collect_wanted(entries, numbers, metadata, errors, restructure.name)
     try:
         table = Episodes.of(wanted, fingerprint=fingerprint, parts=raw.parts)
-    except ValueError as error:
-        raise _name_episode(error, raw, numbers[-1]) if numbers else error from error
+    except BadTrajectory as error:
+        raise _name_episode(error, raw, numbers[-1]) from error
     if not numbers:
         raise ValueError(
             f"None of the {len(raw)} trajectories of {restructure.name} is left: all are empty, or filter_functions "
@@ -349,6 +349,9 @@ def make_dataset_from_rlds(
                 force_recompute=force_recompute_dataset_statistics,
                 compat=compat,
             )
+        except BadTrajectory as error:
+            where = builder.episodes("all").describe(int(numbers[counted[error.number]]))
+            raise ValueError(f"Data set {name!r}, {where}: {error}") from error
         except ValueError as error:
             raise ValueError(f"Data set {name!r}: {error}") from error
     elif isinstance(dataset_statistics, Mapping):

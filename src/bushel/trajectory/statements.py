@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
+from bushel.sources import paths
 from bushel.trajectory.data_utils import Tree
-from bushel.trajectory.module_spec import Function, load_function
+from bushel.trajectory.module_spec import Function, identify_function, load_function
 from bushel.trajectory.statement_operations import ALL, OPERATIONS
 
 SEPARATOR = "|"
@@ -63,9 +65,27 @@ def load_standardization(standardize_fn: Function | Sequence[Any]) -> Callable[[
     >>> load_standardization([["move", "command", "action"]])({"command": 1})
     {'action': 1}
     """
-    if isinstance(standardize_fn, str) or callable(standardize_fn) or isinstance(standardize_fn, Mapping):
-        return load_function(standardize_fn)
-    return Statements(standardize_fn)
+    return load_function(standardize_fn) if _is_function(standardize_fn) else Statements(standardize_fn)
+
+
+def identify_standardization(standardize_fn: Function | Sequence[Any]) -> str:
+    """A text that differs for functions that differ, and for statements that differ."""
+    return identify_function(standardize_fn if _is_function(standardize_fn) else Statements(standardize_fn))
+
+
+def _is_function(standardize_fn: Function | Sequence[Any]) -> TypeGuard[Function]:
+    return isinstance(standardize_fn, str | Mapping) or callable(standardize_fn)
+
+
+def read_standardization(text: str) -> str | list[Any]:
+    """What a command names: "module:function", or the name of a JSON file with a list of statements."""
+    if not text.endswith(".json"):
+        return text
+    with open(paths.expand_path(text), encoding="utf-8") as file:
+        try:
+            return json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{text} is not a JSON file with a list of statements: {error}") from error
 
 
 # Paths.

@@ -29,7 +29,7 @@ from bushel.sources.paths import Options, get_cache_folder
 from bushel.state.digest import whole_digest
 from bushel.state.identity import PYTHON
 from bushel.trajectory.compat import is_faithful
-from bushel.trajectory.data_utils import get_entry
+from bushel.trajectory.data_utils import BadTrajectory, get_entry
 from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.quantiles import Quantiles
 from bushel.trajectory.single_pass import is_endless, prefetch
@@ -273,7 +273,7 @@ def _compute(
                     for _ in range(2 if twice and number == 1 and name != "action" else 1):
                         collected[name].add(picked[name])
                 except ValueError as error:
-                    raise ValueError(f"Trajectory {number - 1}, {name}: {error}") from error
+                    raise BadTrajectory(f"Trajectory {number - 1}, {name}: {error}", number - 1) from error
             if progress:
                 shown.show(number)
     if progress:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bushel.trajectory.data_utils import flatten_tree, nest_leaves
+from bushel.trajectory.data_utils import BadTrajectory, flatten_tree, nest_leaves
 from bushel.trajectory.encoded_images import Encoded, ImageParts
 from bushel.trajectory.frame_columns import Column, Columns, Images, Numbers, Texts
 from bushel.trajectory.numpy_or_jax import is_text, to_numpy, to_objects
@@ -45,19 +45,25 @@ class TableBuilder:
         self._lengths: list[int] = []
 
     def add(self, trajectory: Mapping[str, Any]) -> None:
-        """Adds the frames of one trajectory after `replace_handles`. A trajectory without frames is left out."""
+        """Adds the frames of one trajectory after `replace_handles`. A trajectory without frames is left out.
+
+        Raises:
+          BadTrajectory: it does not fit to those before. Its number is the number of those that were added.
+        """
+        number = len(self._lengths)
         leaves = {path: to_numpy(leaf) for path, leaf in flatten_tree(trajectory).items()}
         for path, leaf in leaves.items():
             if isinstance(leaf, (str, bytes)) or getattr(leaf, "ndim", None) == 0 or not hasattr(leaf, "__len__"):
-                raise ValueError(
-                    f"{'/'.join(path)} of trajectory {len(self._lengths)} is {leaf!r}; leaves of a trajectory have an "
-                    "entry for each step. Repeat it: np.full(length, value)."
+                raise BadTrajectory(
+                    f"{'/'.join(path)} of trajectory {number} is {leaf!r}; leaves of a trajectory have an entry for "
+                    "each step. Repeat it: np.full(length, value).",
+                    number,
                 )
         sizes = {len(leaf) for leaf in leaves.values()}
         if len(sizes) != 1:
             lengths = ", ".join(f"{'/'.join(path)}: {len(leaf)}" for path, leaf in leaves.items())
-            raise ValueError(
-                f"The leaves of trajectory {len(self._lengths)} differ in length: {lengths or 'it has none'}."
+            raise BadTrajectory(
+                f"The leaves of trajectory {number} differ in length: {lengths or 'it has none'}.", number
             )
         (size,) = sizes
         if not size:
@@ -66,16 +72,14 @@ class TableBuilder:
             self._leaves = {path: _ColumnBuilder() for path in leaves}
         if leaves.keys() != self._leaves.keys():
             other = sorted("/".join(path) for path in leaves.keys() ^ self._leaves.keys())
-            raise ValueError(
-                f"Trajectory {len(self._lengths)} does not have the same entries as those before: {other}."
-            )
+            raise BadTrajectory(f"Trajectory {number} does not have the same entries as those before: {other}.", number)
         for path, leaf in leaves.items():
             # A view may lie in the shared memory of a worker's result, which is needed for the next results.
             array = np.asarray(leaf)
             try:
                 self._leaves[path].add(array if array.base is None else array.copy())
             except ValueError as error:
-                raise ValueError(f"{'/'.join(path)} of trajectory {len(self._lengths)}: {error}") from None
+                raise BadTrajectory(f"{'/'.join(path)} of trajectory {number}: {error}", number) from None
         self._lengths.append(size)
 
     def columns(self) -> Columns:

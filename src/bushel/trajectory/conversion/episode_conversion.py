@@ -34,10 +34,11 @@ from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
 from bushel.trajectory.episode_formats import detect_kind, open_episodes
 from bushel.trajectory.episodes import Episodes
-from bushel.trajectory.module_spec import Function, identify_function, load_function
+from bushel.trajectory.module_spec import Function
 from bushel.trajectory.rlds.dataset_folder import is_version
 from bushel.trajectory.rlds.saved_episodes import name_data_set
 from bushel.trajectory.rlds.writer import INFO
+from bushel.trajectory.statements import identify_standardization, load_standardization
 
 _WORK = ".converting/"
 _PLAN = f"{_WORK}plan.json"
@@ -73,7 +74,7 @@ def convert_episodes(
     to: str,
     kind: str | None = None,
     split: str | None = None,
-    standardize_fn: Function | None = None,
+    standardize_fn: Function | Sequence[Any] | None = None,
     drop: Sequence[str] = (),
     state_keys: Sequence[str] = (),
     fps: float | None = None,
@@ -102,7 +103,8 @@ def convert_episodes(
       to: the format to write: "rlds", or "lerobot" for LeRobot v3.
       kind: the format to read, see `open_episodes`; by default it is found out from the files.
       split: only this split of the source, such as "train[:10]"; by default all, and splits are kept.
-      standardize_fn: a function of a raw trajectory that returns a changed one: entries renamed, added, left out.
+      standardize_fn: a function of a raw trajectory that returns a changed one, with entries renamed, added or left
+        out: a callable, a ModuleSpec, or a list of statements (`docs/oxe.md`).
       drop: entries that are left out, such as "next_observation" or "observation/depth".
       state_keys: entries of the observation that become one, `observation/state`, one after another.
       fps: steps per second, for LeRobot; by default what the source says.
@@ -146,9 +148,9 @@ def convert_episodes(
         written = LeRobotTarget(rate, encoding, task, robot_type)
     else:
         raise ValueError(f"to must be one of {', '.join(FORMATS)}; got {to!r}.")
-    function = None if standardize_fn is None else load_function(standardize_fn)
+    function = None if standardize_fn is None else load_standardization(standardize_fn)
     splits = choose_splits(builder, split)
-    code = "" if standardize_fn is None else identify_function(standardize_fn)
+    code = "" if standardize_fn is None else identify_standardization(standardize_fn)
     positions = {name: part.tolist() for name, part in splits.items()}
     content = [builder.episodes("all").fingerprint(), positions, code, list(drop), list(state_keys)]
     identity = whole_digest([content, written.settings(), shards])

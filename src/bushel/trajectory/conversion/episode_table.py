@@ -10,7 +10,7 @@ import numpy as np
 
 from bushel.base.options import MultiprocessingOptions
 from bushel.dataset import MapDataset
-from bushel.trajectory.data_utils import flatten_tree, nest_leaves
+from bushel.trajectory.data_utils import BadTrajectory, flatten_tree, nest_leaves
 from bushel.trajectory.dataset_parts import count_steps
 from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
 from bushel.trajectory.episodes import Episodes
@@ -118,9 +118,7 @@ def build_table(
 
     try:
         table = Episodes.of(present(), fingerprint=_Chosen(source, positions).fingerprint(), parts=source.parts)
-    except ValueError as error:
-        if not numbers:
-            raise
+    except BadTrajectory as error:
         raise ValueError(f"{source.describe(int(positions[numbers[-1]]))}: {error}") from error
     if not numbers:
         raise ValueError(f"{builder.name} has no episode with at least one step.")

@@ -191,9 +191,15 @@ class LeRobotSource:
                 pixels.append(decode_image(content))
             except ValueError as error:
                 raise type(error)(f"{self._parts.describe(record, start)}: {error}") from error
-        shapes = {image.shape for image in pixels}
-        if len(shapes) > 1:
-            raise ValueError(f"The images of {name!r} have the shapes {sorted(shapes)}, and cannot be one array.")
+        other = next((place for place, image in enumerate(pixels) if image.shape != pixels[0].shape), None)
+        if other is not None:
+            first, second = (
+                f"{list(pixels[place].shape)} ({self._parts.describe(*distinct[place, :2].tolist())})"
+                for place in (0, other)
+            )
+            raise ValueError(
+                f"The images of {name!r} have different shapes and cannot be one array: {first}, {second}."
+            )
         stacked = np.stack(pixels)
         return stacked[back.ravel()].reshape(*axes, *stacked.shape[1:])
 

@@ -145,6 +145,8 @@ class _LeafEncoder:
     def encode(self, values: np.ndarray, where: str) -> Any:
         if self._dtype is None:
             self._dtype, self._shape = values.dtype, values.shape[1:]
+        if values.shape == (0,):  # an empty list, which has neither a dtype nor a shape of its entries
+            values = np.zeros((0, *self._shape), self._dtype)
         if (values.dtype, values.shape[1:]) != (self._dtype, self._shape):
             raise ValueError(
                 f"{where}: {self._name} is {values.dtype} of {list(values.shape[1:])} for each step, and "
