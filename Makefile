@@ -4,6 +4,7 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 SERVERS_VENV := .venv-servers
 LIBRARIES_VENV := .venv-libraries
+LEROBOT_VENV := .venv-lerobot
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Tests start hundreds of Python programs. Without files of bytecode, each would compile Bushel and its tests again.
@@ -14,7 +15,7 @@ PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 
-.PHONY: demo test test-all test-libraries quick bench bench-check lint types clean parallel-tests all-parallel-tests \
+.PHONY: demo test test-all test-libraries test-lerobot quick bench bench-check lint types clean parallel-tests all-parallel-tests \
 	quick-types quick-tests
 
 demo: $(VENV)/.jax-installed
@@ -44,6 +45,7 @@ quick-tests:
 test-all: lint $(SERVERS_VENV)/.installed test-libraries
 	$(MAKE) --jobs=2 types all-parallel-tests
 	$(VENV)/bin/python -m pytest -m serial $(SERIAL_FILES)
+	if $(MAKE) $(LEROBOT_VENV)/.installed; then $(MAKE) test-lerobot; else echo "lerobot cannot be installed here."; fi
 
 all-parallel-tests:
 	$(VENV)/bin/python -m pytest $(PARALLEL) -m "not serial"
@@ -51,6 +53,11 @@ all-parallel-tests:
 # The sources that read PyTorch, TFDS and Hugging Face, in a venv of its own: these packages have gigabytes.
 test-libraries: $(LIBRARIES_VENV)/.installed
 	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py tests/view/test_rerun_export.py
+
+# lerobot's own reader on data sets that Bushel has written.
+test-lerobot: $(VENV)/.test-installed $(LEROBOT_VENV)/.installed
+	BUSHEL_LEROBOT_PYTHON=$(CURDIR)/$(LEROBOT_VENV)/bin/python \
+		$(VENV)/bin/python -m pytest -m slow tests/trajectory/test_convert_episodes.py -k lerobot_reads_it
 
 lint: $(VENV)/.test-installed
 	$(VENV)/bin/ruff check .
@@ -68,7 +75,7 @@ bench-check: $(BENCH_VENV)/.bench-installed
 	$(BENCH_VENV)/bin/python -m benchmarks.run --check all
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) $(LEROBOT_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are newer than pyproject.toml when the venv holds what it asks for.
@@ -85,6 +92,12 @@ $(VENV)/.test-installed: pyproject.toml
 $(LIBRARIES_VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(LIBRARIES_VENV)
 	$(LIBRARIES_VENV)/bin/python $(PIP_INSTALL) -e '.[test-libraries]'
+	touch $@
+
+$(LEROBOT_VENV)/.installed: tests/lerobot.txt
+	$(PYTHON) -m venv $(LEROBOT_VENV)
+	$(LEROBOT_VENV)/bin/python $(PIP_INSTALL) -r tests/lerobot.txt
+	$(LEROBOT_VENV)/bin/python $(PIP_INSTALL) --no-deps lerobot==0.4.4
 	touch $@
 
 $(BENCH_VENV)/.bench-installed: pyproject.toml

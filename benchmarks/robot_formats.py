@@ -1,24 +1,30 @@
 """Episodes in RLDS, HDF5 and `.npz` files: `python -m benchmarks.robot_formats`. CPU time, in one process.
 
 Two questions. What do statistics of a million frames cost, when no image is decoded? And what does a random frame cost
-beside a scan of the files in order? The data sets are written to a temporary folder first.
+beside a scan of the files in order? The data sets are written to a temporary folder first. Each measurement has a
+process of its own, so that its memory is its own. With `--save` the table is written to
+benchmarks/results/robot_formats.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import multiprocessing
 import os
+import platform
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 STEPS = 500
 KINDS = ("rlds", "robomimic", "npz")
+RESULTS = Path(__file__).parent / "results" / "robot_formats.md"
 
 
 def episodes(frames: int, pixels: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
@@ -62,41 +68,82 @@ def write(kind: str, folder: str, frames: int, pixels: int) -> None:
             np.savez(os.path.join(folder, "robot", f"{number}.npz"), **one)
 
 
-def measure(function: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Wall and CPU seconds of a call, children included, and what it returns."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    wall, cpu = time.perf_counter(), time.process_time()
+class Cost(NamedTuple):
+    """What a call takes: CPU seconds, and the growth of the largest memory of the process, in bytes."""
+
+    cpu_s: float
+    grown_bytes: int
+
+
+def measure(function: Callable[[], Any]) -> tuple[Cost, Any]:
+    """What a call takes, and what it returns. All threads of this process count."""
+    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
     value = function()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    children = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return time.perf_counter() - wall, time.process_time() - cpu + children, value
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return Cost(time.process_time() - begun, 1024 * grown), value
 
 
-def measure_statistics(kind: str, folder: str, frames: int) -> None:
-    """The table and the statistics of all frames, from files that nobody has read before."""
-    from bushel.trajectory import make_dataset_from_rlds, pixels
+def measure_statistics(kind: str, folder: str, frames: int) -> tuple[Cost, float]:
+    """What the table and the statistics cost, from files that were not read before; and CPU seconds the next time."""
+    from bushel.trajectory import make_dataset_from_rlds, pixels, single_pass
 
     def refuse(*_: Any) -> Any:
         raise AssertionError("an image was decoded")
 
-    decode, pixels._decode = pixels._decode, refuse
+    pixels._decode = refuse
+    single_pass._INLINE_S = float("inf")  # no worker processes: their CPU time would not be seen
     arguments = {
         "image_obs_keys": {"primary": "image"},
         "proprio_obs_keys": {"arm": "state"},
         "train_split": "all",
         "cache_dir": os.path.join(folder, "cache"),
     }
-    first, cpu, (_, found) = measure(
-        lambda: make_dataset_from_rlds("robot", folder, train=True, kind=kind, **arguments)
-    )
-    again, _, _ = measure(lambda: make_dataset_from_rlds("robot", folder, train=True, kind=kind, **arguments))
-    pixels._decode = decode
+    first, (_, found) = measure(lambda: make_dataset_from_rlds("robot", folder, train=True, kind=kind, **arguments))
+    again, _ = measure(lambda: make_dataset_from_rlds("robot", folder, train=True, kind=kind, **arguments))
     assert int(found["num_transitions"]) == frames
-    print(f"{kind:>10}  statistics of {frames:,} frames: {first:7.2f} s ({cpu:.2f} CPU-s); known before: {again:.2f} s")
+    return first, again.cpu_s
 
 
-def measure_frames(kind: str, folder: str, count: int) -> None:
-    """Frames at random beside a scan of whole episodes in order, read and decoded."""
+def measure_floor(kind: str, folder: str, frames: int) -> Cost:
+    """The least work, by hand: the numbers of each episode from its file, then NumPy's statistics of all of them.
+
+    For RLDS it is what parses the records: there is no other library without TensorFlow. For HDF5 it is h5py, for
+    `.npz` files NumPy.
+    """
+
+    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        if kind == "rlds":
+            from bushel.sources import TFRecordDataSource
+            from bushel.sources.tf_example import locate_example
+
+            for record in TFRecordDataSource(sorted(map(str, Path(folder).glob("robot/*/*.tfrecord*")))):
+                features = locate_example(record)
+                state, action = (features[f"steps/{name}"].numbers for name in ("observation/state", "action"))
+                assert state is not None and action is not None
+                yield state.reshape(STEPS, -1), action.reshape(STEPS, -1)
+        elif kind == "robomimic":
+            import h5py
+
+            with h5py.File(os.path.join(folder, "robot.hdf5")) as file:
+                for number in range(frames // STEPS):
+                    group: Any = file[f"data/demo_{number}"]
+                    yield group["obs/state"][:], group["actions"][:]
+        else:
+            for path in Path(folder).glob("robot/*.npz"):
+                with np.load(path) as arrays:
+                    yield arrays["state"], arrays["action"]
+
+    def compute() -> None:
+        for rows in map(np.concatenate, zip(*read())):
+            for summarize in (np.mean, np.std, np.min, np.max):
+                summarize(rows, axis=0)
+            np.quantile(rows, [0.01, 0.99], axis=0)
+
+    return measure(compute)[0]
+
+
+def measure_frames(kind: str, folder: str, count: int) -> tuple[float, float]:
+    """CPU seconds for a frame of whole episodes in order, and for a frame at random, read and decoded."""
     from bushel.trajectory import decode_image
     from bushel.trajectory.encoded_images import read_all
     from bushel.trajectory.episode_formats import open_episodes
@@ -125,28 +172,70 @@ def measure_frames(kind: str, folder: str, count: int) -> None:
 
     for warm_up in (scan, pick):
         warm_up()
-    (_, in_order, done), (_, at_random, picked) = measure(scan), measure(pick)
-    costs = in_order / done * 1e3, at_random / picked * 1e3
-    print(
-        f"{kind:>10}  CPU-ms per frame: {costs[0]:.3f} in order, {costs[1]:.3f} at random ({costs[1] / costs[0]:.2f} x)"
-    )
+    (in_order, done), (at_random, picked) = measure(scan), measure(pick)
+    return in_order.cpu_s / done, at_random.cpu_s / picked
+
+
+def run_apart(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function in a new process, which reads files that are in the cache of the system, but nothing else."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=spawn) as process:
+        return process.submit(function, *arguments).result()
 
 
 def main() -> None:
     """Writes the data sets and measures them."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frames", type=int, default=1_000_000, help="frames for statistics")
     parser.add_argument("--pick", type=int, default=4096, help="frames that are read")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--save", action="store_true", help=f"writes {RESULTS.name}")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
+    known, read = [], []
     for kind in options.only:
         with tempfile.TemporaryDirectory() as folder:
-            write(kind, folder, options.frames, 8)
-            measure_statistics(kind, folder, options.frames)
+            run_apart(write, kind, folder, options.frames, 8)
+            floor = run_apart(measure_floor, kind, folder, options.frames)
+            first, again_s = run_apart(measure_statistics, kind, folder, options.frames)
+        known.append(
+            f"| {kind} | {first.cpu_s:.1f} s | {1e6 * first.cpu_s / options.frames:.1f} us | {floor.cpu_s:.1f} s | "
+            f"{first.grown_bytes / 1e6:.0f} MB | {floor.grown_bytes / 1e6:.0f} MB | {again_s:.2f} s |"
+        )
+        print(known[-1], flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            write(kind, folder, 20 * STEPS, 128)
-            measure_frames(kind, folder, options.pick)
-        sys.stdout.flush()
+            run_apart(write, kind, folder, 20 * STEPS, 128)
+            in_order_s, at_random_s = run_apart(measure_frames, kind, folder, options.pick)
+        ratio = at_random_s / in_order_s
+        read.append(f"| {kind} | {1e3 * in_order_s:.3f} ms | {1e3 * at_random_s:.3f} ms | {ratio:.2f} |")
+        print(read[-1], flush=True)
+    new_line = "\n"
+    table = f"""\
+# Episodes in RLDS, HDF5 and .npz files
+
+{time.strftime("%Y-%m-%d")}, {os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()},
+NumPy {np.__version__}. The load of the machine was {load:.1f} before the run.
+`python -m benchmarks.robot_formats --save` writes this file.
+
+Statistics of {options.frames:,} frames in episodes of {STEPS} steps (14 numbers of state, 7 of action, one camera),
+from files that were not read before. The table of episodes is built and kept; no image is decoded. CPU time is that of
+one process, with its imports and the check of all files. "By hand" reads only the numbers, and calls NumPy. Memory is
+the growth of the process.
+
+| format | CPU time | a frame | by hand | memory | by hand | the next time |
+| --- | --- | --- | --- | --- | --- | --- |
+{new_line.join(known)}
+
+Frames of 128 x 128 pixels, read and decoded, in batches of 64: whole episodes in order, and frames at random over all
+episodes. RLDS has JPEG images, the others have pixels. CPU time of a frame:
+
+| format | in order | at random | ratio |
+| --- | --- | --- | --- |
+{new_line.join(read)}
+"""
+    print(table)
+    if options.save:
+        RESULTS.write_text(table)
 
 
 if __name__ == "__main__":

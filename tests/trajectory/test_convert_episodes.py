@@ -523,6 +523,19 @@ np.savez(out, **arrays)
 """
 
 
+def link_ffmpeg(folder: Path) -> str:
+    """A search path with FFmpeg, for torchcodec: the wheel of PyAV has it, under names that others do not find."""
+    folder.mkdir(exist_ok=True)
+    find = "import importlib.util as u; print(u.find_spec('av').origin)"
+    av_package = subprocess.check_output([os.environ["BUSHEL_LEROBOT_PYTHON"], "-c", find], text=True)
+    for library in (Path(av_package.strip()).parent.parent / "av.libs").glob("lib*.so.*"):
+        name, _, version = library.name.partition(".so.")
+        link = folder / f"{name.rpartition('-')[0]}.so.{version.split('.')[0]}"
+        if not link.exists():
+            link.symlink_to(library)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(
     "BUSHEL_LEROBOT_PYTHON" not in os.environ, reason="$BUSHEL_LEROBOT_PYTHON names a Python with lerobot"
@@ -537,7 +550,7 @@ def test_lerobot_reads_it(rlds, tmp_path, codec):
     for number, asked in enumerate(({}, deltas)):
         out = str(tmp_path / f"{number}.npz")
         command = [os.environ["BUSHEL_LEROBOT_PYTHON"], "judge.py", "lerobot", json.dumps(asked), out]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "LD_LIBRARY_PATH": link_ffmpeg(tmp_path / "ffmpeg")}
         subprocess.run(command, check=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
         found[str(number)] = np.load(out)
     single, windows = found["0"], found["1"]

@@ -498,7 +498,7 @@ def test_entries_that_differ_in_length_are_named(tmp_path):
     ]
     for statements, words in fails:
         raises(ValueError, words, lambda own=statements: read(tmp_path, standardize_fn=own))
-    words = "Data set 'bridge_dataset': Trajectory 0, action: Some numbers are infinite or NaN"
+    words = "): Trajectory 0, action: Some numbers are infinite or NaN"
     endless = np.full((5, 7), np.inf, np.float32)
     write_bridge(tmp_path / "inf", observation__state=endless)
     raises(ValueError, words, lambda: read(tmp_path / "inf", standardize_fn=[["set", "action", "observation|state"]]))

@@ -10,7 +10,7 @@ import difflib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -65,16 +65,18 @@ def load_standardization(standardize_fn: Function | Sequence[Any]) -> Callable[[
     >>> load_standardization([["move", "command", "action"]])({"command": 1})
     {'action': 1}
     """
-    return load_function(standardize_fn) if _is_function(standardize_fn) else Statements(standardize_fn)
+    return load_function(_as_function(standardize_fn))
 
 
 def identify_standardization(standardize_fn: Function | Sequence[Any]) -> str:
     """A text that differs for functions that differ, and for statements that differ."""
-    return identify_function(standardize_fn if _is_function(standardize_fn) else Statements(standardize_fn))
+    return identify_function(_as_function(standardize_fn))
 
 
-def _is_function(standardize_fn: Function | Sequence[Any]) -> TypeGuard[Function]:
-    return isinstance(standardize_fn, str | Mapping) or callable(standardize_fn)
+def _as_function(standardize_fn: Function | Sequence[Any]) -> Function:
+    if isinstance(standardize_fn, str) or callable(standardize_fn) or isinstance(standardize_fn, Mapping):
+        return standardize_fn
+    return Statements(standardize_fn)
 
 
 def read_standardization(text: str) -> str | list[Any]:
