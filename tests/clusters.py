@@ -84,6 +84,19 @@ def held_objects() -> int:
     return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
 
 
+def spilled_bytes() -> int:
+    """How much Ray has written from the object stores of all nodes to disk, by its own statistics."""
+    import ray
+    from ray._private.internal_api import node_stats
+
+    total = 0
+    for node in ray.nodes():
+        if node["Alive"]:
+            where = node["NodeManagerAddress"], node["NodeManagerPort"]
+            total += node_stats(*where, include_memory_info=False).store_stats.spilled_bytes_total
+    return total
+
+
 def worker_processes() -> set[int]:
     """The processes of our actors on this machine."""
     found = set()

@@ -17,12 +17,14 @@ import strategies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe, as_stream
+from watching import wait_until
 
 import bushel
 from bushel.engine import drawn, opener
 from bushel.engine.actors.executor import Actors
 from bushel.engine.processes import Processes
 from bushel.engine.tasks import Executor
+from bushel.experimental import ElasticIterator
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
@@ -210,6 +212,80 @@ def test_large_arrays_are_in_the_object_store_once_for_all_programs(executors):
         assert clusters.held_objects() - before <= 3  # two programs, and one array
     assert sums == tuple(total for total, _ in ds)
     assert all("plasma" in file for file in files), "an actor has copied the array"
+
+
+def large(x: int) -> dict[str, Any]:
+    return {"number": x, "picture": np.full((3 << 19,), x, np.float32)}  # 6 MB
+
+
+def huge(x: int) -> dict[str, Any]:
+    return {"number": x, "picture": np.full((15 << 19,), x, np.float32)}  # 30 MB, a third of the store
+
+
+@pytest.mark.parametrize(
+    ("make", "count", "budget_bytes"),
+    [
+        (large, 30, None),
+        pytest.param(large, 60, 32 << 20, marks=pytest.mark.slow),
+        pytest.param(large, 60, 1 << 30, marks=pytest.mark.slow),  # more than the stores have
+        pytest.param(huge, 20, None, marks=pytest.mark.slow),
+    ],
+)
+def test_the_object_store_never_spills(cluster, make, count, budget_bytes):
+    """Twice and more of what a store holds goes through it, and the consumer keeps all of it."""
+    ds = bushel.MapDataset.range(count).map(make).to_iter_dataset()
+    before = clusters.spilled_bytes()
+    with iter(ds.ray_prefetch(bushel.RayOptions(num_workers=3, budget_bytes=budget_bytes))) as it:
+        kept = list(it)
+        assert clusters.spilled_bytes() == before
+    assert [element["number"] for element in kept] == list(range(count))
+    assert all((element["picture"][[0, -1]] == element["number"]).all() for element in kept)
+
+
+@pytest.mark.slow
+def test_what_ray_spills_is_seen(cluster):
+    import ray
+
+    before = clusters.spilled_bytes()
+    kept = [ray.put(np.zeros(20 << 20, np.uint8)) for _ in range(8)]  # 160 MB into a store of 100 MB
+    wait_until(lambda: clusters.spilled_bytes() > before)
+    del kept
+
+
+def hosts(count: int) -> list[bushel.ShardOptions]:
+    return [bushel.ShardOptions(shard_index=index, shard_count=count) for index in range(count)]
+
+
+def weave(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """A global batch from the rows of all hosts: each host has every n-th row."""
+    return {key: np.stack([part[key] for part in parts], 1).reshape(-1, *parts[0][key].shape[1:]) for key in parts[0]}
+
+
+def test_several_hosts_share_the_cluster(cluster):
+    """Each host has actors of its own. A state of two hosts continues on three, with actors or without."""
+    ds = bushel.MapDataset.range(120).seed(3).shuffle().map(picture)
+    options = bushel.RayOptions(num_workers=1)
+    with clusters.leaving_nothing():
+        two = [ElasticIterator(ds, 12, host, multiprocessing_options=options) for host in hosts(2)]
+        alone = list(ElasticIterator(ds, 12, bushel.NoSharding()))
+        for step in range(4):
+            parts = [next(it) for it in two]
+            assert same(weave(parts), alone[step])
+        states = [it.get_state() for it in two]
+        for it in two:
+            it.close()
+        assert states[0] == states[1]
+        three = [
+            ElasticIterator(ds, 12, host, multiprocessing_options=options if index < 2 else None)
+            for index, host in enumerate(hosts(3))
+        ]
+        for it in three:
+            it.set_state(states[0])
+        for step in range(4, len(alone)):
+            parts = [next(it) for it in three]
+            assert same(weave(parts), alone[step])
+        for it in three:
+            it.close()
 
 
 def fails(x: int) -> int:

@@ -16,10 +16,10 @@ import pytest
 
 import bushel
 from bushel import columns
+from bushel.cli import main
 from bushel.sources import conversion
 from bushel.testing import same
-from bushel.trajectory import single_pass
-from bushel.trajectory.dataset import TrajectoryDataset
+from bushel.trajectory import episodes, single_pass
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.statistics import get_dataset_statistics
 
@@ -44,10 +44,14 @@ def trajectory(number: int) -> dict[str, Any]:
     steps = 5 + number % 7
     observation = {"proprio": rng.standard_normal((steps, 3))}
     return {
-        "action": rng.standard_normal((steps, 2)),
+        "action": rng.standard_normal((steps, 2)).astype(np.float32),
         "observation": observation,
-        "process": np.full(steps, os.getpid()),
+        "language_instruction": np.full(steps, f"task {number % 3}".encode(), object),
     }
+
+
+def trajectory_with_process(number: int) -> dict[str, Any]:
+    return trajectory(number) | {"process": np.full(5 + number % 7, os.getpid())}
 
 
 def has_even_number_of_steps(traj: dict[str, Any]) -> bool:
@@ -68,14 +72,27 @@ def test_columns_tables_and_statistics_use_the_same_actors(actors, at_once, tmp_
     assert set(column.values["process"]) - {os.getpid()}, "no actor has computed anything"
     begun = set(clusters.living_actors())
     trajectories = bushel.MapDataset.range(60).map(trajectory)
-    table = TrajectoryDataset.from_episodes(Episodes.of(single_pass.iterate_once(trajectories, "")))
+    table = Episodes.of(single_pass.iterate_once(trajectories, ""))
     verdicts = list(single_pass.evaluate_once(trajectories, has_even_number_of_steps, ""))
     statistics = get_dataset_statistics(trajectories, ["proprio"], ["cluster"], tmp_path / "statistics")
+    others = bushel.MapDataset.range(60).map(trajectory_with_process)
+    processes = {int(traj["process"][0]) for traj in single_pass.iterate_once(others, "")}
+    assert processes - {os.getpid()}, "no actor has made a trajectory"
     assert set(clusters.living_actors()) == begun
     expected = [trajectory(number) for number in range(60)]
-    assert [len(traj["action"]) for traj in table] == [len(traj["action"]) for traj in expected]
+    check_same_tables(table, Episodes.of(expected), tmp_path)
     assert verdicts == [(number, has_even_number_of_steps(traj)) for number, traj in enumerate(expected)]
     assert statistics == get_dataset_statistics(trajectories, ["proprio"], ["here"], tmp_path, workers=1)
+
+
+def check_same_tables(found: Episodes, expected: Episodes, folder: Path) -> None:
+    """Compares all files that hold the tables, bit for bit."""
+    contents = []
+    for name, table in (("found", found), ("expected", expected)):
+        episodes.save(table, str(folder / name))
+        files = sorted(path for path in (folder / name).rglob("*") if path.is_file())
+        contents.append({str(path.relative_to(folder / name)): path.read_bytes() for path in files})
+    assert contents[0] == contents[1] and contents[0]
 
 
 def slow_root(x: int) -> float:
@@ -124,3 +141,20 @@ def test_converted_files_are_the_same(actors, tmp_path):
     )
     assert [Path(file).read_bytes() for file in there] == [Path(file).read_bytes() for file in here]
     assert seen[0] == 0 and seen[-1] == 1000 and len(seen) > 3
+
+
+def test_the_command_converts_on_the_cluster(cluster, tmp_path, capsys):
+    lines = tmp_path / "lines.txt"
+    lines.write_text("".join(f"line {number}\n" for number in range(500)))
+    here = conversion.convert(lines, tmp_path / "here.array_record", shards=3)
+    target = str(tmp_path / "there.array_record")
+    with clusters.leaving_nothing():
+        command = ["convert", str(lines), target, "--ray", "--workers", "2", "--shards", "3", "--quiet"]
+        assert main(command) == 0
+    assert "500 records" in capsys.readouterr().out
+    there = sorted(tmp_path.glob("there-*"))
+    assert [path.read_bytes() for path in there] == [Path(file).read_bytes() for file in here]
+    assert main(["convert", str(lines), target, "--ray"]) == 1
+    assert "--ray needs --shards" in capsys.readouterr().err
+    assert main(["convert", str(lines), target, "--ray", "--to", "rlds"]) == 1
+    assert "--ray converts record files" in capsys.readouterr().err

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import warnings
 from pathlib import Path
@@ -54,6 +58,47 @@ def test_a_cluster_that_asks_for_no_token_is_used_with_a_warning(tmp_path):
     assert "elements: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" in run.stdout
     assert "warnings: 1 This Ray cluster does not ask for a token" in run.stdout
     assert "RAY_AUTH_MODE=token" in run.stdout
+
+
+MIXED = """
+    import ray
+    import bushel
+
+    ray.init(address={address!r}, log_to_driver=False, logging_level="ERROR")
+    ds = bushel.MapDataset.range(10).to_iter_dataset().ray_prefetch(bushel.RayOptions(num_workers=1))
+    with iter(ds) as it:
+        try:
+            next(it)
+        except bushel.WorkerDied as error:
+            print(error)
+    ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_head_without_a_token_cannot_be_used_with_one(tmp_path):
+    """Ray runs no actor on a cluster whose head is open and whose program has a token. The error says what to do."""
+    folder = tempfile.mkdtemp(prefix="bushel-ray-", dir="/tmp")  # a short name: sockets lie in there
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    variables |= {"RAY_TMPDIR": folder, "RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start = ["start", "--head", "--block", f"--port={port}", "--num-cpus=1", "--object-store-memory=100000000"]
+    command = [sys.executable, "-m", "ray.scripts.scripts", *start, "--include-dashboard=false"]
+    head = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+    try:
+        assert head.stdout is not None
+        assert any("Ray runtime started" in line for line in head.stdout)
+        script = textwrap.dedent(MIXED.format(address=f"127.0.0.1:{port}"))
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        run = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=200)
+        assert "If the head of the cluster was started without it, anybody can use" in run.stdout, (
+            run.stdout + run.stderr
+        )
+    finally:
+        head.terminate()  # it ends the processes that it has started
+        head.communicate(timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_the_warning_of_an_open_cluster_comes_once(cluster, monkeypatch):

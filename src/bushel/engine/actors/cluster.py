@@ -22,6 +22,12 @@ OPEN_CLUSTER = (
     '"Safety" in docs/many_machines.md.'
 )
 
+MIXED = (
+    " This process has a token (RAY_AUTH_MODE=token). If the head of the cluster was started without it, everybody can "
+    "use the head, and Ray ends each of your actors before it begins: start the head again with RAY_AUTH_MODE=token."
+)
+"""What may be wrong if no actor starts. Ray itself names another reason."""
+
 
 def connect() -> Any:
     """The module `ray`, connected to a cluster. Bushel never starts a cluster, because a cluster listens."""

@@ -447,7 +447,8 @@ class ActorSupervisor:
             member.jobs.remove(guilty)
         if self._deaths_in_a_row > 10 * self._num_workers + 10:
             where = "" if self._init_name is None else f", perhaps in worker_init_fn={self._init_name}"
-            self._give_up(WorkerDied(f"Actors keep dying before they finish anything; the last one {how}{where}."))
+            why = cluster.MIXED if member.place is None and cluster.asks_for_token() else ""
+            self._give_up(WorkerDied(f"Actors keep dying before they finish anything; the last one {how}{where}.{why}"))
             return
         # By number, so that the dead actor's jobs begin first: the consumer needs them first.
         self._waiting = collections.deque(sorted([*member.jobs, *self._waiting], key=lambda job: job.number))
