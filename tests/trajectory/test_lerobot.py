@@ -3,8 +3,11 @@
 import json
 import pickle
 import shutil
+import zlib
 from pathlib import Path
+from typing import Any
 
+import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,9 +20,18 @@ import bushel
 from bushel.base.errors import DamagedFile
 from bushel.base.options import DatasetOptions
 from bushel.dataset import WithOptionsIterDataset
-from bushel.trajectory import LeRobotFolder, LeRobotSource, TrajectoryDataset, make_dataset_from_lerobot
+from bushel.trajectory import (
+    LeRobotFolder,
+    LeRobotSource,
+    TrajectoryDataset,
+    decode_depth,
+    make_dataset_from_lerobot,
+    open_episodes,
+    reencode_videos,
+)
 from bushel.trajectory.lerobot import table as tables
 from bushel.trajectory.lerobot.alignment import align_frames
+from bushel.trajectory.lerobot.depth_code import DepthCode
 
 LENGTHS = [7, 1, 2, 12, 5]
 FRONT, WRIST = CAMERAS
@@ -215,13 +227,99 @@ def test_images_in_rows_and_shapes_with_channels_first(tmp_path):
     assert source.features["image"].shape == (24, 32, 3)
 
 
-def test_depth_in_videos_and_kinds_of_later_versions_are_left_out(copy):
+@pytest.mark.parametrize(
+    ("code", "digest"),
+    [
+        (DepthCode(), 1023702974),
+        (DepthCode(0.01, 4.0, use_log=False), 360881333),
+    ],
+    ids=["log", "linear"],
+)
+def test_depth_codes_mean_what_they_mean_to_lerobot(code, digest):
+    """The digests are those of `dequantize_depth` of lerobot with PyTorch 2.13, for all codes, in millimetres."""
+    assert zlib.crc32(code.millimetres[:4096].astype("<u2").tobytes()) == digest
+
+
+def add_depth(folder, **info):
+    """Adds a depth camera to a data set of five episodes in three files, as lerobot writes it: HEVC of 12 bits."""
+    codes = []
+    for number, count in enumerate((8, 14, 5)):
+        some = np.random.default_rng(number).integers(0, 4096, (count, 64, 80)).astype(np.uint16)
+        codes.append(some)
+        path = folder / f"videos/observation.depth/chunk-000/file-{number:03d}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with av.open(str(path), "w") as container:
+            stream: Any = container.add_stream("libx265", rate=10)
+            stream.height, stream.width, stream.pix_fmt = 64, 80, "gray12le"
+            stream.options = {"g": "2", "x265-params": "lossless=1:log-level=none"}
+            for one in some:
+                frame = av.VideoFrame(80, 64, "gray12le")
+                plane = frame.planes[0]
+                np.frombuffer(plane, np.uint16).reshape(64, -1)[:, :80] = one
+                for packet in stream.encode(frame):
+                    container.mux(packet)
+            for packet in stream.encode():
+                container.mux(packet)
+    for path in sorted((folder / "meta/episodes").rglob("*.parquet")):
+        table = pq.read_table(path)
+        for name in ("chunk_index", "file_index", "from_timestamp", "to_timestamp"):
+            column = table[f"videos/{FRONT}/{name}"]
+            table = table.append_column(f"videos/observation.depth/{name}", column)
+        pq.write_table(table, path)
+    facts = {"is_depth_map": True, "video.pix_fmt": "gray12le", **info}
+    video = {"dtype": "video", "shape": [64, 80, 1], "names": ["height", "width", "channels"], "info": facts}
+    change_info(folder, add={"observation.depth": video})
+    return np.concatenate(codes)[..., None]
+
+
+@pytest.mark.parametrize(
+    ("info", "code"),
+    [({}, DepthCode()), ({"video.use_log": False, "video.depth_max": 4.0}, DepthCode(max_m=4.0, use_log=False))],
+    ids=["log", "linear"],
+)
+def test_depth_in_videos_is_millimetres(copy, tmp_path, info, code):
     folder = copy(3)
-    video = {"dtype": "video", "shape": [48, 64, 1], "names": None, "info": {"video.is_depth_map": True}}
+    expected = code.millimetres[add_depth(folder, **info)]
+    source = LeRobotSource(folder, cache_dir=tmp_path / "cache", delta_timestamps={"observation.depth": [0.0, 0.1]})
+    assert source.features["observation.depth"].shape == (64, 80, 1)
+    batch = source.__getitems__([20, 3, 0]).tree
+    assert batch["observation.depth"].dtype == np.uint16
+    np.testing.assert_array_equal(batch["observation.depth"], expected[[[20, 21], [3, 4], [0, 1]]])
+    assert rows_of(source[15])[FRONT] == [15], "the cameras beside it"
+    again = LeRobotSource(folder, cache_dir=tmp_path / "cache", float_images=True)  # from the table that was kept
+    np.testing.assert_array_equal(again[9]["observation.depth"], np.moveaxis(expected[9], -1, 0).astype(np.float32))
+    episodes = open_episodes("set", folder, kind="lerobot", format_options={"cache_dir": str(tmp_path / "cache")})
+    handles = episodes.episodes()[1]["observation"]["depth"]
+    first = int(source.lengths[0])
+    np.testing.assert_array_equal(decode_depth(handles[0]), expected[first, ..., 0] * np.float32(1 / 65535))
+
+
+def test_depth_is_copied_when_other_videos_are_encoded_anew(copy, tmp_path):
+    folder = copy(3)
+    add_depth(folder)
+    reencode_videos(folder, tmp_path / "new", key_frame_interval=1)
+    for path in (folder / "videos/observation.depth").rglob("*.mp4"):
+        assert (tmp_path / "new" / path.relative_to(folder)).read_bytes() == path.read_bytes()
+    old, new = (LeRobotSource(one, cache_dir=tmp_path / "cache")[12] for one in (folder, tmp_path / "new"))
+    np.testing.assert_array_equal(old["observation.depth"], new["observation.depth"])
+
+
+def test_depth_of_8_bits_and_kinds_of_later_versions_are_left_out(copy):
+    folder = copy(3)
+    facts = {"video.is_depth_map": True, "video.pix_fmt": "yuv420p"}
+    video = {"dtype": "video", "shape": [48, 64, 1], "names": None, "info": facts}
     change_info(folder, add={"observation.depth": video, "language": {"dtype": "language", "shape": [1]}})
-    with pytest.warns(UserWarning, match=r"'observation\.depth' is depth in a video, which is not read"):
+    with pytest.warns(UserWarning, match=r"'observation\.depth' is depth in a video of 8 bits.* it is left out"):
         source = LeRobotSource(folder)
     assert {"observation.depth", "language"}.isdisjoint(source[0])
+
+
+def test_a_depth_code_that_cannot_be_is_named(copy):
+    folder = copy(3)
+    facts = {"is_depth_map": True, "video.depth_min": 5.0, "video.depth_max": 1.0}
+    change_info(folder, add={"observation.depth": {"dtype": "video", "shape": [48, 64, 1], "info": facts}})
+    with pytest.raises(ValueError, match=r"the feature 'observation\.depth': its depth code cannot be right"):
+        LeRobotSource(folder)
 
 
 def test_a_folder_whose_name_looks_like_a_pattern(folders, tmp_path):

@@ -17,6 +17,7 @@ from bushel.sources.paths import Options, Path
 from bushel.state.digest import whole_digest
 from bushel.trajectory.conversion.episode_conversion import refuse_same, remove_half_files
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
+from bushel.trajectory.lerobot.depth_code import is_depth
 
 _WORK = ".converting/"
 _PLAN = f"{_WORK}plan.json"
@@ -62,7 +63,10 @@ def reencode_videos(
     except FileNotFoundError:
         raise FileNotFoundError(f"{here.name} is no LeRobot data set: it has no {INFO}.") from None
     names = [name for name in here.names(deep=True) if not name.startswith(_WORK)]
-    videos = [name for name in names if name.endswith(".mp4")]
+    features = info.get("features", {})
+    # Depth is a code of 12 bits: encoded again with loss it would be something else. These videos are copied.
+    depths = {key for key, feature in features.items() if feature.get("dtype") == "video" and is_depth(feature)}
+    videos = [name for name in names if name.endswith(".mp4") and depths.isdisjoint(name.split("/"))]
     versions = file_access.fingerprint_files([here.path(name) for name in videos], storage_options)
     identity = whole_digest([versions, names, dataclasses.astuple(encoding)])
     _begin(there, identity)
@@ -81,11 +85,11 @@ def reencode_videos(
                 done += sum(job.run())
                 say(done, len(videos))
     for name in names:
-        if name != INFO and not name.endswith(".mp4"):
+        if name != INFO and name not in videos:
             there.write(name, here.read(name))
-    for feature in info.get("features", {}).values():
+    for key, feature in features.items():
         known = feature.get("info") or feature.get("video_info")
-        if feature.get("dtype") == "video" and isinstance(known, dict):
+        if feature.get("dtype") == "video" and key not in depths and isinstance(known, dict):
             known["video.codec"] = codec
             if "video.g" in known:
                 known["video.g"] = key_frame_interval

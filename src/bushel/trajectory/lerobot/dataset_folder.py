@@ -26,12 +26,13 @@ from bushel.base.errors import DamagedFile
 from bushel.sources import file_access, local_files, paths
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, Path
+from bushel.trajectory.lerobot.depth_code import DepthCode, is_depth, read_depth_code
 
 T = TypeVar("T")
 
 DEFAULT_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 _UNKNOWN = "language"
-"""The dtype of features that are left out: those of later versions of the format, and depth in videos."""
+"""The dtype of features that are left out: those of later versions of the format."""
 _EPISODES = "meta/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
@@ -44,11 +45,13 @@ class Feature:
       name: its name, such as "observation.state".
       dtype: the name of a NumPy dtype, or "string", "image" or "video".
       shape: the shape of one entry. Of images it is (height, width, channels), also where the file says it otherwise.
+      depth: for depth in videos, what the codes of its frames mean.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    depth: DepthCode | None = None
 
     @property
     def is_picture(self) -> bool:
@@ -116,13 +119,19 @@ class LeRobotFolder:
             raise ValueError(
                 f"{self._show('meta/info.json')}: the feature {name!r} has no dtype and shape: {entry!r}."
             ) from error
-        facts = entry.get("info") or entry.get("video_info") or {}
-        if dtype == "video" and (facts.get("video.is_depth_map") or facts.get("is_depth_map")):
-            warnings.warn(
-                f"{self._show('meta/info.json')}: the feature {name!r} is depth in a video, which is not read.",
-                stacklevel=4,
-            )
-            dtype = _UNKNOWN
+        depth = None
+        if dtype == "video" and is_depth(entry):
+            try:
+                depth = read_depth_code(entry.get("info") or entry.get("video_info") or {})
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{self._show('meta/info.json')}: the feature {name!r}: {error}.") from error
+            if depth is None:
+                warnings.warn(
+                    f"{self._show('meta/info.json')}: the feature {name!r} is depth in a video of 8 bits. How it is "
+                    "encoded is not known, so it is left out.",
+                    stacklevel=4,
+                )
+                dtype = _UNKNOWN
         if dtype in ("image", "video"):
             names = entry.get("names") or ()
             first = next(iter(names), None) if isinstance(names, list) else None
@@ -133,7 +142,7 @@ class LeRobotFolder:
                 np.dtype(dtype)
             except TypeError:
                 dtype = _UNKNOWN
-        return Feature(name, dtype, shape)
+        return Feature(name, dtype, shape, depth)
 
     def _need(self, name: str) -> Any:
         if self.info.get(name) is None:

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from bushel.base.errors import DamagedFile
 from bushel.sources.parquet import ParquetDataSource
 from bushel.sources.paths import Options
 from bushel.trajectory.encoded_images import ImageParts
+from bushel.trajectory.lerobot.depth_code import DepthCode
 from bushel.trajectory.stored_pixels import pack_pixels
 from bushel.trajectory.video.packet_table import PacketTables
 from bushel.trajectory.video.video_files import VideoFiles
@@ -39,6 +40,7 @@ class Catalog:
       data_files: the Parquet files with rows, in order.
       images: the features that are images in rows.
       faults: sentences about pictures that cannot be read, each with the shape that the picture should have.
+      depths: the fields of the `DepthCode` of each video with depth.
     """
 
     videos: list[str]
@@ -46,6 +48,7 @@ class Catalog:
     data_files: list[str]
     images: list[str]
     faults: list[tuple[str, tuple[int, int, int]]]
+    depths: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
 
 class LeRobotImages(ImageParts):
@@ -60,6 +63,7 @@ class LeRobotImages(ImageParts):
     def __init__(self, folder: str, catalog: Catalog, tables: PacketTables, options: Options | None = None):
         self._folder, self._catalog, self._options = folder, catalog, redact.Options(options or {})
         self._videos = VideoFiles([f"{folder}/{name}" for name in catalog.videos], tables, catalog.sizes, options)
+        self._codes = {catalog.videos.index(name): DepthCode(*facts) for name, facts in catalog.depths.items()}
         self._forget()
 
     def _forget(self) -> None:
@@ -75,9 +79,10 @@ class LeRobotImages(ImageParts):
         return len(self._catalog.videos) + len(self._catalog.images) + number
 
     def pixel_shape(self, record: int) -> tuple[int, int, int] | None:
-        """The shape of the frames of a video; None for images in rows."""
+        """The shape of the frames of a video, with one channel if it has depth; None for images in rows."""
         if record < len(self._catalog.videos):
-            return self._videos.shape(record)
+            height, width, channels = self._videos.shape(record)
+            return height, width, 1 if record in self._codes else channels
         fault = record - self.fault_record(0)
         return None if fault < 0 else self._catalog.faults[fault][1]
 
@@ -93,7 +98,8 @@ class LeRobotImages(ImageParts):
                 rows.setdefault(int(record), []).append(place)
             elif size:
                 frames.append(place)
-        pixels = [np.empty(self.pixel_shape(int(records[place])) or (), np.uint8) for place in frames]
+        shapes = [self.pixel_shape(int(records[place])) or () for place in frames]
+        pixels = [np.empty(shape, pixel_dtype(shape)) for shape in shapes]
         self.read_into([records[place] for place in frames], [starts[place] for place in frames], pixels)
         for place, image in zip(frames, pixels):
             out[place] = pack_pixels(image)
@@ -105,12 +111,15 @@ class LeRobotImages(ImageParts):
     def read_into(
         self, records: Sequence[int] | np.ndarray, starts: Sequence[int] | np.ndarray, out: Sequence[np.ndarray]
     ) -> None:
-        """Decodes frames of videos into arrays, all in one plan."""
+        """Decodes frames of videos into arrays, all in one plan: colours as uint8, depth in millimetres as uint16."""
         first = self.fault_record(0)
         for record in records:
             if record >= first:
                 raise DamagedFile(self._catalog.faults[int(record) - first][0])
         self._videos.read_into(records, starts, out)
+        for record, pixels in zip(records, out) if self._codes else ():
+            if (code := self._codes.get(int(record))) is not None:
+                pixels[...] = code.millimetres[pixels]
 
     def _open_rows(self, number: int) -> ParquetDataSource:
         """The rows of all files, with the images of one feature."""
@@ -184,6 +193,11 @@ class LeRobotImages(ImageParts):
 
     def __repr__(self) -> str:
         return f"LeRobotImages({redact.show(self._folder)}: {len(self._catalog.videos)} videos)"
+
+
+def pixel_dtype(shape: tuple[int, ...]) -> type[np.uint8] | type[np.uint16]:
+    """The dtype of frames of a shape: depth has one channel."""
+    return np.uint16 if shape[-1:] == (1,) else np.uint8
 
 
 def _load_unchecked(folder: str, data: str, options: Options) -> LeRobotImages:

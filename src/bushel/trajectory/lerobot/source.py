@@ -16,7 +16,7 @@ from bushel.trajectory.config_values import refuse_unknown
 from bushel.trajectory.episodes import Episodes, find_parts
 from bushel.trajectory.frame_columns import Images
 from bushel.trajectory.lerobot.dataset_folder import Feature, LeRobotFolder
-from bushel.trajectory.lerobot.image_parts import LeRobotImages
+from bushel.trajectory.lerobot.image_parts import LeRobotImages, pixel_dtype
 from bushel.trajectory.lerobot.table import TASK, BadEpisodes, open_table
 from bushel.trajectory.numpy_or_jax import to_objects
 from bushel.trajectory.pixels import decode_image
@@ -163,7 +163,7 @@ class LeRobotSource:
             if shape is None:
                 out[name] = self._decode_rows(places, name, rows.shape)
                 continue
-            pixels = memory.output((len(places), *shape), np.uint8)
+            pixels = memory.output((len(places), *shape), pixel_dtype(shape))
             there = places[:, 2] != 0
             pixels[~there] = 0
             records.append(places[there, 0])
@@ -174,7 +174,7 @@ class LeRobotSource:
             self._parts.read_into(np.concatenate(records), np.concatenate(starts), targets)
         if not self._float_images:
             return out
-        return {name: np.moveaxis(pixels, -1, -3).astype(np.float32) / np.float32(255) for name, pixels in out.items()}
+        return {name: _as_lerobot(pixels) for name, pixels in out.items()}
 
     @functools.cached_property
     def _parts(self) -> LeRobotImages:
@@ -209,6 +209,12 @@ class LeRobotSource:
 
     def __repr__(self) -> str:
         return f"LeRobotSource({redact.base_name(self.folder.path)}: {len(self)} rows of {len(self._chosen)} episodes)"
+
+
+def _as_lerobot(pixels: np.ndarray) -> np.ndarray:
+    """Pictures in the form of lerobot: channels first, float32, colours between 0 and 1, depth in millimetres."""
+    largest = np.float32(255 if pixels.dtype == np.uint8 else 1)
+    return np.moveaxis(pixels, -1, -3).astype(np.float32) / largest
 
 
 def _to_steps(key: str, deltas: Sequence[float], folder: LeRobotFolder, tolerance_s: float) -> np.ndarray:

@@ -27,6 +27,7 @@ from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.frame_columns import Images, Numbers, Texts
 from bushel.trajectory.lerobot.alignment import align_frames
 from bushel.trajectory.lerobot.dataset_folder import Feature, LeRobotFolder
+from bushel.trajectory.lerobot.depth_code import DepthCode
 from bushel.trajectory.lerobot.image_parts import Catalog, LeRobotImages
 from bushel.trajectory.lerobot.rows import Rows, read_rows
 from bushel.trajectory.numpy_or_jax import to_objects
@@ -35,7 +36,7 @@ from bushel.trajectory.video.packet_table import PacketTable, PacketTables, read
 
 BadEpisodes = Literal["raise", "drop", "mask"]
 TASK = "task"
-_FORMAT = 1
+_FORMAT = 2
 _THREADS = 8
 
 
@@ -141,6 +142,8 @@ class _Videos:
         self.names: dict[str, int] = {}
         self.tables: list[PacketTable | None] = []
         self.sizes: list[int] = []
+        self.depths: dict[str, DepthCode] = {}
+        """What the codes mean, for files with depth."""
         self.shapes: dict[str, tuple[int, int, int]] = {}
         self.places: dict[str, np.ndarray] = {}
         """For each camera the file and the frame of each row; (-1, 0) where there is a fault."""
@@ -200,9 +203,12 @@ class _Videos:
         files = dict.fromkeys(place.path for (_, name), place in wanted.items() if name == camera.name)
         streams = [table.stream for table in (self.tables[self.names[file]] for file in files) if table is not None]
         sizes = [(stream.height, stream.width) for stream in streams]
+        if camera.depth is not None:
+            self.depths |= dict.fromkeys(files, camera.depth)
+        channels = 3 if camera.depth is None else 1
         if camera.shape[:2] in sizes or not sizes:
-            return (*camera.shape[:2], 3) if len(camera.shape) == 3 else (1, 1, 3)
-        return (*sizes[0], 3)
+            return (*camera.shape[:2], channels) if len(camera.shape) == 3 else (1, 1, channels)
+        return (*sizes[0], channels)
 
     def _align(self, episode: int, camera: str, place: Any, own: slice, errors: Mapping[str, str]) -> None:
         number = self.names[place.path]
@@ -242,6 +248,7 @@ def _make_table(folder: LeRobotFolder, rows: Rows, videos: _Videos, kept: np.nda
         [name for name in folder.data_files.values() if name not in rows.lost_files],
         [feature.name for feature in folder.features.values() if feature.dtype == "image"],
         [(text, videos.shapes[camera]) for (_, camera), text in faults],
+        {name: dataclasses.astuple(code) for name, code in videos.depths.items()},
     )
     parts = LeRobotImages(folder.path, catalog, PacketTables.of(videos.tables), folder.options)
     owners = np.repeat(rows.episodes, rows.lengths)[chosen]

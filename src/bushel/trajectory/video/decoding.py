@@ -64,9 +64,9 @@ class _Decoder:
         self.context, self._converter = context, converter
         self._options = {"threads": 1} if "threads" in (converter.reformat.__doc__ or "") else {}  # since PyAV 17
 
-    def convert(self, frame: Any) -> Any:
-        """The frame as RGB, with the colours of swscale's defaults, as in torchcodec and lerobot."""
-        return self._converter.reformat(frame, format="rgb24", **self._options)
+    def convert(self, frame: Any, pixel_format: str) -> Any:
+        """The frame in a pixel format, with the colours of swscale's defaults, as in torchcodec and lerobot."""
+        return self._converter.reformat(frame, format=pixel_format, **self._options)
 
 
 def _make_decoder(stream: Stream) -> _Decoder:
@@ -86,9 +86,13 @@ def _make_decoder(stream: Stream) -> _Decoder:
 
 
 def decode_frames(
-    file: File, table: PacketTable, numbers: Sequence[int] | np.ndarray, put: Callable[[int, Any], None]
+    file: File,
+    table: PacketTable,
+    numbers: Sequence[int] | np.ndarray,
+    put: Callable[[int, Any], None],
+    pixel_format: str = "rgb24",
 ) -> None:
-    """Calls `put(position in numbers, frame of PyAV as RGB)` once for each number, in any order.
+    """Calls `put(position in numbers, frame of PyAV)` once for each number, in any order.
 
     Frames are decoded in runs: from the packet where decoding must begin up to the last frame of the run.
 
@@ -97,6 +101,7 @@ def decode_frames(
       table: its packet table.
       numbers: numbers of frames in the order in which they are shown, ascending, each once.
       put: must copy the pixels, since the decoder uses the memory of the frame again.
+      pixel_format: of the frames, as FFmpeg calls it.
     """
     wanted = np.asarray(numbers, np.int64)
     runs = _plan_runs(table.packets[wanted].astype(np.int64), table.starts[wanted].astype(np.int64))
@@ -105,7 +110,7 @@ def decode_frames(
     for (first, last, low, _), packets in zip(runs, blocks):
         places = {int(table.packets[wanted[place]]): place for place in range(first, last)}
         with pool.lend() as decoder:
-            _decode_run(decoder, packets, low, places, file, table, put)
+            _decode_run(decoder, packets, low, places, file, table, put, pixel_format)
 
 
 def _plan_runs(packets: np.ndarray, starts: np.ndarray) -> list[tuple[int, int, int, int]]:
@@ -156,6 +161,7 @@ def _decode_run(
     file: File,
     table: PacketTable,
     put: Callable[[int, Any], None],
+    pixel_format: str,
 ) -> None:
     """Decodes packets, from number `first` on. `left` maps the packets of wanted frames to their positions."""
     av: Any = import_package("av", "video", "Video files")
@@ -166,10 +172,10 @@ def _decode_run(
             packet.pts = packet.dts = number
             for frame in decoder.context.decode(packet):
                 if frame.pts in left:
-                    put(left.pop(frame.pts), decoder.convert(frame))
+                    put(left.pop(frame.pts), decoder.convert(frame, pixel_format))
         for frame in decoder.context.decode(None):  # frames that the decoder holds back to put them in order
             if frame.pts in left:
-                put(left.pop(frame.pts), decoder.convert(frame))
+                put(left.pop(frame.pts), decoder.convert(frame, pixel_format))
         decoder.context.flush_buffers()
     except av.FFmpegError as error:
         raise DamagedFile(

@@ -72,7 +72,9 @@ class VideoFiles:
     def read_into(
         self, files: Sequence[int] | np.ndarray, frames: Sequence[int] | np.ndarray, out: Sequence[np.ndarray]
     ) -> None:
-        """Decodes frames into arrays: frame `frames[i]` of file `files[i]` into `out[i]`, uint8 (height, width, 3).
+        """Decodes frames into arrays: frame `frames[i]` of file `files[i]` into `out[i]`.
+
+        An array of uint8 (height, width, 3) gets colours. An array of uint16 (height, width, 1) gets grey of 12 bits.
 
         All frames are sorted by file and time first. Frames of one group of pictures are decoded in one pass, and a
         frame that is asked for several times is decoded once.
@@ -99,7 +101,8 @@ class VideoFiles:
             wanted = times[firsts[low:high]]
             if wanted[0] < 0 or wanted[-1] >= len(table):
                 raise IndexError(f"{self.file(number).name} has {len(table)} frames; frame {wanted[-1]} was asked for.")
-            decode_frames(self.file(number), table, wanted, put)
+            is_grey = out[places[int(firsts[low])]].dtype == np.uint16
+            decode_frames(self.file(number), table, wanted, put, "gray12le" if is_grey else "rgb24")
 
     def read(self, files: Sequence[int] | np.ndarray, frames: Sequence[int] | np.ndarray) -> list[np.ndarray]:
         """Frames as new arrays, uint8 (height, width, 3), in the given order."""
@@ -125,9 +128,9 @@ def _split(values: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _copy_pixels(frame: Any, out: np.ndarray) -> None:
-    """Copies the pixels of a frame that is RGB. Its rows may be padded."""
+    """Copies the pixels of a frame whose channels lie together. Its rows may be padded."""
     if (frame.height, frame.width) != out.shape[:2]:
         raise DamagedFile(f"A frame has {frame.height} x {frame.width} pixels, but its file says {out.shape[:2]}.")
     plane = frame.planes[0]
-    rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
-    out.reshape(out.shape[0], -1)[...] = rows[: out.shape[0], : 3 * out.shape[1]]
+    rows = np.frombuffer(plane, out.dtype).reshape(-1, plane.line_size // out.itemsize)
+    out.reshape(out.shape[0], -1)[...] = rows[: out.shape[0], : out.shape[1] * out.shape[2]]
