@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import pickle
-import weakref
 from collections.abc import Callable
+from typing import Any
 
-from bushel.engine import shipping, stall, wire
+from bushel.engine import wire
 from bushel.engine.assigning import JOBS_PER_WORKER
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pool import Job
-from bushel.engine.program import Result
+from bushel.engine.pooled import PooledExecutor
 from bushel.engine.supervisor import Supervisor
-from bushel.engine.tasks import Resizable, Task, Ticket
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 
 
-class Processes(Resizable):
+class Processes(PooledExecutor):
     """Runs tasks in worker processes, which send their results through shared memory.
 
     Args:
@@ -50,50 +47,10 @@ class Processes(Resizable):
         self._supervisor = Supervisor(
             num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first, mapper
         )
-        # Ends the workers when this handle is collected. The pool's thread refers to the supervisor only, never to the
-        # handle; otherwise an iterator that nobody closes would keep its workers for ever.
-        self._finalizer = weakref.finalize(self, self._supervisor.stop)
+        self._hold(self._supervisor)
 
-    def submit(self, task: Task) -> Ticket:
-        return self._supervisor.submit(task)
-
-    def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        assert isinstance(ticket, Job)
-        packed, details, memory, seconds = self._wait_for_packed(ticket)
-        try:
-            rows = wire.unpack(packed, memory)
-        except Exception:
-            # A class cannot rebuild one of its objects from the pickle. The worker computes the block again and pickles
-            # each row by itself, so that only the rows that fail are lost.
-            again = self._supervisor.submit(ticket.task, row_by_row=True)
-            packed, details, memory, _ = self._wait_for_packed(again)
-            pickles = details.to_result(wire.unpack(packed, memory), packed.size_bytes)
-            again.footprint.released = True
-            program = ticket.task.program
-            result = shipping.convert_rows(pickle.loads, program, pickles, shipping.locate_rebuild_error)
-            return result, seconds
-        finally:
-            ticket.footprint.released = True
-        return details.to_result(rows, packed.size_bytes), seconds
-
-    def _wait_for_packed(self, job: Job) -> tuple[wire.Packed, shipping.ResultDetails, memoryview | None, float]:
-        self._supervisor.mark_urgent(job)
-        return stall.wait_for_result(job.done, lambda: self._supervisor.describe_progress(job))
-
-    def forget(self, tickets: list[Ticket]) -> None:
-        self._supervisor.forget(tickets)
-
-    def close(self) -> None:
-        self._finalizer()
-
-    def resize(self, workers: int) -> None:
-        self._supervisor.resize(workers)
-
-    def all_have_finished_one(self) -> bool:
-        return self._supervisor.all_have_finished_one()
-
-    def deaths(self) -> int:
-        return self._supervisor.deaths
+    def _unpack(self, packed: wire.Packed, memory: memoryview | None) -> Any:
+        return wire.unpack(packed, memory)
 
     def pids(self) -> list[int]:
         """The process numbers of the workers."""

@@ -5,19 +5,17 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import pickle
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bushel.base.options import RayOptions
-from bushel.engine import shipping, stall, wire
+from bushel.engine import wire
 from bushel.engine.actors import cluster
 from bushel.engine.actors.supervisor import JOBS_PER_ACTOR, ActorSupervisor
 from bushel.engine.autotune import Tuned
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pool import Job
-from bushel.engine.program import Result
-from bushel.engine.tasks import Executor, Resizable, Task, Ticket
+from bushel.engine.pooled import PooledExecutor
+from bushel.engine.tasks import Executor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 
@@ -25,7 +23,7 @@ STORE_SHARE = 1 / 3
 """How much of the smallest object store of the cluster our results may fill. The rest is for others."""
 
 
-class Actors(Resizable):
+class Actors(PooledExecutor):
     """Runs tasks in actors of a Ray cluster, which send their results through Ray's object store.
 
     Args:
@@ -66,49 +64,13 @@ class Actors(Resizable):
         self._supervisor = ActorSupervisor(
             ray, num_workers, first, init, resources, budget_bytes, self.block_bytes, store_bytes, timeout_s, mapper
         )
-        # Ends the actors when this handle is collected. The pool's thread refers to the supervisor only, never to the
-        # handle; otherwise an iterator that nobody closes would keep its actors for ever.
-        self._finalizer = weakref.finalize(self, self._supervisor.stop)
+        self._hold(self._supervisor)
 
-    def submit(self, task: Task) -> Ticket:
-        return self._supervisor.submit(task)
-
-    def wait(self, ticket: Ticket) -> tuple[Result, float]:
-        assert isinstance(ticket, Job)
-        packed, details, memory, seconds = self._wait_for_packed(ticket)
-        try:
-            rows = _unpack(packed, memory)
-        except Exception:
-            # A class cannot rebuild one of its objects from the pickle. An actor computes the block again and pickles
-            # each row by itself, so that only the rows that fail are lost.
-            again = self._supervisor.submit(ticket.task, row_by_row=True)
-            packed, details, memory, _ = self._wait_for_packed(again)
-            pickles = details.to_result(_unpack(packed, memory), packed.size_bytes)
-            again.footprint.released = True
-            program = ticket.task.program
-            return shipping.convert_rows(pickle.loads, program, pickles, shipping.locate_rebuild_error), seconds
-        finally:
-            ticket.footprint.released = True
-        return details.to_result(rows, packed.size_bytes), seconds
-
-    def _wait_for_packed(self, job: Job) -> tuple[wire.Packed, shipping.ResultDetails, memoryview | None, float]:
-        self._supervisor.mark_urgent(job)
-        return stall.wait_for_result(job.done, lambda: self._supervisor.describe_progress(job))
-
-    def forget(self, tickets: list[Ticket]) -> None:
-        self._supervisor.forget(tickets)
-
-    def close(self) -> None:
-        self._finalizer()
-
-    def resize(self, workers: int) -> None:
-        self._supervisor.resize(workers)
-
-    def all_have_finished_one(self) -> bool:
-        return self._supervisor.all_have_finished_one()
-
-    def deaths(self) -> int:
-        return self._supervisor.deaths
+    def _unpack(self, packed: wire.Packed, memory: memoryview | None) -> Any:
+        """The rows of a result. Their large arrays look into the memory of a slot, or are copies already."""
+        if packed.places is None:
+            return pickle.loads(packed.pickled, buffers=packed.copies)
+        return wire.unpack(packed, memory)
 
     def describe_nodes(self) -> tuple[str, ...]:
         return self._supervisor.describe_nodes()
@@ -151,10 +113,3 @@ def find_kept(options: RayOptions) -> Executor | None:
     """The actors that a block of `keeping_actors` has started for these options."""
     kept = _kept.get()
     return kept[1] if kept is not None and kept[0] == options else None
-
-
-def _unpack(packed: wire.Packed, memory: memoryview | None) -> Any:
-    """The rows of a result. Their large arrays look into the memory of a slot, or are copies already."""
-    if packed.places is None:
-        return pickle.loads(packed.pickled, buffers=packed.copies)
-    return wire.unpack(packed, memory)
