@@ -21,7 +21,7 @@ from bushel import testing
 from bushel.base.errors import DamagedFile
 from bushel.cli import main
 from bushel.sources import output_folders
-from bushel.trajectory import RLDSBuilder, decode_image, write_rlds
+from bushel.trajectory import RLDSBuilder, decode_depth, decode_image, write_rlds
 from bushel.trajectory.conversion import convert_episodes, reencode_videos
 from bushel.trajectory.conversion.lerobot_statistics import sample_frames
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
@@ -284,6 +284,18 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
     assert names == sorted(path.relative_to(other).as_posix() for path in other.rglob("*") if path.is_file())
     for name in names:
         assert (target / name).read_bytes() == (other / name).read_bytes() or name.endswith(".mp4"), name
+
+
+def test_depth_of_16_bits_is_not_put_into_a_video_of_8(tmp_path):
+    (tmp_path / "mine").mkdir()
+    depth = np.random.default_rng(0).integers(0, 1 << 16, (3, 16, 20, 1)).astype(np.uint16)
+    np.savez(tmp_path / "mine" / "0.npz", depth=depth, action=np.zeros((3, 1)))
+    with pytest.raises(ValueError, match=r"0\.npz\), observation\.images\.depth: step 0: It has 16 bits, .*--no-video"):
+        convert_episodes(tmp_path / "mine", tmp_path / "video", to="lerobot", fps=5)
+    convert_episodes(tmp_path / "mine", tmp_path / "rows", to="lerobot", fps=5, codec=None)
+    (episode,) = open_episodes("rows", tmp_path, kind="lerobot").episodes()
+    found = [decode_depth(image) for image in episode["observation"]["images.depth"]]
+    np.testing.assert_array_equal(found, depth[..., 0].astype(np.float32) * np.float32(1 / 65535))
 
 
 @pytest.mark.slow

@@ -49,6 +49,13 @@ def decode_image(data: Any) -> np.ndarray:
     return (pixels >> 8).astype(np.uint8) if pixels.dtype == np.uint16 else pixels
 
 
+def has_16_bits(content: bytes) -> bool:
+    """Whether an encoded image has more than 8 bits for each channel, of which `decode_image` keeps the upper 8."""
+    if content.startswith(MAGIC):
+        return unpack_pixels(content).dtype == np.uint16
+    return content.startswith(_PNG) and len(content) > 24 and content[24] == 16
+
+
 def decode_depth(data: Any) -> np.ndarray:
     """The first channel of an encoded depth image: float32 (height, width) between 0 and 1.
 

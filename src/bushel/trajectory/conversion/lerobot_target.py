@@ -29,7 +29,7 @@ from bushel.trajectory.data_utils import flatten_tree
 from bushel.trajectory.encoded_images import read_all
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.frame_columns import Images, Texts
-from bushel.trajectory.pixels import decode_image
+from bushel.trajectory.pixels import decode_image, has_16_bits
 
 INFO = "meta/info.json"
 TASK = "language_instruction"
@@ -159,7 +159,7 @@ def _inspect_images(table: Episodes, shard: Shard, camera: str, column: Any, fac
     """Decodes the images of one camera, which are stored in the rows, for their size and statistics."""
     shape = None
     for episode in range(shard.low, shard.high):
-        frames = _Frames(table, column, shard, episode, camera, shape)
+        frames = _Frames(table, column, shard, episode, camera, shape, in_video=False)
         for _ in frames:
             pass
         shape = frames.shape
@@ -179,7 +179,10 @@ class _Frames:
         episode: int,
         camera: str,
         shape: tuple[int, ...] | None,
+        *,
+        in_video: bool = True,
     ):
+        self._in_video = in_video
         self.count, self.shape = int(table.lengths[episode]), shape
         self.histogram = np.zeros((3, 256), np.int64)
         sample = lerobot_statistics.sample_frames(self.count)
@@ -215,10 +218,13 @@ class _Frames:
                 if not len(content):
                     raise ValueError(f"{self._where}: step {step} has no image, but a video has a frame for each step.")
                 try:
+                    if self._in_video and has_16_bits(content):
+                        raise ValueError("It has 16 bits, as depth has, and a video keeps 8 of them.")
                     content = decode_image(content)
                 except ValueError as error:
                     where = f"{self._where}: step {step}"
-                    raise ValueError(f"{where}: {error} Leave the camera out (drop), or repair it.") from error
+                    way = "Leave the camera out (drop), or keep images in the rows (codec=None, --no-video)."
+                    raise ValueError(f"{where}: {error} {way}") from error
             if content.shape[2] == 1:
                 content = np.repeat(content, 3, axis=2)
             yield content[:, :, :3]
