@@ -23,7 +23,9 @@ from bushel.dataset import WithOptionsIterDataset
 from bushel.trajectory import (
     LeRobotFolder,
     LeRobotSource,
+    RLDSBuilder,
     TrajectoryDataset,
+    convert_episodes,
     decode_depth,
     make_dataset_from_lerobot,
     open_episodes,
@@ -291,7 +293,11 @@ def test_depth_in_videos_is_millimetres(copy, tmp_path, info, code):
     episodes = open_episodes("set", folder, kind="lerobot", format_options={"cache_dir": str(tmp_path / "cache")})
     handles = episodes.episodes()[1]["observation"]["depth"]
     first = int(source.lengths[0])
-    np.testing.assert_array_equal(decode_depth(handles[0]), expected[first, ..., 0] * np.float32(1 / 65535))
+    fractions = expected[first, ..., 0] * np.float32(1 / 65535)
+    np.testing.assert_array_equal(decode_depth(handles[0]), fractions)
+    convert_episodes(folder, tmp_path / "rlds" / "arm", to="rlds")  # as PNG of 16 bits
+    converted = RLDSBuilder("arm", tmp_path / "rlds").episodes()[1]["observation"]["depth"]
+    np.testing.assert_array_equal(decode_depth(converted[0]), fractions)
 
 
 def test_depth_is_copied_when_other_videos_are_encoded_anew(copy, tmp_path):
