@@ -71,7 +71,7 @@ class StoredFrames(ImageParts):
         return images
 
     def _read_frames(self, record: int, frames: np.ndarray) -> np.ndarray:
-        """Entries of an array. `frames` do not fall."""
+        """Entries of an array. `frames` rise."""
         episode, key = divmod(record, len(self._keys))
         file, prefix = self._episodes[episode]
         name = prefix + self._keys[key]
@@ -79,7 +79,8 @@ class StoredFrames(ImageParts):
             array = file.array(name)
             low, high = int(frames[0]), int(frames[-1]) + 1
             if high - low <= 2 * len(frames):  # one read of a stretch is cheaper than many reads of single frames
-                return array[low:high][frames - low]
+                stretch = array[low:high]
+                return stretch if len(stretch) == len(frames) else stretch[frames - low]  # each frame is there once
             return np.stack([array[frame] for frame in frames.tolist()])
         except (DamagedFile, ImportError, FileNotFoundError):
             raise
