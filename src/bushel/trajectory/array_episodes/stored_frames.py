@@ -80,7 +80,9 @@ class StoredFrames(ImageParts):
             low, high = int(frames[0]), int(frames[-1]) + 1
             if high - low <= 2 * len(frames):  # one read of a stretch is cheaper than many reads of single frames
                 stretch = array[low:high]
-                return stretch if len(stretch) == len(frames) else stretch[frames - low]  # each frame is there once
+                # Each frame is there once. A view of a mapped file is copied, which is faster than page by page later.
+                is_whole = len(stretch) == len(frames) and stretch.base is None
+                return stretch if is_whole else stretch[frames - low]
             return np.stack([array[frame] for frame in frames.tolist()])
         except (DamagedFile, ImportError, FileNotFoundError):
             raise
