@@ -66,7 +66,14 @@ def start(nodes: int) -> Any:
 
 
 def add_node(cluster: Any) -> Any:
-    return cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    """Adds a node. Under load Ray gives up a start after some seconds; what has started then ends with the cluster."""
+    for attempt in range(4):
+        try:
+            return cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+        except Exception as error:
+            if attempt == 3 or "timed out during startup" not in str(error):
+                raise
+    raise AssertionError
 
 
 def living_actors() -> list[str]:
