@@ -113,13 +113,6 @@ class TableSource(JoinedFiles):
             return []
         return gather_from_parts(places, self._ends, lambda place, within: self._rows(place).take(within))
 
-    def locate(self, index: int) -> tuple[int, int]:
-        """The number of the file that holds a row, and the row's position among those of the file."""
-        place, _ = find_part(checks.position(index, self._length), self._ends)
-        number = self._parts[place][0]
-        first = next(part for part, (file, _) in enumerate(self._parts) if file == number)
-        return number, index - (int(self._ends[first - 1]) if first else 0)
-
     def fingerprint(self) -> Any:
         return [file_access.fingerprint_files(self._paths, self._options), self._columns]
 
