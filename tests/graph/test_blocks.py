@@ -179,21 +179,77 @@ def test_a_stack_is_a_copy():
     assert not rows[0].any()
 
 
-def test_large_batches_are_aligned_for_jax():
-    found = blocks.stack([np.zeros(1000, np.float32)] * 8)
-    assert found.ctypes.data % memory.ALIGNMENT == 0
-    assert found.flags.c_contiguous and found.flags.writeable
+@settings(deadline=None)
+@given(
+    shape=hnp.array_shapes(max_dims=3, max_side=9),
+    count=st.integers(1, 40),
+    dtype=st.sampled_from([np.uint8, np.float16, np.float32, np.int64, np.complex128, bool]),
+    large=st.booleans(),
+)
+def test_batches_are_aligned_for_jax_whoever_holds_others(shape, count, dtype, large):
+    rng = np.random.default_rng(count)
+    shape = (memory.WORTH_ALIGNING,) if large else shape
+    held = []
+    for _ in range(3):  # while others are held, each lies at another place
+        rows = [rng.integers(0, 2, shape).astype(dtype) for _ in range(count)]
+        held.append((blocks.stack(rows), rows))
+    for found, rows in held:
+        assert found.nbytes < memory.WORTH_ALIGNING or found.ctypes.data % memory.ALIGNMENT == 0
+        assert found.flags.c_contiguous and found.flags.writeable and found.flags.aligned
+        assert same(list(found), rows)
 
 
-def test_the_allocator_decides_where_a_batch_lies():
+def test_rows_with_gaps_in_memory_are_stacked():
+    grid = np.arange(64 * 64, dtype=np.int32).reshape(64, 64)
+    for rows in ([grid.T, grid], [grid[:, ::2], grid[:, 1::2]], [grid[::-1], grid], [grid, grid.T]):
+        assert same(blocks.stack(rows), np.stack(rows))
+
+
+@pytest.mark.parametrize("row", [np.zeros((2, 3), np.int16), np.zeros((50, 60), np.int64)], ids=["joined", "copied"])
+def test_the_allocator_decides_where_a_batch_lies(row):
     asked = []
 
-    def allocate(shape, dtype):
-        asked.append((shape, np.dtype(dtype)))
+    def allocate(shape, dtype, size):
+        asked.append((shape, np.dtype(dtype), size))
         return np.empty(shape, dtype)
 
-    blocks.stack([{"x": np.zeros((2, 3), np.int8), "y": 1}] * 4, allocate)
-    assert ((4, 2, 3), np.dtype(np.int8)) in asked
+    rows = [{"x": row + number, "y": number} for number in range(1000)]
+    with memory.allocating(allocate):
+        found = blocks.stack(rows)
+    assert asked == [((1000, *row.shape), row.dtype, 1000 * row.nbytes)]
+    assert same(found, {"x": np.stack([one["x"] for one in rows]), "y": np.arange(1000)})
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.integers(-(2**70), 2**70), st.integers(-5, 5), st.floats(), st.booleans(), st.sampled_from(
+                [np.int8(3), np.uint64(2**63), np.float32(0.5), np.float64(0.25), np.bool_(True), np.array(7)]
+            ),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)  # fmt: skip
+def test_numbers_of_any_kind_are_stacked_as_numpy_does(rows):
+    try:
+        expected = np.stack(rows)
+    except Exception as error:
+        with pytest.raises(type(error)):
+            blocks.stack(rows)
+        return
+    assert same(blocks.stack(rows), expected)
+
+
+ENTRIES = ("i1", "u2", "i8", "f2", "f4", "longdouble", "c8", "?", "m8[s]", "M8[D]")
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_entries_of_arrays_are_stacked_as_they_lay(kind):
+    column = np.arange(5).astype(kind)
+    found = blocks.stack(list(column))
+    assert same(found, column) and found.flags.writeable
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -283,8 +339,6 @@ def test_where_drops_what_is_not_kept(block, data):
 def test_dense_has_what_is_there(block):
     there = [row for row in model_of(block) if row is not None]
     assert same(blocks.rows_of(block.dense()), there)
-    assert same(blocks.rows_of(blocks.drop_missing(block)), there)
-    assert same(blocks.drop_missing(block.rows()), there)
 
 
 @settings(deadline=None)

@@ -5,15 +5,19 @@ Stacking rows into a batch lives here too, since a batch of columns is a block.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
+from operator import countOf
 from typing import Any
 
 import numpy as np
 
 from bushel.base import memory, trees
 
-Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
+_SMALL_ROW = 16 << 10
+"""In bytes. What NumPy does before it copies an array costs as much as copying so much."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,18 +86,11 @@ def part_of(block: Block, low: int, high: int) -> Block:
     return block.part(low, high) if isinstance(block, Columns) else block[low:high]
 
 
-def drop_missing(block: Block) -> Block:
-    """A block without its missing elements."""
-    if isinstance(block, Columns):
-        return block.dense()
-    return [row for row in block if row is not None]
-
-
-def presence(block: Block) -> np.ndarray:
+def presence(block: Block) -> list[bool]:
     """One bool per element: False where it is missing."""
     if isinstance(block, Columns):
-        return np.ones(block.length, dtype=bool) if block.present is None else block.present
-    return np.array([row is not None for row in block], dtype=bool)
+        return [True] * block.length if block.present is None else block.present.tolist()
+    return [row is not None for row in block]
 
 
 def as_columns(block: Block) -> Columns | None:
@@ -110,7 +107,7 @@ def as_columns(block: Block) -> Columns | None:
         stacked = _stacking(rows)
     except ValueError:
         return None
-    present = None if len(rows) == len(block) else presence(block)
+    present = None if len(rows) == len(block) else np.array(presence(block))
     return Columns(stacked(), len(block), present)
 
 
@@ -124,7 +121,7 @@ def _stacking(rows: list[Any]) -> Callable[[], Any]:
     kind = kinds.pop()
     if kinds or not _alike_leaves(rows, kind):
         raise ValueError("leaves of several kinds")
-    return lambda: _stack_leaves(rows, kind, memory.output)
+    return lambda: _stack_leaves(rows, kind)
 
 
 def _alike_leaves(leaves: list[Any], kind: type) -> bool:
@@ -149,7 +146,7 @@ def join(blocks: list[Block]) -> Block:
     if len(columns) == len(blocks) and are_alike(columns) and all(block.present is None for block in columns):
         tree = trees.map_leaves(lambda *leaves: np.concatenate(leaves), *(block.tree for block in columns))
         return Columns(tree, sum(block.length for block in columns))
-    return [row for block in blocks for row in rows_of(block)]
+    return list(itertools.chain.from_iterable(map(rows_of, blocks)))
 
 
 def are_alike(blocks: Sequence[Columns]) -> bool:
@@ -186,7 +183,7 @@ def _rows(tree: Any, count: int) -> list[Any]:
     return [parts[1](values) for values in zip(*columns)]
 
 
-def stack(rows: list[Any], empty: Allocate = memory.output) -> Any:
+def stack(rows: list[Any]) -> Any:
     """One element whose leaves hold those of `rows` along a new first axis. Each leaf is copied once.
 
     >>> stack([{"x": 1, "y": (2.0,)}, {"x": 3, "y": (4.0,)}])
@@ -195,7 +192,7 @@ def stack(rows: list[Any], empty: Allocate = memory.output) -> Any:
     if not rows:
         raise ValueError("Cannot batch 0 values.")
     try:
-        return _stack(rows, empty)
+        return _stack(rows)
     except ValueError as error:
         shown = [trees.describe(row) for row in rows]
         different = list(dict.fromkeys(shown))
@@ -208,27 +205,52 @@ def stack(rows: list[Any], empty: Allocate = memory.output) -> Any:
 _NUMBERS = {int: np.dtype(np.int64), float: np.dtype(np.float64), bool: np.dtype(bool)}
 
 
-def _stack(rows: list[Any], empty: Allocate) -> Any:
-    parts = trees.parts_of(rows)
-    if parts is not None:
-        return parts[1](_stack(column, empty) for column in parts[0])
+def _stack(rows: list[Any]) -> Any:
+    first = type(rows[0])
+    if first is int or first is float:
+        numbers = _stack_numbers(rows)
+        if numbers is not None:
+            return numbers
+    elif first is np.ndarray:
+        if countOf(map(type, rows), first) == len(rows):
+            return _stack_arrays(rows)
+    elif (parts := trees.parts_of(rows)) is not None:
+        return parts[1]([_stack(column) for column in parts[0]])
     kinds = set(map(type, rows))
     if None.__class__ in kinds:
         raise ValueError("some elements are None; filter them out before batching")
     if len(kinds) == 1:
-        return _stack_leaves(rows, kinds.pop(), empty)
+        return _stack_leaves(rows, kinds.pop())
     if any(trees.children(row) is not None for row in rows):  # NumPy would make an array of objects
         raise ValueError("some elements are containers and others are not")
     return np.stack(rows)
 
 
-def _stack_leaves(leaves: list[Any], kind: type, empty: Allocate) -> np.ndarray:
+def _stack_numbers(rows: list[Any]) -> np.ndarray | None:
+    """Rows as an array of numbers, where NumPy finds that all of them are numbers; None otherwise.
+
+    The dtype is that of `np.stack`, also if integers are among floats. NumPy looks at the type of each row by itself,
+    so that there is no need to do it here.
+    """
+    try:
+        numbers = np.array(rows)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return numbers if numbers.dtype in _EXACT and numbers.ndim == 1 else None
+
+
+_EXACT = (np.dtype(np.int64), np.dtype(np.float64))
+
+
+def _stack_leaves(leaves: list[Any], kind: type) -> np.ndarray:
     if kind is np.ndarray:
-        return _stack_arrays(leaves, empty)
+        return _stack_arrays(leaves)
     if kind is str or kind is bytes:
         return np.array(leaves)
     if not _is_number(kind):
         return np.stack(leaves)
+    if kind not in _NUMBERS and np.dtype(kind).kind in "biufc":  # numbers of NumPy's: bytes, as in an array
+        return np.frombuffer(b"".join(leaves), kind).copy()
     try:
         numbers = np.array(leaves)
     except OverflowError:
@@ -237,20 +259,27 @@ def _stack_leaves(leaves: list[Any], kind: type, empty: Allocate) -> np.ndarray:
     return numbers if numbers.dtype == _NUMBERS.get(kind, kind) else np.stack(leaves)
 
 
-def _stack_arrays(rows: list[np.ndarray], empty: Allocate) -> np.ndarray:
+def _stack_arrays(rows: list[np.ndarray]) -> np.ndarray:
     first = rows[0]
     shape, dtype = first.shape, first.dtype
     if dtype.hasobject or dtype.kind in "SUT" or not dtype.isnative:
         return np.stack(rows)
     if not shape:
         return np.array(rows) if all([row.dtype == dtype for row in rows]) else np.stack(rows)
+    if (
+        first.nbytes <= _SMALL_ROW
+        and dtype.kind in "biufc"
+        and all([row.shape == shape and row.dtype is dtype for row in rows])
+    ):
+        with contextlib.suppress(TypeError):  # a row that is a view with gaps
+            return memory.join(rows, (len(rows), *shape), dtype)
     try:
         lengths = set(map(len, rows))
     except TypeError:  # one has no axis at all
         lengths = set()
     if len(lengths) != 1:
         raise ValueError("first axes of different lengths")
-    out = empty((len(rows), *shape), dtype)
+    out = memory.output((len(rows), *shape), dtype)
     try:
         # Along an existing axis, concatenation copies row after row without a new view of each; it checks the
         # other axes itself.

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,3 +68,34 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         return np.empty(shape, dtype)
     raw = np.empty(size + ALIGNMENT, np.uint8)
     return np.ndarray(shape, dtype, raw, -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % ALIGNMENT)
+
+
+_lead = 0
+"""How many bytes `join` put before the last array so that the array is aligned."""
+
+
+def join(parts: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """A result, as `output` makes them, whose bytes are those of `parts`, one after the other.
+
+    This takes half the time of `np.concatenate` where parts are small: NumPy works out for each array how it is copied.
+    Raises TypeError if a part does not lie in memory in one piece.
+    """
+    global _lead
+    size = math.prod(shape) * dtype.itemsize
+    if _allocators.get(threading.get_ident()) is not None:
+        out = output(shape, dtype)
+        out.reshape(-1).view(np.uint8)[:] = np.frombuffer(b"".join(parts), np.uint8)
+        return out
+    if size < WORTH_ALIGNING:
+        return np.ndarray(shape, dtype, bytearray().join(parts))
+    # Where the memory will lie is not known before. But as a rule the system gives memory of one size at the same place
+    # modulo 64, so that the lead of the last time fits again. If it does not, the array is copied.
+    lead = _lead
+    raw = bytearray().join([bytes(lead), *parts])
+    needed = -ctypes.addressof(ctypes.c_char.from_buffer(raw)) % ALIGNMENT
+    if needed == lead:
+        return np.ndarray(shape, dtype, raw, lead)
+    _lead = needed
+    out = empty(shape, dtype)
+    out[...] = np.ndarray(shape, dtype, raw, lead)
+    return out

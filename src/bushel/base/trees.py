@@ -9,6 +9,7 @@ import collections
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from operator import countOf
 from typing import Any
 
 import numpy as np
@@ -103,8 +104,8 @@ def parts_of(rows: list[Any]) -> tuple[list[list[Any]], Rebuild] | None:
 
     Raises ValueError where structures differ.
     """
-    first = rows[0]
-    if type(first) is dict and set(map(type, rows)) == {dict} and set(map(len, rows)) == {len(first)}:
+    first, count = rows[0], len(rows)
+    if type(first) is dict and countOf(map(type, rows), dict) == count == countOf(map(len, rows), len(first)):
         try:
             columns = [[row[key] for row in rows] for key in first]
         except KeyError as missing:

@@ -283,7 +283,7 @@ class Delivery(Cursor):
         if result is not None:
             count_skipped(self._skips, result.skipped, before)
 
-    def _judge_filters(self, low: int, stays: list[np.ndarray | int]) -> tuple[int, ValueError] | None:
+    def _judge_filters(self, low: int, stays: list[list[bool] | int]) -> tuple[int, ValueError] | None:
         """The first position at which a filter had dropped too many elements, and the error that says so."""
         errors: list[tuple[int, ValueError]] = []
         if self._watches is None:

@@ -178,7 +178,7 @@ class Result:
     """The elements that failed and were left out, in order."""
     states: list[dict[str, Any]] | None = None
     """Of a stream that is run elsewhere: its state before the first row, and after each."""
-    stays: list[np.ndarray | int] = dataclasses.field(default_factory=list)
+    stays: list[list[bool] | int] = dataclasses.field(default_factory=list)
     """Which elements stayed, for each of `Program.droppers`: one bool each, or their number where all did."""
     tally: Tally | None = None
     """What each stage took, where stages are timed."""
@@ -197,7 +197,7 @@ Announce = Callable[[int, int], None]
 PLAN_AHEAD = 8192
 """How many source indices are computed at once. Index arithmetic costs nanoseconds in bulk, microseconds alone."""
 
-_FIRST_PLAN = 64
+_SECOND_PLAN = 64
 
 
 class Rows(abc.ABC):
@@ -229,8 +229,9 @@ class PlannedRows(Rows):
     def read(self, low: int, high: int, private: bool) -> Block:
         if self._plan is None or low < self._start or high > self._end:
             if self._ahead:
+                # The first plan has what is asked for and no more: after a restore the first element should come soon.
                 self._most = self._most or max(1, PLAN_AHEAD // self._node.fan_in)
-                self._size = min(self._most, 2 * self._size or _FIRST_PLAN)
+                self._size = 0 if self._plan is None else min(self._most, 2 * self._size or _SECOND_PLAN)
             end = max(high, min(self._node.length, low + self._size))
             plan = self._node.plan(np.arange(low, end))
             self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two
@@ -354,9 +355,9 @@ class Runner:
         self.numbered = True
         """Whether the position of a row is that of an element, which messages may name."""
         self.after: list[int] = []
-        self.stays: list[np.ndarray | int] = []
+        self.stays: list[list[bool] | int] = []
         self.skipped: list[Skipped] = []
-        self.trail: list[np.ndarray | int | BatchStream] = []
+        self.trail: list[list[bool] | int | BatchStream] = []
         """What happened to the rows: which stayed, from where they were counted, how they were batched."""
         self.counts: Sequence[int] | None = None
         """How many elements came to each counting step before the block, if it is known; else `count_before` tells."""
@@ -406,8 +407,11 @@ class Runner:
             except RowFailed as failed:
                 raise self._failed(low + failed.row, failed.error) from failed.error
         self.stays = [len(block)] if self.numbered else []
-        if not program.allow_nones and (present := _missing(block)) is not None:
-            block = self._drop_missing(block, present)
+        if not program.allow_nones:
+            there = block.dense() if isinstance(block, Columns) else [row for row in block if row is not None]
+            if len(there) < len(block):
+                self._note_missing(block)
+                block = there
         self.after = after = []
         for step, run, counts, drops, shares, rows_shared in self.steps:
             if run is None:
@@ -434,7 +438,6 @@ class Runner:
                     if kept is not None:
                         block = keep_rows(block, kept)
                 if kept is not None:
-                    kept = np.array(kept)
                     self.trail.append(kept)
                     self.dropped = True
                 if rows_shared or (shares and isinstance(block, Columns)):
@@ -459,8 +462,8 @@ class Runner:
         marks = np.arange(self.low + 1, self.high + 1)[:, None]
         end: np.ndarray | None = None
         for entry in self.trail:
-            if isinstance(entry, np.ndarray):
-                marks = marks[entry]
+            if isinstance(entry, list):
+                marks = marks[np.array(entry, dtype=bool)]
             elif isinstance(entry, int):
                 marks = np.column_stack([marks, np.arange(entry + 1, entry + 1 + len(marks))])
             else:
@@ -490,15 +493,15 @@ class Runner:
         """While this is open, new arrays are made where results go, if that is `allowed`."""
         return memory.allocating(self.place) if allowed and self.place is not None else contextlib.nullcontext()
 
-    def _drop_missing(self, block: Block, present: np.ndarray) -> Block:
-        """The rows that are there."""
+    def _note_missing(self, block: Block) -> None:
+        """Takes note of the rows of a block that are missing, before they are left out."""
         program = self.program
         if program.unit > 1 or (program.counting and not program.sparse):
             raise Misfit
+        present = blocks.presence(block)
         self.trail.append(present)
         self.stays = [present]
         self.dropped = True
-        return blocks.drop_missing(block)
 
     def _read(self) -> Block:
         """The rows that the program starts from, where this is timed or announced, or done in place."""
@@ -594,16 +597,6 @@ class Runner:
             return describe_failure(step.describe(), position, self.program.origins(position))
         known = self.rows.trace(int(self.marks()[row, 0]) - 1 - self.low) if self.program.node is None else None
         return f"bushel: {step.describe()} failed." if known is None else describe_failure(step.describe(), *known)
-
-
-def _missing(block: Block) -> np.ndarray | None:
-    """One bool per row, True where it is there; None if all are."""
-    if isinstance(block, Columns):
-        return block.present
-    for row in block:
-        if row is None:
-            return blocks.presence(block)
-    return None
 
 
 def state_of(program: Program, state: dict[str, Any], counts: Sequence[int]) -> dict[str, Any]:

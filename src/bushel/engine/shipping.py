@@ -44,13 +44,13 @@ class ResultDetails:
     failure: tuple[bytes, str] | BaseException | None
     skipped: list[Skipped]
     states: bytes | None
-    stays: list[np.ndarray | int]
+    stays: list[list[bool] | int]
     tally: Tally | None
     work_s: float
 
     def __reduce__(self) -> Any:
         # Sends arrays as their bytes: numpy's own pickles take ten times as long as everything else in the message.
-        stays = [stay if isinstance(stay, int) else stay.tobytes() for stay in self.stays]
+        stays = [stay if isinstance(stay, int) else bytes(stay) for stay in self.stays]
         arrays = self.marks.astype(np.int64, copy=False).tobytes(), self.marks.shape[1], stays
         return _load_details, (*arrays, self.after, self.failure, self.skipped, self.states, self.tally, self.work_s)
 
@@ -63,9 +63,9 @@ class ResultDetails:
 
 def _load_details(marks: bytes, columns: int, stays: list[bytes | int], after: list[int], *rest: Any) -> ResultDetails:
     failure, skipped, states, tally, work_s = rest
-    stay_arrays = [stay if isinstance(stay, int) else np.frombuffer(stay, dtype=bool) for stay in stays]
+    stay_lists = [stay if isinstance(stay, int) else list(map(bool, stay)) for stay in stays]
     table = np.frombuffer(marks, dtype=np.int64).reshape(-1, columns)
-    return ResultDetails(table, after, failure, skipped, states, stay_arrays, tally, work_s)
+    return ResultDetails(table, after, failure, skipped, states, stay_lists, tally, work_s)
 
 
 def convert_rows(

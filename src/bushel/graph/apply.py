@@ -17,7 +17,16 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own_block
 from bushel.graph import operation
-from bushel.graph.node import Computed, InTwoSteps, MadeOf, OneParentMap, Plan, describe_failure, made_of_one_each
+from bushel.graph.node import (
+    Computed,
+    InTwoSteps,
+    MadeOf,
+    OneParentMap,
+    Plan,
+    describe_failure,
+    made_of_one_each,
+    raise_for_row,
+)
 from bushel.graph.operation import Operation, WithOperation
 from bushel.index import words
 
@@ -35,10 +44,25 @@ class _PerElement(_WithTransform):
     one_to_one = True
 
     def plan(self, indices: np.ndarray) -> Plan:
-        parent, run = self.parent.plan(indices), self.operation
-        if run.vectorized and isinstance(parent, Computed) and isinstance(run.function, InTwoSteps):
-            return _Applied(self, self._second_step, indices, Computed(run.function.ahead(parent.values)))
-        return _Applied(self, run, indices, parent)
+        run = self.operation
+        if not run.vectorized:
+            steps = self._steps
+            return _OneByOne(steps, indices, steps[0].node.parent.plan(indices))
+        parent = self.parent.plan(indices)
+        if isinstance(parent, Computed) and isinstance(run.function, InTwoSteps):
+            return _Vectorized(self, self._second_step, indices, Computed(run.function.ahead(parent.values)))
+        return _Vectorized(self, run, indices, parent)
+
+    @functools.cached_property
+    def _steps(self) -> list[_Step]:
+        """This operation, after those of the nodes above it that also work on single elements."""
+        own = _Step(self, self.operation)
+        parent = self.parent
+        if not isinstance(parent, _PerElement) or parent.operation.vectorized:
+            return [own]
+        writes = self.operation.writes
+        before = [dataclasses.replace(step, written_later=step.written_later or writes) for step in parent._steps]
+        return [*before, own]
 
     @functools.cached_property
     def _second_step(self) -> Operation:
@@ -84,9 +108,62 @@ class Filter(_PerElement):
     drops = True
 
 
+@dataclasses.dataclass(eq=False)
+class _Step:
+    """One of several operations in a row, each of which calls a function with one element after the other."""
+
+    node: _PerElement
+    operation: Operation
+    written_later: bool = False
+    """Whether an operation after this one could change the elements that it is given."""
+
+    def __post_init__(self) -> None:
+        kind = self.operation.kind
+        self.call_each = kind.keep_each or kind.call_each
+        self.counts = kind.count_key is not None
+        self.drops = kind.drops
+        self.shares = self.operation.shares
+        self.needs_own = self.written_later or self.operation.writes
+        """Whether the elements that it is given must belong to the pipeline, even if its result need not."""
+
+
 @dataclasses.dataclass(slots=True)
-class _Applied(Plan):
-    """Elements that an operation makes one for one."""
+class _OneByOne(Plan):
+    """Elements that operations make one for one, each of one element at a time."""
+
+    steps: list[_Step]
+    indices: np.ndarray
+    parent: Plan
+
+    def read(self, low: int, high: int, private: bool) -> Block:
+        steps, numbers = self.steps, None
+        block = self.parent.read(low, high, private or steps[0].needs_own)
+        for step in steps:
+            if step.counts:
+                numbers = self.indices[low:high].tolist() if numbers is None else numbers
+            if type(block) is not list:
+                if step.drops:  # columns stay columns
+                    where = functools.partial(self._describe_failure, step, low)
+                    block, kept = step.operation.run(block, (), where)
+                    block = block if kept is None else operation.mark_missing(block, kept)
+                    continue
+                block = blocks.rows_of(block)
+            left, count = iter(block), len(block)
+            try:
+                block = step.call_each(left, step.operation, numbers or ())
+            except Exception as error:
+                raise_for_row(error, count, left, functools.partial(self._describe_failure, step, low))
+            if step.shares and (private or step.written_later):
+                block = own_block(block)
+        return block
+
+    def _describe_failure(self, step: _Step, low: int, row: int) -> str:
+        return step.node.describe_failure(int(self.indices[low + row]))
+
+
+@dataclasses.dataclass(slots=True)
+class _Vectorized(Plan):
+    """Elements that an operation of whole columns makes one for one."""
 
     node: _PerElement
     operation: Operation
@@ -95,16 +172,14 @@ class _Applied(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         run = self.operation
-        numbers = self.indices[low:high].tolist() if run.kind.count_key else ()
 
         def where(row: int) -> str:
             # A vectorized function fails for the whole block. The error does not say which element caused it.
-            some = self.indices[low:high] if run.vectorized else self.indices[low + row : low + row + 1]
-            return self.node.describe_failure(*some.tolist())
+            return self.node.describe_failure(*self.indices[low:high].tolist())
 
         # A vectorized map gets its rows stacked, which copies them. A filter returns the very rows that it is given.
-        needs_own = (private or run.writes) and (run.kind.drops or not run.vectorized)
-        block, kept = run.run(self.parent.read(low, high, needs_own), numbers, where)
+        needs_own = run.kind.drops and (private or run.writes)
+        block, kept = run.run(self.parent.read(low, high, needs_own), (), where)
         if kept is not None:
             return operation.mark_missing(block, kept)
         return own_block(block) if run.shares and (private or isinstance(block, Columns)) else block

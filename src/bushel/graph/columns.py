@@ -185,7 +185,7 @@ class _NoneMissing(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         block = self.parent.read(low, high, private)
-        missing = np.flatnonzero(~blocks.presence(block))
+        missing = np.flatnonzero(np.logical_not(blocks.presence(block)))
         if not len(missing):
             return block
         row, index = int(missing[0]), int(self.indices[low + missing[0]])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 
-import numpy as np
-
 from bushel.base.options import DatasetOptions
 from bushel.graph.node import Node
 
@@ -32,12 +30,12 @@ class FilterWatch:
         self._verdict: str | None = None
         """What was said of the last elements, if they were too many."""
 
-    def judge(self, stays: np.ndarray | int) -> tuple[int, ValueError] | None:
+    def judge(self, stays: list[bool] | int) -> tuple[int, ValueError] | None:
         """Counts elements, one bool for each, or a number of elements that all stay.
 
         Returns the first of them at which too many had been dropped, with the error that says so.
         """
-        count, kept = (stays, stays) if isinstance(stays, int) else (len(stays), int(np.count_nonzero(stays)))
+        count, kept = (stays, stays) if isinstance(stays, int) else (len(stays), stays.count(True))
         if not self.dropped and self.seen + count >= self.WINDOW:
             self.seen %= self.WINDOW  # windows in which nothing was dropped
         if self.seen + count < self.WINDOW or (kept == count and not self.dropped):
@@ -45,13 +43,13 @@ class FilterWatch:
             self.dropped += count - kept
             return None
         if isinstance(stays, int):
-            stays = np.ones(stays, dtype=bool)
+            stays = [True] * stays
         done = 0
         while done < len(stays):
             part = stays[done : done + max(1, self.WINDOW - self.seen)]
             done += len(part)
             self.seen += len(part)
-            self.dropped += len(part) - int(np.count_nonzero(part))
+            self.dropped += part.count(False)
             if self.seen >= self.WINDOW:
                 if self.dropped / self.seen >= self._raise_ratio:
                     # Asked again it says so again, in the same words.

@@ -39,6 +39,8 @@ class Kind:
     """Where the state of a stream keeps how many elements came before, for operations that depend on it."""
     drops: bool = False
     """Whether the function decides which elements stay."""
+    keep_each: CallEach | None = None
+    """For a filter on a map node: as `call_each`, but returns the rows that stay, and None for each of the others."""
     splits: bool = False
     """Whether the function returns several elements for one. They may share memory."""
 
@@ -233,6 +235,11 @@ def _filter(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -
     return [True if row is not None and function(row) else False for row in rows]  # noqa: SIM210 (bool() is a call)
 
 
+def _keep(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
+    function = operation.function
+    return [row if row is not None and function(row) else None for row in rows]
+
+
 def _split(rows: Iterator[Any], operation: Operation, numbers: Sequence[int]) -> list[Any]:
     return [None if row is None else _parts_of(row, operation.transform) for row in rows]
 
@@ -277,7 +284,7 @@ MAP = Kind("map", find_map, _map)
 MAP_ALL = Kind("map", find_map, _map_all)
 MAP_WITH_INDEX = Kind("map_with_index", _find_map_with_index, _map_with_index, count_key="counter")
 RANDOM_MAP = Kind("random_map", _find_random_map, _random_map, count_key="index_for_rng")
-FILTER = Kind("filter", find_filter, _filter, drops=True)
+FILTER = Kind("filter", find_filter, _filter, drops=True, keep_each=_keep)
 FILTER_ALL = Kind("filter", find_filter, _filter_all, drops=True)
 FLAT_MAP = Kind("flat_map", _find_flat_map, _split, splits=True)
 FLAT_MAP_ALL = Kind("flat_map", _find_flat_map, _split_all, splits=True)

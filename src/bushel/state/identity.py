@@ -144,6 +144,8 @@ def _without_folders(text: str, paths: str | list[Any] | tuple[Any, ...]) -> str
 def list_differences(saved: Any, current: list[Any], *, same_python: bool) -> list[str]:
     """Lines that say where a saved identity differs from the current one. An empty list if they are the same."""
     try:
+        if saved == current:  # as a rule: a state is restored in the pipeline that wrote it
+            return []
         readable = _well_formed(saved)
     except RecursionError:
         readable = False
