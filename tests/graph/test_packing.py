@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import grain
 import numpy as np
 import pytest
@@ -11,6 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bushel
+from bushel.base.blocks import rows_of
+from bushel.engine import open_stream
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 PACKERS = ["FirstFitPackIterDataset", "BestFitPackIterDataset"]
@@ -454,3 +459,48 @@ def test_a_record_that_is_too_long_is_named():
     read = iter([grain.Record(grain.RecordMetadata(0), {"a": np.arange(9)})])
     with pytest.raises(ValueError, match=r"lengths \[9\], rows of \{'a': 3\}"):
         list(bushel.experimental.PackAndBatchOperation({"a": 3}, 2)(read))
+
+
+# Several rows of concat-then-split at once: the model makes them one after the other.
+
+
+def open_concat(lengths: list[int], row: int, by_arithmetic: bool, bos: bool, keep: int) -> Any:
+    starts = np.cumsum([0, *lengths])
+    source = [{"t": np.arange(low, high, dtype=np.int32)} for low, high in itertools.pairwise(starts.tolist())]
+    more = {
+        "bos_handling": bushel.experimental.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+        "bos_features": ("t",),
+        "bos_token_id": -7,
+    }
+    ds = bushel.MapDataset.source(source).to_iter_dataset().filter(lambda x: len(x["t"]) % 5 != keep)
+    packed = bushel.experimental.ConcatThenSplitIterDataset(ds, length_struct={"t": row}, **(more if bos else {}))
+    cursor = open_stream(packed._node)
+    cursor.by_arithmetic = cursor.by_arithmetic and by_arithmetic
+    return cursor
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 12) | st.sampled_from([30, 31]), max_size=30),
+    row=st.integers(1, 9),
+    bos=st.booleans(),
+    keep=st.integers(0, 5),
+    data=st.data(),
+)
+def test_several_rows_at_once_are_those_made_one_by_one(lengths, row, bos, keep, data):
+    model = open_concat(lengths, row, False, bos, keep)
+    expected, states = [], [model.get_state()]
+    while len(block := model.pull(1)):
+        expected += rows_of(block)
+        states.append(model.get_state())
+    cursor, at = open_concat(lengths, row, True, bos, keep), 0
+    for _ in range(12):
+        if data.draw(st.booleans()):
+            at = data.draw(st.integers(0, len(expected)))
+            cursor.set_state(states[at])
+        got = rows_of(cursor.pull(data.draw(st.integers(1, 7))))
+        assert len(got) or at == len(expected)
+        assert same(got, expected[at : at + len(got)])
+        at += len(got)
+        if len(got):
+            assert cursor.get_state() == states[at]

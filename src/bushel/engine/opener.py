@@ -120,10 +120,10 @@ class _Opener:
     def ahead_of_turn(self) -> bool:
         return self.executor is not None
 
-    def open(self, node: StreamNode) -> Cursor:
+    def open(self, node: StreamNode, *, copied: bool = False) -> Cursor:
         base, steps = split_steps(node, self._is_ignored)
         if type(base) is Elements:
-            return self._open_elements(base, steps)
+            return self._open_elements(base, steps, copied)
         return self.over(self._open_base(base), steps)
 
     def _is_ignored(self, node: StreamNode) -> bool:
@@ -188,11 +188,11 @@ class _Opener:
             return self.open(node)
         return InHostMemory(dataclasses.replace(self, host_memory=None).open(node), self.host_memory)
 
-    def _open_elements(self, node: Elements, steps: list[Step]) -> Cursor:
+    def _open_elements(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
         options = self.read_options or node.read_options
         in_memory = _in_memory(node.parent) if options is None else not options.threaded
         if self.executor is not None or in_memory:
-            return self._open_chain(node, steps)
+            return self._open_chain(node, steps, copied)
         # Threads compute the elements of the map node alone: the steps after it may not be made for threads.
         executors: list[Executor] = []
 
@@ -205,31 +205,31 @@ class _Opener:
             for executor in executors:
                 executor.close()
 
-        program = self._program(node, [])
+        program = self._program(node, [], stacked_next=copied and not steps)
         if options is None:
             cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
         else:
             cursor = PositionDelivery(program, in_threads(), self.options, self.skips)
         return self.over(_Owner(self.observer.delivery(cursor), end_threads), steps)
 
-    def _open_chain(self, node: Elements, steps: list[Step]) -> Cursor:
+    def _open_chain(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
         """The elements of a map node and the steps after them, as one program if no element can be missing."""
         holes = node.parent.sparse and not node.allow_nones
         if holes or self.skips is not None or any([step.drops for step in steps]):
-            return self._cut_in_consumer(node, steps)
-        program = self._program(node, steps)
+            return self._cut_in_consumer(node, steps, copied)
+        program = self._program(node, steps, stacked_next=copied)
         whole = self._in_order(program)
         if program.unit == 1 and not program.counting:
             return whole
-        return _ChainCursor(whole, lambda: self._cut_in_consumer(node, steps))
+        return _ChainCursor(whole, lambda: self._cut_in_consumer(node, steps, copied))
 
-    def _cut_in_consumer(self, node: Elements, steps: list[Step]) -> Cursor:
+    def _cut_in_consumer(self, node: Elements, steps: list[Step], copied: bool) -> Cursor:
         """The elements of a map node and the steps after them, if some may be missing: the consumer cuts batches."""
         cut = next((place for place, step in enumerate(steps) if type(step) is BatchStream), len(steps))
         if self.executor is not None and not self.executor.shares_counts:
             cut = first_that_asks(steps[:cut], True, self.skips is not None)
         following = steps[cut] if cut < len(steps) else None
-        stacked_next = type(following) is BatchStream and is_ours(following.batch_fn)
+        stacked_next = copied if following is None else type(following) is BatchStream and is_ours(following.batch_fn)
         rows = self._program(node, steps[:cut], stacked_next=stacked_next, may_miss=True)
         return self.over(self._in_order(rows), steps[cut:])
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from bushel.base.blocks import Block
 from bushel.base.errors import PositionOutOfRange
 from bushel.base.options import DatasetOptions
@@ -71,16 +73,23 @@ class PositionDelivery(Delivery):
         return rows
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
-        if self._program.unit > 1:
-            return None
-        if self._placement is not None:
-            marks, row = (None if self._result is None else self._result.marks), self._given_from + row
-        else:
-            marks = self._runner.marks() if self._made is None else self._made.marks
-        if marks is None or row >= len(marks):
+        marks = self._marks_of_pull()
+        if self._program.unit > 1 or marks is None or row >= len(marks):
             return None
         position = int(marks[row, 0]) - 1
         return position, self._program.origins(position)
+
+    def marks_of_rows(self) -> list[Mark] | None:
+        marks = self._marks_of_pull()
+        if marks is None or self._program.counting:
+            return None if marks is None else [(position, counts) for position, *counts in marks.tolist()]
+        return [(position, ()) for position in marks[:, 0].tolist()]
+
+    def _marks_of_pull(self) -> np.ndarray | None:
+        """A line for each row of the last pull, as in `Result.marks`; None if the executor has changed since."""
+        if self._placement is None:
+            return self._runner.marks() if self._made is None else self._made.marks
+        return None if self._result is None else self._result.marks[self._given_from : self._row]
 
 
 class _Positions:

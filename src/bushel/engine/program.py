@@ -52,7 +52,7 @@ class Program:
     allow_nones: bool = False
     steps: tuple[Step, ...] = ()
     stacked_next: bool = False
-    """Whether the receiver stacks the rows into batches. It copies them then, and takes columns as well as rows."""
+    """Whether the receiver copies the rows, into batches or packed rows. It takes columns as well as rows."""
     may_miss: bool = False
     """Whether elements may be missing although no operation drops any: a `map` has returned None."""
     skip: bool = False

@@ -5,10 +5,14 @@ An element with several features is cut in all of them where the first one is fu
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import enum
+import functools
+import itertools
 import logging
 from collections.abc import Mapping
+from operator import countOf
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,7 @@ from bushel.graph.pack_stream import as_sequence, checked_lengths, fill_rows
 from bushel.graph.skips import Skips
 from bushel.graph.state_fields import State, check_type, read_count, read_field
 from bushel.graph.streams import OneParent, Opener, Ordered
-from bushel.index.packing import layout
+from bushel.index.packing import Layout, concat_split, layout
 
 logger = logging.getLogger("bushel")
 
@@ -61,7 +65,7 @@ class ConcatThenSplit(OneParent, Ordered):
             raise ValueError(f"Features are either meta or get a BOS token; {sorted(both)} are named as both.")
 
     def open(self, opener: Opener) -> Cursor:
-        return _ConcatCursor(opener.open(self.parent), self, opener.skips)
+        return _ConcatCursor(opener.open(self.parent, copied=True), self, opener.skips)
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes of packed elements are not known without reading one.")
@@ -96,6 +100,7 @@ class _Piece:
 
 
 _Row = list[_Piece]
+_TRIES = 3
 _CUTS, _GIVEN = "remainder_slices", "elements_from_buffer_after_checkpoint"
 _WHOLE = (-1, -1)  # in a state: no element has been cut
 
@@ -115,15 +120,80 @@ class _ConcatCursor(GroupCursor):
         self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]
         self.warned = False
+        self.waiting: list[Any] = []
+        """Elements that are read and not yet in a row."""
+        self.waiting_at: list[Mark] = []
+        """The parent's position before each of them."""
+        self.by_arithmetic = len(self.lengths) == 1 and not self.meta and node.split_full_length_features
+        """Whether all elements are cut alike, so that several rows can be made at once."""
+        self.mean = 0.0
+        """How long sequences are, more or less."""
+        self.unknown = 0
+        """How often the parent did not know its position after each of several elements."""
 
     def pull(self, count: int) -> Block:
+        # Skipped elements count with the row after them, so that then rows are made one after the other.
+        if self.by_arithmetic and self.skips is None and not self.behind and self.given >= len(self.group):
+            several = self._make_several(count)
+            if several is not None:
+                return several
         rows = make_rows(self, count, lambda: next(iter(blocks.rows_of(self.next_rows(1))), END), self.skips)
         if not rows and not len(self.group):
             self.before, self.extra = self.parent.mark(), None  # Grain's state at the end
         return self._filled(rows) if rows else []
 
+    def _make_several(self, count: int) -> Columns | None:
+        """`count` rows at once; if an element fails, those before it. None if that cannot be done.
+
+        It cannot where the stream ends, or where an element is not like the others.
+        """
+        start = self.position_before_group()
+        rows = _Rows(self.lengths, self.beyond)
+        known = rows.add(self.waiting, self.waiting_at)
+        try:
+            while known and (room := count * rows.length - rows.total) >= 0:
+                before = len(self.waiting)
+                self._read_ahead(max(1, int(room / (1.5 * self.mean))) if self.mean else 1)
+                known = len(self.waiting) > before and rows.add(self.waiting[before:], self.waiting_at[before:])
+                self.mean = rows.total / max(1, len(rows.sizes))
+        except Exception:
+            count = (rows.total - 1) // rows.length
+            if count < 1:
+                raise
+        if not known or not rows.are_alike():
+            return None
+        if count > 1:
+            last = rows.cut_before(count - 1)
+            start = last.before, last.cut
+        made, details = rows.fill(count)
+        self._add_details(made, rows.name, *details)
+        self.beyond = rows.cut_before(count)
+        used = rows.count_used(count)
+        self.waiting, self.waiting_at = self.waiting[used:], self.waiting_at[used:]
+        # As if the last row had been a group of its own, of which all is given.
+        (self.before, self.extra), self.group, self.given = start, [[]], 1
+        return Columns(made, count)
+
+    def _read_ahead(self, count: int) -> None:
+        """Reads up to `count` elements, or one if the parent does not know its position after each."""
+        before = self.parent.mark()
+        rows = blocks.rows_of(self.parent.pull(count if self.unknown < _TRIES else 1))
+        after: list[Mark] | None = []
+        if len(rows) > 1 and (after := self.parent.marks_of_rows()) is None:
+            self.unknown += 1
+            self.parent.rewind(before)
+            rows, after = blocks.rows_of(self.parent.pull(1)), []
+        self.waiting += rows
+        self.waiting_at += [before, *after[:-1]][: len(rows)]
+
+    def rewind(self, mark: Mark) -> None:
+        super().rewind(mark)
+        self.waiting, self.waiting_at = [], []
+
     def position_before_group(self) -> tuple[Mark, _Cut | None]:
-        return (self.parent.mark(), None) if self.beyond is None else (self.beyond.before, self.beyond.cut)
+        if self.beyond is not None:
+            return self.beyond.before, self.beyond.cut
+        return (self.waiting_at[0] if self.waiting else self.parent.mark()), None
 
     def read_group(self) -> list[_Row] | None:
         """Reads until a row is full. Rows that elements fill all alone come after it."""
@@ -163,17 +233,18 @@ class _ConcatCursor(GroupCursor):
         return whole.part(cut)
 
     def _element(self) -> _Piece | None:
-        before = self.parent.mark()
-        rows = blocks.rows_of(self.read_parent(1))
-        if not rows:
+        if not self.waiting and not self.ended:
+            self._read_ahead(1)
+        if not self.waiting:
+            self.ended = True
             return None
+        before, element = self.waiting_at.pop(0), self.waiting.pop(0)
         try:
-            if not isinstance(rows[0], Mapping) or rows[0].keys() != self.lengths.keys():
+            if not isinstance(element, Mapping) or element.keys() != self.lengths.keys():
                 raise ValueError(
                     f"Elements must be dicts with the keys of length_struct {sorted(self.lengths)}, got "
-                    f"{trees.describe(rows[0])}."
+                    f"{trees.describe(element)}."
                 )
-            element = rows[0]
             numbers = {name for name in self.lengths if np.ndim(element[name]) == 0}
             features = {name: as_sequence(element[name]) for name in self.lengths}
             bounds = {name: (0, len(feature)) for name, feature in features.items()}
@@ -241,13 +312,25 @@ class _ConcatCursor(GroupCursor):
             laid = layout(numbers, starts, sizes, segments, count=len(rows), length=length)
             tokens = [piece.features[name][slice(*piece.bounds[name])] for piece in pieces]
             data[name] = fill_rows(laid, tokens, pieces[0].features[name])
-            if name in self.node.bos_features:
-                held = sizes > 0
-                data[name][numbers[held], starts[held]] = self.node.bos_token_id
-            if name in self.cuttable:
-                data[f"{name}_segment_ids"] = laid.segment_ids()
-                data[f"{name}_positions"] = laid.positions()
+            self._add_details(data, name, laid, numbers, starts, sizes)
         return Columns(data, len(rows))
+
+    def _add_details(
+        self,
+        data: dict[str, np.ndarray],
+        name: str,
+        laid: Layout,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        sizes: np.ndarray,
+    ) -> None:
+        """Writes the tokens that begin sequences, and adds segment ids and positions, where a feature has them."""
+        if name in self.node.bos_features:
+            held = sizes > 0
+            data[name][rows[held], starts[held]] = self.node.bos_token_id
+        if name in self.cuttable:
+            data[f"{name}_segment_ids"] = laid.segment_ids()
+            data[f"{name}_positions"] = laid.positions()
 
     def state_of(self, mark: Mark) -> State:
         before, given, cut = mark
@@ -279,6 +362,85 @@ class _ConcatCursor(GroupCursor):
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise StateMismatch(f"A cut is a pair of numbers; the one of {name!r} is {pair!r}.", _CUTS, name)
         return check_type(pair[0], int, _CUTS, name, 0), check_type(pair[1], int, _CUTS, name, 1)
+
+
+class _Rows:
+    """Several rows of one feature, cut by arithmetic from a part of an element, if there is one, and whole elements."""
+
+    def __init__(self, lengths: Mapping[str, int], beyond: _Piece | None):
+        ((self.name, self.length),) = lengths.items()
+        self.beyond = beyond
+        self.elements: list[Any] = []
+        self.places: list[Mark] = []
+        self.sequences: list[np.ndarray] = []
+        self.sizes: list[int] = []
+        self.total = 0
+        """How many tokens there are."""
+        if beyond is not None:
+            low, high = beyond.bounds[self.name]
+            self.sequences.append(beyond.features[self.name][low:high])
+            self.sizes.append(high - low)
+            self.total = high - low
+
+    def add(self, elements: list[Any], places: list[Mark]) -> bool:
+        """Adds elements, with the position before each; False if they are not all dicts of one sequence."""
+        name = self.name
+        if not countOf(map(type, elements), dict) == len(elements) == countOf(map(len, elements), 1):
+            return False
+        sequences = [element.get(name) for element in elements]
+        if countOf(map(type, sequences), np.ndarray) != len(sequences) or not all([one.ndim for one in sequences]):
+            return False
+        sizes = list(map(len, sequences))
+        self.elements += elements
+        self.places += places
+        self.sequences += sequences
+        self.sizes += sizes
+        self.total += sum(sizes)
+        return True
+
+    def are_alike(self) -> bool:
+        """Whether all sequences have one dtype, and one shape after the first axis."""
+        dtype, inner = _kind(self.sequences[0])
+        if inner:
+            return all([one.dtype == dtype and one.shape[1:] == inner for one in self.sequences])
+        return all([(one.dtype is dtype or one.dtype == dtype) and one.ndim == 1 for one in self.sequences])
+
+    @functools.cached_property
+    def _ends(self) -> list[int]:
+        return list(itertools.accumulate(self.sizes))
+
+    def _find_last(self, rows: int) -> tuple[int, int]:
+        """The sequence that has a token after so many rows, and how many of its tokens are before it."""
+        number = bisect.bisect_right(self._ends, rows * self.length)
+        return number, rows * self.length - self._ends[number] + self.sizes[number]
+
+    def cut_before(self, rows: int) -> _Piece:
+        """What is left of an element after so many rows: all of it if it begins there."""
+        number, used = self._find_last(rows)
+        piece = self.beyond
+        if piece is None or number:
+            place = number - (piece is not None)
+            bounds = {self.name: (0, self.sizes[number])}
+            piece = _Piece(self.places[place], self.elements[place], frozenset(), bounds)
+        low, high = piece.bounds[self.name]
+        return piece.part({self.name: (low + used, high)}) if used else piece
+
+    def count_used(self, rows: int) -> int:
+        """How many of the elements that were added begin in so many rows, or right after them."""
+        return self._find_last(rows)[0] + (self.beyond is None)
+
+    def fill(self, count: int) -> tuple[dict[str, np.ndarray], tuple[Layout, np.ndarray, np.ndarray, np.ndarray]]:
+        """The first `count` rows, and how their pieces lie: in which rows, from where, and how long they are."""
+        sizes = np.array(self.sizes)
+        pieces = concat_split(sizes[:, None], [self.length])
+        end = int(np.searchsorted(pieces.rows, count))
+        rows, starts, taken = pieces.rows[:end], pieces.starts[:end, 0], pieces.sizes[:end, 0]
+        numbers, offsets = pieces.sequences[:end], pieces.offsets[:end, 0]
+        tokens = [self.sequences[number] for number in numbers.tolist()]
+        for place in np.flatnonzero(taken != sizes[numbers]).tolist():
+            tokens[place] = tokens[place][offsets[place] : offsets[place] + taken[place]]
+        laid = layout(rows, starts, taken, pieces.segments[:end], count=count, length=self.length)
+        return {self.name: fill_rows(laid, tokens, self.sequences[0])}, (laid, rows, starts, taken)
 
 
 def _kind(array: np.ndarray) -> tuple[Any, ...]:

@@ -95,6 +95,11 @@ class Cursor(abc.ABC):
         return None
 
     @optional
+    def marks_of_rows(self) -> list[Mark] | None:
+        """The position after each row of the last pull, if they are known; by default they are not."""
+        return None
+
+    @optional
     def is_ready(self) -> bool:
         """Whether `pull` can begin at once. False while it would wait for a worker or a thread."""
         return all(parent.is_ready() for parent in self.parents)
@@ -189,6 +194,9 @@ class Same(Cursor):
 
     def trace(self, row: int) -> tuple[int, tuple[Origin, ...]] | None:
         return self.parent.trace(row)
+
+    def marks_of_rows(self) -> list[Mark] | None:
+        return self.parent.marks_of_rows()
 
     def get_next_index(self) -> int:
         return self.parent.get_next_index()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import numbers
 import operator
@@ -51,7 +52,9 @@ class Pack(OneParent, Ordered):
             )
 
     def open(self, opener: Opener) -> Cursor:
-        return _PackCursor(opener.open(self.parent), self, opener.skips)
+        # Tokens are copied into rows. What is kept in lists goes on as it is.
+        copied = not Features(self).loose
+        return _PackCursor(opener.open(self.parent, copied=copied), self, opener.skips)
 
     def element_spec(self) -> Any:
         raise NotImplementedError("The shapes of packed elements are not known without reading one.")
@@ -162,17 +165,25 @@ def fill_rows(laid: Layout, pieces: Sequence[np.ndarray], like: np.ndarray, padd
       like: an array whose dtype and axes after the first are those of the rows; other dtypes are cast to it.
       padding: what fills the gaps; zeros if None.
     """
-    inner = like.shape[1:]
+    inner, dtype = like.shape[1:], like.dtype
     gaps = laid.runs[::2].tolist()
     pad = np.zeros((max(gaps), *inner), like.dtype)
     if padding is not None:
         pad[...] = padding
+    order = laid.order.tolist()
     parts: list[np.ndarray] = []
-    for gap, number in zip(gaps, laid.order.tolist()):
-        if gap:
-            parts.append(pad[:gap])
-        parts.append(pieces[number])
-    parts.append(pad[: gaps[-1]])
+    if not any(gaps):
+        parts = [pieces[number] for number in order]
+    else:
+        for gap, number in zip(gaps, order):
+            if gap:
+                parts.append(pad[:gap])
+            parts.append(pieces[number])
+        parts.append(pad[: gaps[-1]])
+    alike = all([part.dtype is dtype and part.ndim == like.ndim for part in parts])
+    if alike and dtype.kind in "biufc" and (not inner or all([part.shape[1:] == inner for part in parts])):
+        with contextlib.suppress(TypeError):  # a piece that is a view with gaps
+            return memory.join(parts, (laid.rows, laid.length, *inner), dtype)
     out = memory.empty((laid.rows, laid.length, *inner), like.dtype)
     np.concatenate(parts, out=out.reshape(-1, *inner), casting="unsafe")
     return out

@@ -34,8 +34,12 @@ class Opener(Protocol):
         """Whether streams that are read side by side should be begun before their turn: somebody can work on them."""
         ...
 
-    def open(self, node: StreamNode) -> Cursor:
-        """A cursor at the start of a stream."""
+    def open(self, node: StreamNode, *, copied: bool = False) -> Cursor:
+        """A cursor at the start of a stream.
+
+        If the elements are `copied`, the caller only reads them, and copies what it hands on, as a stage that packs
+        sequences into rows does. They need not be private then, and may belong to a source.
+        """
         ...
 
     def part(self, node: StreamNode) -> Cursor:

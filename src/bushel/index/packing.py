@@ -6,6 +6,7 @@ same row. A feature has a capacity: how long its rows are.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -61,9 +62,14 @@ class Bins:
         self._best = strategy == "best_fit"
         self._alignments = None if alignments is None else np.asarray(alignments, dtype=np.int64)
         self._most = most
-        self._free = np.repeat(self._capacities[:, None], count, axis=1)  # below zero where nothing may come any more
-        self._flags = bytearray(count)
-        self._fits = np.frombuffer(self._flags, dtype=bool)  # the same memory, which Python searches faster
+        # Room is below zero in a row where nothing may come any more.
+        self._has_one_number = len(self._capacities) == 1 and self._alignments is None
+        if not self._has_one_number:
+            self._free = np.repeat(self._capacities[:, None], count, axis=1)
+        elif self._best:
+            self._sorted_room = [int(self._capacities[0]) * count + row for row in range(count)]
+        else:
+            self._most_room = _make_tree(int(self._capacities[0]), count)
         self._members = [0] * count
         self._used = 0
         self._rows: list[int] = []
@@ -89,8 +95,9 @@ class Bins:
           first: the sequence to begin with.
         """
         placed = len(self._rows)
-        if len(columns) == 1 and self._alignments is None:
-            self._place_one_feature(columns[0], first)
+        if self._has_one_number:
+            lengths = columns[0].tolist() if isinstance(columns, np.ndarray) else columns[0]
+            (self._place_best if self._best else self._place_first)(lengths, first)
         else:
             self._place(np.asarray(columns, dtype=np.int64), first)
         last = first + len(self._rows) - placed
@@ -112,21 +119,52 @@ class Bins:
                 self._free[:, row] = -1
             self._used = max(self._used, row + 1)
 
-    def _place_one_feature(self, lengths: Sequence[int], first: int) -> None:
-        """The same with as little as can be for each sequence: most of the time that packing takes is here."""
-        free, fits, flags, rows, members = self._free[0], self._fits, self._flags, self._rows, self._members
-        used, most, fit_check = self._used, self._most, np.greater_equal
+    # With one feature, the room of a row is one number. Most of the time that packing takes is in these loops. NumPy
+    # would take longer to look at all rows than Python takes to look at the few that count.
+
+    def _place_first(self, lengths: Sequence[int], first: int) -> None:
+        """First fit, by a tree: an entry has the most room in the two entries below it, down to single rows."""
+        room, rows, members, most, used = self._most_room, self._rows, self._members, self._most, self._used
+        leaves = len(room) // 2
         for number in range(first, len(lengths)):
             length = lengths[number]
-            fit_check(free, length, fits)
-            row = flags.find(1)
-            if row < 0:
+            if room[1] < length:
                 break
-            if self._best:
-                row = self._fullest(fits, free)
+            at = 1
+            while at < leaves:
+                at *= 2
+                if room[at] < length:
+                    at += 1
+            row = at - leaves
             rows.append(row)
             members[row] += 1
-            free[row] = -1 if members[row] == most else free.item(row) - length
+            left = room[at] = -1 if members[row] == most else room[at] - length
+            while at > 1:
+                beside = room[at ^ 1]
+                left = beside if beside > left else left
+                at //= 2
+                if room[at] == left:
+                    break
+                room[at] = left
+            if row == used:
+                used += 1
+        self._used = used
+
+    def _place_best(self, lengths: Sequence[int], first: int) -> None:
+        """Best fit, by a sorted list. For each row that is not closed it has (room * number of rows + row)."""
+        room, rows, members, most, used = self._sorted_room, self._rows, self._members, self._most, self._used
+        count = self._count
+        for number in range(first, len(lengths)):
+            takes = lengths[number] * count
+            place = bisect.bisect_left(room, takes)
+            if place == len(room):
+                break
+            had = room.pop(place)
+            row = had % count
+            rows.append(row)
+            members[row] += 1
+            if members[row] != most:
+                bisect.insort(room, had - takes)
             if row == used:
                 used += 1
         self._used = used
@@ -151,6 +189,15 @@ class Bins:
 
 
 _MANY = np.iinfo(np.int64).max
+
+
+def _make_tree(room: int, count: int) -> list[int]:
+    """A tree for `_place_first`: entry n is above the entries 2n and 2n + 1, and the last half are single rows."""
+    leaves = 1 << (count - 1).bit_length()
+    tree = [-1] * leaves + [room] * count + [-1] * (leaves - count)
+    for at in range(leaves - 1, 0, -1):
+        tree[at] = max(tree[2 * at], tree[2 * at + 1])
+    return tree
 
 
 def _up_to(lengths: np.ndarray, alignments: np.ndarray) -> np.ndarray:
@@ -301,7 +348,8 @@ class Layout:
         np.subtract(_counting(self.rows * self.length), positions, out=positions)
         gaps = self.runs[::2]
         inside = np.cumsum(gaps)
-        positions[np.repeat(begins[::2] - inside + gaps, gaps) + np.arange(inside[-1])] = 0
+        if inside[-1]:
+            positions[np.repeat(begins[::2] - inside + gaps, gaps) + np.arange(inside[-1])] = 0
         return positions.reshape(self.rows, self.length)
 
 
