@@ -6,10 +6,9 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from bushel.base.config import config
 
@@ -43,7 +42,7 @@ def install_where_asked() -> None:
         install()
 
 
-class _Finder(MetaPathFinder, Loader):
+class _Finder:
     """Finds Grain's modules, and loads Bushel's modules in their place: the same objects, not copies."""
 
     def find_spec(
@@ -57,7 +56,7 @@ class _Finder(MetaPathFinder, Loader):
                 "Run it with plain Python to use Grain.",
                 name=fullname,
             )
-        return ModuleSpec(fullname, self)
+        return ModuleSpec(fullname, cast(Any, self))  # a loader by its methods: `importlib.abc` would load many modules
 
     def create_module(self, spec: ModuleSpec) -> Any:
         return None

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def start(code: str, descriptor: int, variables: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
@@ -19,6 +22,8 @@ def start(code: str, descriptor: int, variables: Mapping[str, str] | None = None
       descriptor: a file descriptor that the new process inherits, under the same number.
       variables: the environment of the new process; this one's by default.
     """
+    import subprocess  # here: the process that this starts imports this module, too
+
     return subprocess.Popen(
         [sys.executable, "-c", f"import sys; sys.path[:] = {search_path()!r}\n{code}"],
         pass_fds=[descriptor],

@@ -6,10 +6,8 @@ import dis
 import functools
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 _READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
@@ -55,7 +53,7 @@ def _paths(code: types.CodeType) -> Iterator[tuple[str, ...]]:
 def is_own(function_or_class: Any) -> bool:
     """Whether a function or class is the user's own: not from the standard library, an installed package, or Bushel.
 
-    >>> is_own(Path), is_own(dis.get_instructions)
+    >>> is_own(dis.Bytecode), is_own(dis.get_instructions)
     (False, False)
     """
     if isinstance(function_or_class, types.FunctionType):
@@ -71,7 +69,10 @@ def _is_own(name: str, file: str | None) -> bool:
         return False
     if file is None:  # a notebook, or code that was made at run time
         return True
-    path = Path(os.path.abspath(file))
-    if {"site-packages", "dist-packages"} & set(path.parts):
+    path = os.path.abspath(file)
+    if {"site-packages", "dist-packages"} & set(path.split(os.sep)):
         return False
-    return not any(path.is_relative_to(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib"))
+    import sysconfig  # here: every worker imports this module, and few look at a function
+
+    folders = [os.path.join(sysconfig.get_path(kind), "") for kind in ("stdlib", "platstdlib")]
+    return not path.startswith(tuple(folders))

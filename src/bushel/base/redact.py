@@ -6,14 +6,18 @@ keeps the address as it was given.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from bushel.base.lazy import Lazy
+
 T = TypeVar("T")
+
+# Loaded when they are used: all processes of a pool import this module, and few have anything to hide.
+hashlib = Lazy("hashlib")
+urls = Lazy("urllib.parse")
 
 
 class _Pattern:
@@ -200,7 +204,7 @@ class Options(dict[str, Any]):
 
 def _object_name(path: str) -> str:
     place, query = _cut(path)
-    name = urllib.parse.unquote(place) if place.lower().startswith(_WEB) else place
+    name = urls.unquote(place) if place.lower().startswith(_WEB) else place
     return clean(name.rpartition("/")[2]) + _choice(query)
 
 
@@ -239,7 +243,7 @@ def _hide_signing(found: re.Match[str]) -> str:
 
 def _decoded(url: str) -> str:
     """A URL whose scheme was encoded, as those are that stand in the query of another."""
-    while _SCHEME.match(url) is None and (plain := urllib.parse.unquote(url)) != url:
+    while _SCHEME.match(url) is None and (plain := urls.unquote(url)) != url:
         url = plain
     return url
 
@@ -254,8 +258,8 @@ def _user(scheme: str, rest: str) -> str:
 
 def _parameters(query: str) -> list[tuple[str, str]]:
     while query and query[0] not in "?#":
-        query = urllib.parse.unquote(query)
-    return urllib.parse.parse_qsl(query[1:], keep_blank_values=True)
+        query = urls.unquote(query)
+    return urls.parse_qsl(query[1:], keep_blank_values=True)
 
 
 def _without_pairs(text: str) -> str:
@@ -271,11 +275,11 @@ def _pattern(secret: str) -> _Pattern:
     import base64  # for errors alone: `import bushel` stays light
 
     quoted = {
-        urllib.parse.quote(secret),
-        urllib.parse.quote(secret, safe=""),
-        urllib.parse.quote_plus(secret),
-        urllib.parse.quote(urllib.parse.quote(secret, safe=""), safe=""),
-        urllib.parse.unquote(secret),
+        urls.quote(secret),
+        urls.quote(secret, safe=""),
+        urls.quote_plus(secret),
+        urls.quote(urls.quote(secret, safe=""), safe=""),
+        urls.unquote(secret),
         base64.b64encode(secret.encode(errors="replace")).decode(),
         secret.encode("unicode_escape").decode(),
     } - {secret, ""}

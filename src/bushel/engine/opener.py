@@ -312,17 +312,20 @@ def _executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
     num_workers = cores() if node.options.num_workers is None else node.options.num_workers
     if node.threads:
         return Threads(num_workers)
-    # Loaded when it is needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
-    from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
+    # Loaded when they are needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
+    from bushel.engine.zygote import FORKS, STARTER
 
-    executor = Processes(
-        num_workers,
-        init=node.init,
-        budget_bytes=node.options.budget_bytes or DEFAULT_BUDGET_BYTES,
-        timeout_s=node.options.timeout_s,
-        at_first=1 if node.options.num_workers is None else None,
-        mapper=mapper,
-    )
+    with STARTER.starting(fork=FORKS):
+        from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
+
+        executor = Processes(
+            num_workers,
+            init=node.init,
+            budget_bytes=node.options.budget_bytes or DEFAULT_BUDGET_BYTES,
+            timeout_s=node.options.timeout_s,
+            at_first=1 if node.options.num_workers is None else None,
+            mapper=mapper,
+        )
     if node.options.num_workers is not None:
         return executor
     from bushel.engine.autotune import Tuned

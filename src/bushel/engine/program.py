@@ -197,7 +197,7 @@ Announce = Callable[[int, int], None]
 PLAN_AHEAD = 8192
 """How many source indices are computed at once. Index arithmetic costs nanoseconds in bulk, microseconds alone."""
 
-_SECOND_PLAN = 64
+_SMALL_PLAN = 64
 
 
 class Rows(abc.ABC):
@@ -230,8 +230,10 @@ class PlannedRows(Rows):
         if self._plan is None or low < self._start or high > self._end:
             if self._ahead:
                 # The first plan has what is asked for and no more: after a restore the first element should come soon.
+                # But parts of one element are planned together, so that it is split once.
                 self._most = self._most or max(1, PLAN_AHEAD // self._node.fan_in)
-                self._size = 0 if self._plan is None else min(self._most, 2 * self._size or _SECOND_PLAN)
+                is_first = self._plan is None and not self._node.has_splits
+                self._size = 0 if is_first else min(self._most, 2 * self._size or _SMALL_PLAN)
             end = max(high, min(self._node.length, low + self._size))
             plan = self._node.plan(np.arange(low, end))
             self._plan, self._start, self._end = plan, low, end  # in one statement: an interrupt may come between two

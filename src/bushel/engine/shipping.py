@@ -11,7 +11,6 @@ import mmap
 import os
 import pickle
 import queue
-import traceback
 import types
 import weakref
 from collections.abc import Callable
@@ -255,6 +254,8 @@ def explain_import_error(program: Program | StreamProgram, error: ImportError) -
 def pack_error(error: BaseException) -> tuple[bytes, str]:
     """An exception as a pickle, empty if it cannot be pickled, and as text with the user's part of the traceback."""
     add_note(error, f"bushel: in worker process {os.getpid()}.")
+    import traceback  # here: errors are rare, and a worker process begins sooner without it
+
     stack = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_ours(frame.filename)]
     frames = [(frame.filename, frame.name, frame.lineno or 0) for frame in stack]
     text = "".join([*traceback.format_exception_only(error), *traceback.format_list(stack)]).rstrip()

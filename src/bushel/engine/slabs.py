@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import os
 import queue
-import tempfile
 import weakref
 from typing import Any
 
@@ -29,6 +28,8 @@ def make_anonymous_file(size: int, *, portable: bool = False) -> int:
     if not uses_temporary_file(portable=portable):
         descriptor = os.memfd_create("bushel", os.MFD_CLOEXEC)
     else:
+        import tempfile  # here: a worker process begins sooner without it
+
         with tempfile.TemporaryFile(prefix="bushel-") as file:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size)

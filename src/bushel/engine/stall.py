@@ -15,7 +15,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -63,6 +62,8 @@ def describe_threads(threads: Iterable[threading.Thread], idle: str) -> str | No
         frame = frames.get(thread.ident or 0)
         if frame is None or frame.f_code.co_name == idle:
             continue
+        import traceback
+
         stack = [outer for outer, _ in traceback.walk_stack(frame)]
         if any(outer.f_code is wait_for_result.__code__ for outer in stack):
             return None

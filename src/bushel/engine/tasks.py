@@ -13,7 +13,6 @@ import functools
 import math
 import os
 import queue
-import random
 import threading
 import time
 import weakref
@@ -310,6 +309,8 @@ class Stepped(Executor):
 
     def __init__(self, seed: int = 0, parallelism: int = 3):
         self.parallelism = parallelism
+        import random  # here: tests alone need it, and every worker imports this module
+
         self._random = random.Random(seed)
         self._pending: list[Ticket] = []
         self._lock = threading.RLock()  # a stream may be pulled by a thread of its own

@@ -14,18 +14,23 @@ import importlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-import traceback
 import weakref
-from typing import Any, NoReturn
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from bushel.base import clean_python
 from bushel.base.clean_python import describe_exit
+from bushel.base.lazy import Lazy
 from bushel.engine import wire, worker
 from bushel.engine.wire import Channel
+
+if TYPE_CHECKING:
+    import subprocess
+else:
+    subprocess = Lazy("subprocess")  # the zygote itself does not need it, and starts sooner without
 
 NO_ACCELERATOR = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "-1"}
 THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -103,6 +108,18 @@ class Starter:
             with contextlib.suppress(RuntimeError):  # this process is exiting and can start no thread
                 timer.start()
                 self._timer = timer
+
+    @contextlib.contextmanager
+    def starting(self, *, fork: bool) -> Iterator[None]:
+        """Starts the zygote and does not wait for it: while it starts, the caller prepares a pool."""
+        self.add_pool()
+        try:
+            if fork:
+                with self._lock:
+                    self._get_channel()
+            yield
+        finally:
+            self.remove_pool()
 
     def _kill_if_unused(self, requests: int) -> None:
         with self._lock:
@@ -327,6 +344,8 @@ def _run_forked_worker(control: Channel, parent: int, descriptor: int) -> NoRetu
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
+        import traceback
+
         traceback.print_exc()
     finally:
         os._exit(code)

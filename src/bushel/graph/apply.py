@@ -191,6 +191,7 @@ class FlatMap(_WithTransform):
 
     kind = operation.FLAT_MAP
     drops = True
+    splits = True
 
     def __post_init__(self) -> None:
         checks.positive(self.transform.max_fan_out, f"max_fan_out of {transforms.short_name(self.transform)}")

@@ -120,10 +120,6 @@ class _ConcatCursor(GroupCursor):
         self.meta = frozenset(node.meta_features)
         self.cuttable = [name for name in self.lengths if name not in node.meta_features]
         self.warned = False
-        self.waiting: list[Any] = []
-        """Elements that are read and not yet in a row."""
-        self.waiting_at: list[Mark] = []
-        """The parent's position before each of them."""
         self.by_arithmetic = len(self.lengths) == 1 and not self.meta and node.split_full_length_features
         """Whether all elements are cut alike, so that several rows can be made at once."""
         self.mean = 0.0
@@ -185,10 +181,6 @@ class _ConcatCursor(GroupCursor):
             rows, after = blocks.rows_of(self.parent.pull(1)), []
         self.waiting += rows
         self.waiting_at += [before, *after[:-1]][: len(rows)]
-
-    def rewind(self, mark: Mark) -> None:
-        super().rewind(mark)
-        self.waiting, self.waiting_at = [], []
 
     def position_before_group(self) -> tuple[Mark, _Cut | None]:
         if self.beyond is not None:

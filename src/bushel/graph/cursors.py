@@ -234,6 +234,10 @@ class GroupCursor(Over):
         self.extra = extra
         self.beyond: Any = None
         """What the subclass has read of the parent beyond the group, if anything."""
+        self.waiting: list[Any] = []
+        """Whole elements that the subclass has read beyond that, if it reads many at a time."""
+        self.waiting_at: list[Mark] = []
+        """The parent's position before each of them."""
         self.ended = False
         """Whether the parent has no more elements."""
         self.behind = False
@@ -302,6 +306,7 @@ class GroupCursor(Over):
         self.before, self.given, self.extra = mark
         self.parent.rewind(self.before)
         self.group, self.beyond, self.ended = [], None, False
+        self.waiting, self.waiting_at = [], []
         self.behind = bool(self.given or self.extra)
 
     @optional

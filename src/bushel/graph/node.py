@@ -251,6 +251,9 @@ class MapNode(Node):
     pure: ClassVar[bool] = True
     """Whether an element follows from what it is made of alone, and not from its index or from chance."""
 
+    splits: ClassVar[bool] = False
+    """Whether several elements are parts of one element of the parent. Those planned together compute it once."""
+
     @property
     @abc.abstractmethod
     def parents(self) -> tuple[MapNode, ...]: ...
@@ -301,6 +304,11 @@ class MapNode(Node):
     def sparse(self) -> bool:
         """Whether elements may be missing because this node or one above it drops some."""
         return self.drops or any(parent.sparse for parent in self.parents)
+
+    @functools.cached_property
+    def has_splits(self) -> bool:
+        """Whether this node or one above it makes several elements of one."""
+        return self.splits or any(parent.has_splits for parent in self.parents)
 
     def origins(self, index: int) -> tuple[Origin, ...]:
         """Which source records make up the element at `index`, by arithmetic alone."""
