@@ -70,8 +70,10 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return np.ndarray(shape, dtype, raw, -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % ALIGNMENT)
 
 
-_lead = 0
-"""How many bytes `join` put before the last array so that the array is aligned."""
+_place = 0
+"""Where `join` put the last array."""
+_leads: dict[int, int] = {}
+"""For the place of an array, how many bytes were needed before the next one so that it was aligned."""
 
 
 def join(parts: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
@@ -80,7 +82,7 @@ def join(parts: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
     This takes half the time of `np.concatenate` where parts are small: NumPy works out for each array how it is copied.
     Raises TypeError if a part does not lie in memory in one piece.
     """
-    global _lead
+    global _place
     size = math.prod(shape) * dtype.itemsize
     if _allocators.get(threading.get_ident()) is not None:
         out = output(shape, dtype)
@@ -88,14 +90,18 @@ def join(parts: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
         return out
     if size < WORTH_ALIGNING:
         return np.ndarray(shape, dtype, bytearray().join(parts))
-    # Where the memory will lie is not known before. But as a rule the system gives memory of one size at the same place
-    # modulo 64, so that the lead of the last time fits again. If it does not, the array is copied.
-    lead = _lead
-    raw = bytearray().join([bytes(lead), *parts])
-    needed = -ctypes.addressof(ctypes.c_char.from_buffer(raw)) % ALIGNMENT
-    if needed == lead:
-        return np.ndarray(shape, dtype, raw, lead)
-    _lead = needed
-    out = empty(shape, dtype)
-    out[...] = np.ndarray(shape, dtype, raw, lead)
-    return out
+    # Where the memory will lie is not known before. But a consumer that keeps some batches and drops others gets memory
+    # at a few places in turn. So the lead that fitted the last time is tried, and if it is wrong the bytes are moved.
+    before, lead = _place, _leads.get(_place, 0)
+    raw = bytearray().join([bytes(lead), *parts, bytes(ALIGNMENT - lead)])
+    _place = address = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    needed = -address % ALIGNMENT
+    if needed != lead:
+        ctypes.memmove(address + needed, address + lead, size)
+        if len(_leads) >= _MOST_LEADS:
+            _leads.clear()
+        _leads[before] = needed
+    return np.ndarray(shape, dtype, raw, needed)
+
+
+_MOST_LEADS = 1024
