@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 import bushel
 from bushel.base import blocks, memory
 from bushel.base.blocks import Columns
+from bushel.base.ownership import own
 from bushel.testing import same
 
 
@@ -197,6 +198,17 @@ def test_batches_are_aligned_for_jax_whoever_holds_others(shape, count, dtype, l
         assert found.nbytes < memory.WORTH_ALIGNING or found.ctypes.data % memory.ALIGNMENT == 0
         assert found.flags.c_contiguous and found.flags.writeable and found.flags.aligned
         assert same(list(found), rows)
+
+
+def test_a_batch_that_nobody_else_holds_is_not_copied_again():
+    batch = blocks.stack([np.full((30, 30), number) for number in range(9)])
+    place = batch.ctypes.data
+    view = batch[:1]
+    assert own([{"x": view}])[0]["x"].ctypes.data != place  # two arrays look into this memory
+    del view
+    rows = [batch]
+    del batch
+    assert own(rows)[0].ctypes.data == place
 
 
 def test_rows_with_gaps_in_memory_are_stacked():

@@ -153,6 +153,8 @@ def _owns_memory(value: np.ndarray) -> bool:
         return not value.dtype.hasobject
     if kind is np.ndarray:
         return getrefcount(value.base) <= _FRESH_BASE and value.base.base is None  # type: ignore[union-attr]
+    if kind is bytearray:  # a batch, see `memory.join`
+        return getrefcount(value.base) <= _FRESH_BASE
     return kind is bytes  # nobody can write into it. Any other object may be a view of memory in use
 
 
