@@ -52,6 +52,7 @@ PUBLIC = {
         "experimental",
         "load",
         "multiprocessing",
+        "on_progress",
         "python",
         "samplers",
         "sharding",

@@ -41,6 +41,7 @@ if _TYPE_CHECKING:
     from bushel.base.config import config
     from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
     from bushel.base.options import MultiprocessingOptions, RayOptions, ReadOptions
+    from bushel.base.progress import on_progress
     from bushel.base.records import Record, RecordMetadata
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
@@ -99,6 +100,7 @@ __all__ = [
     "experimental",
     "load",
     "multiprocessing",
+    "on_progress",
     "python",
     "samplers",
     "sharding",
@@ -143,6 +145,7 @@ _ELSEWHERE = {
     "config": "base.config",
     "device_put": "device",
     "load": "data_loader",
+    "on_progress": "base.progress",
 }
 """The module of each name that is loaded when it is asked for; with another name there, where it has one."""
 

@@ -7,13 +7,13 @@ import functools
 import json
 import os
 import sys
-import time
 import traceback
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from bushel.base import alias, redact
+from bushel.base.progress import Progress
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -127,7 +127,6 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         raise ValueError("--ray converts record files. Episodes (--to) are converted by processes of this machine.")
     source_options = dict(map(_setting, options.option))
     given = options.target_option
-    progress = Progress(quiet=options.quiet, unit="frames")
     done = convert_episodes(
         options.source[0],
         options.target,
@@ -152,9 +151,8 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         storage_options=source_options,
         target_options=source_options if given is None else dict(map(_setting, given)),
         format_options=dict(map(_setting, options.format_option)),
-        report=progress,
+        progress=not options.quiet,
     )
-    progress.end()
     left_out = f"; {done.left_out:,} episodes without steps are left out" if done.left_out else ""
     print(f"{done.episodes:,} episodes, {done.frames:,} frames in {redact.show(done.folder)}{left_out}")
     return 0
@@ -179,7 +177,6 @@ def _add_reencode(commands: argparse._SubParsersAction[_Parser]) -> None:
 def _reencode(options: argparse.Namespace) -> int:
     from bushel.trajectory.conversion import reencode_videos
 
-    progress = Progress(quiet=options.quiet, unit="videos")
     count = reencode_videos(
         options.source,
         options.target,
@@ -188,9 +185,8 @@ def _reencode(options: argparse.Namespace) -> int:
         crf=options.crf,
         workers=options.workers,
         verify=not options.no_verify,
-        report=progress,
+        progress=not options.quiet,
     )
-    progress.end()
     print(f"{count:,} videos in {redact.show(options.target)}")
     return 0
 
@@ -203,21 +199,21 @@ def _convert(options: argparse.Namespace) -> int:
     source_options = dict(map(_setting, options.option))
     given = options.target_option
     target_options = source_options if given is None else dict(map(_setting, given))
-    progress = Progress(quiet=options.quiet)
-    made = _choose_converter(options)(
-        options.source,
-        options.target,
-        source_format=options.source_format,
-        verify=not options.no_verify,
-        overwrite=options.overwrite,
-        round_floats=options.round_floats,
-        storage_options=source_options,
-        target_options=target_options,
-        report=progress,
-    )
-    progress.end()
+    title = f"converting to {redact.base_name(options.target)}"
+    with Progress(title, None, unit="records", shown=not options.quiet) as bar:
+        made = _choose_converter(options)(
+            options.source,
+            options.target,
+            source_format=options.source_format,
+            verify=not options.no_verify,
+            overwrite=options.overwrite,
+            round_floats=options.round_floats,
+            storage_options=source_options,
+            target_options=target_options,
+            progress=bar.show,
+        )
     size = sum(file_access.open_file(path, target_options).size for path in made)
-    print(f"{progress.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
+    print(f"{bar.total:,} records, {size / 1e6:,.1f} MB in {len(made)} {'file' if len(made) == 1 else 'files'}")
     return 0
 
 
@@ -248,31 +244,6 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-class Progress:
-    """A progress bar on the terminal."""
-
-    def __init__(self, *, quiet: bool, unit: str = "records"):
-        self._unit = unit
-        self._shown = not quiet and sys.stderr.isatty()
-        self._begun = time.monotonic()
-        self._last = 0.0
-        self.total = 0
-
-    def __call__(self, done: int, total: int) -> None:
-        self.total = total
-        now = time.monotonic()
-        if self._shown and (now - self._last > 0.1 or done == total):
-            self._last = now
-            share = done / total if total else 1.0
-            rate = done / max(now - self._begun, 1e-6)
-            bar = "#" * int(30 * share)
-            print(f"\r[{bar:<30}] {done:,}/{total:,} {self._unit}, {rate:,.0f}/s", end="", file=sys.stderr, flush=True)
-
-    def end(self) -> None:
-        if self._shown:
-            print(file=sys.stderr)
 
 
 def _add_run(commands: argparse._SubParsersAction[_Parser]) -> None:
