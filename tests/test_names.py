@@ -379,6 +379,7 @@ OURS = {
         "StateMismatch",
         "TooManySkipped",
         "WorkerDied",
+        "on_progress",
         "testing",
     }
     | SHORT_SPELLINGS,
