@@ -28,7 +28,7 @@ LAYERS = [
     {"files", "performance"},
     {"constants", "elastic_streams", "multiprocessing", "orbax", "samplers", "sharding", "transforms"},
     {"checkpoint", "data_loader", "device", "elastic"},
-    {"experimental", "prometheus"},
+    {"experimental", "prometheus", "running"},
     {"python"},
     {"jit"},
     {"trajectory"},

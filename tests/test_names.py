@@ -55,6 +55,7 @@ PUBLIC = {
         "on_progress",
         "python",
         "samplers",
+        "serve_report",
         "sharding",
         "sources",
         "testing",
@@ -380,6 +381,7 @@ OURS = {
         "TooManySkipped",
         "WorkerDied",
         "on_progress",
+        "serve_report",
         "testing",
     }
     | SHORT_SPELLINGS,

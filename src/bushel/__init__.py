@@ -54,6 +54,7 @@ if _TYPE_CHECKING:
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
     from bushel.iterator import DatasetIterator
+    from bushel.running import serve_report
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
     from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
     from bushel.sources import RandomAccessDataSource
@@ -103,6 +104,7 @@ __all__ = [
     "on_progress",
     "python",
     "samplers",
+    "serve_report",
     "sharding",
     "sources",
     "testing",
@@ -146,6 +148,7 @@ _ELSEWHERE = {
     "device_put": "device",
     "load": "data_loader",
     "on_progress": "base.progress",
+    "serve_report": "running",
 }
 """The module of each name that is loaded when it is asked for; with another name there, where it has one."""
 
