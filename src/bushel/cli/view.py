@@ -11,10 +11,18 @@ def add_view(commands: Commands) -> None:
     """Adds the parser of `bushel view`."""
     parser = commands.add_parser(
         "view",
-        help="shows data in the browser",
-        description="Serves a page that shows the elements of a pipeline, a file or a robot data set.",
+        help="shows data, or a running program, in the browser",
+        description="Serves a page that shows the elements of a pipeline, a file or a robot data set, and where the "
+        "time of a running program goes.",
     )
-    parser.add_argument("target", help="train.py:make_dataset, module:ds, or a file or folder that Bushel can read")
+    parser.add_argument(
+        "target", nargs="?", help="train.py:make_dataset, module:ds, or a file or folder that Bushel can read"
+    )
+    parser.add_argument(
+        "--attach",
+        metavar="URL|FILE",
+        help="also shows a running program: the url of bushel.serve_report(it), or a profile of bushel bench",
+    )
     parser.add_argument("--checkpoint", metavar="PATH", help="a state or a checkpoint: the page opens there")
     parser.add_argument("--step", type=int, metavar="N", help="opens what the model saw at step N of training")
     parser.add_argument("--split", help="of a TFDS or robot data set")

@@ -72,7 +72,9 @@ def _judge_transfer(transfer: Transfer) -> Verdict:
     if transfer.limit == "step":
         return Verdict("compute", f"compute-bound: {waits}, so faster data would gain no more than that.")
     if transfer.limit == "transfer":
-        return Verdict("transfer", f"transfer-bound: {waits}, and copying to {transfer.place} limits: send fewer bytes.")
+        return Verdict(
+            "transfer", f"transfer-bound: {waits}, and copying to {transfer.place} limits: send fewer bytes."
+        )
     return Verdict("input", f"input-bound: {waits}, and reading and computing limit, not the transfer.")
 
 

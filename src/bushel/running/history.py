@@ -1,4 +1,4 @@
-"""The reports of an iterator over time, within a fixed amount of memory, and the JSON data that a page is drawn from."""
+"""The reports of an iterator over time, in bounded memory, and the JSON data that a page is drawn from."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class History:
         return report
 
     def describe(self, *, finished: bool = False) -> dict[str, Any]:
-        """All of it as JSON data. Takes a sample first, unless the iterator has finished."""
-        report = self._read() if finished and self._samples else self.sample()
+        """All of it as JSON data: the report as it is now, and the samples so far."""
+        report = self._read() if self._samples else self.sample()
         begun_at, earlier = self._recent[0]
         recent = report.since(earlier) if report.elements > earlier.elements else report
         verdict = judge(recent)

@@ -33,8 +33,8 @@ _NAMES = ("127.0.0.1", "localhost", "[::1]")
 def serve_report(iterator: Any, *, name: str = "train", port: int = 0, interval_s: float = 1.0) -> ReportServer:
     """Lets `bushel view --attach` look at this iterator while it runs. Returns the server, whose `url` to pass there.
 
-    The report is served to programs of this machine that know the token in the URL, and nothing else is. A daemon thread
-    takes a sample of the report once per second, and answers requests. The iterator is not held: when it is gone, the
+    The report is served to programs of this machine that know the token in the URL, and nothing else is. A daemon
+    thread takes a sample of the report once per second, and answers requests. The iterator is not held: when it is gone, the
     thread ends. For a process on another machine, forward the port: `ssh -L 8765:127.0.0.1:8765 machine`.
 
     Stages are timed, and elements are counted, if the options of the pipeline ask for it
@@ -137,7 +137,10 @@ class ReportServer:
         if len(hosts) != 1 or hosts[0].rpartition(":")[0] not in _NAMES or headers.get("Origin") is not None:
             return 403, b'{"error": "Only programs of this machine may ask, under its own name."}'
         if not hmac.compare_digest(headers.get(TOKEN_HEADER, "").encode(), self._token.encode()):
-            return 401, b'{"error": "The token is missing or wrong: pass the whole URL that serve_report has returned."}'
+            return (
+                401,
+                b'{"error": "The token is missing or wrong: pass the whole URL that serve_report has returned."}',
+            )
         if path != PATH:
             return 404, b'{"error": "There is only /report here."}'
         return 200, json.dumps(self._history.describe(finished=self._is_closed()), default=str).encode()
@@ -160,7 +163,7 @@ class _Server(http.server.HTTPServer):
 
     def wake(self) -> None:
         """Ends `handle_request` in the other thread."""
-        with contextlib.suppress(OSError), socket.create_connection(self.server_address[:2], timeout=1):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.server_port), timeout=1):
             pass
 
     def answer(self, headers: Any, path: str) -> tuple[int, bytes]:

@@ -1,4 +1,4 @@
-"""The report of another program: from the address that `bushel.serve_report` returned, or from the file of a profile."""
+"""The report of another program: from the address of its `bushel.serve_report`, or from the file of a profile."""
 
 from __future__ import annotations
 

@@ -15,9 +15,12 @@ def about(session: Session) -> dict[str, Any]:
 
 
 def routes(session: Session) -> Routes:
-    """`snapshot`: the report of the attached program as it is now."""
+    """`snapshot`: the report of the attached program as it is now, or `trouble`, why there is none."""
 
     def snapshot(query: Query) -> dict[str, Any]:
-        return session.attached.read()
+        try:
+            return session.attached.read()
+        except OSError as error:  # a program that has ended is no fault of this server
+            return {"trouble": str(error)}
 
     return {} if session.attached is None else {"snapshot": snapshot}
