@@ -34,6 +34,7 @@ LAYERS = [
     {"trajectory"},
     {"testing"},
     {"view"},
+    {"inspection"},
     {"cli", "tools"},
     {"__main__"},
 ]

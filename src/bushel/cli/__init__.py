@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from bushel.base import redact
 from bushel.cli.convert import add_convert
+from bushel.cli.inspect_target import add_inspect
 from bushel.cli.parser import Parser, secrets_of_words
 from bushel.cli.reencode import add_reencode
 from bushel.cli.run_program import add_run
 from bushel.cli.view import add_view
 
-COMMANDS = (add_convert, add_reencode, add_run, add_view)
+COMMANDS = (add_view, add_inspect, add_convert, add_reencode, add_run)
 """The functions that add the parsers of the commands, in the order of `bushel --help`."""
 
 

@@ -34,8 +34,8 @@ def serve_report(iterator: Any, *, name: str = "train", port: int = 0, interval_
     """Lets `bushel view --attach` look at this iterator while it runs. Returns the server, whose `url` to pass there.
 
     The report is served to programs of this machine that know the token in the URL, and nothing else is. A daemon
-    thread takes a sample of the report once per second, and answers requests. The iterator is not held: when it is gone, the
-    thread ends. For a process on another machine, forward the port: `ssh -L 8765:127.0.0.1:8765 machine`.
+    thread takes a sample of the report once per second, and answers requests. The iterator is not held: when it is
+    gone, the thread ends. For a process on another machine, forward the port: `ssh -L 8765:127.0.0.1:8765 machine`.
 
     Stages are timed, and elements are counted, if the options of the pipeline ask for it
     (`execution_tracking_mode="stage_timing"`).
