@@ -6,14 +6,17 @@ import sys
 from collections.abc import Sequence
 
 from bushel.base import redact
+from bushel.cli.bench import add_bench
 from bushel.cli.convert import add_convert
 from bushel.cli.inspect_target import add_inspect
 from bushel.cli.parser import Parser, secrets_of_words
 from bushel.cli.reencode import add_reencode
+from bushel.cli.report import add_report
 from bushel.cli.run_program import add_run
+from bushel.cli.stats import add_stats
 from bushel.cli.view import add_view
 
-COMMANDS = (add_view, add_inspect, add_convert, add_reencode, add_run)
+COMMANDS = (add_view, add_inspect, add_stats, add_bench, add_report, add_convert, add_reencode, add_run)
 """The functions that add the parsers of the commands, in the order of `bushel --help`."""
 
 

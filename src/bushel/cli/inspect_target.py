@@ -14,8 +14,8 @@ def add_inspect(commands: Commands) -> None:
         "inspect",
         help="shows what is in a file, a folder or a pipeline",
         description="Prints the format, the number of records, sizes, entries with their types, splits and checksums; "
-        "of robot data sets the episodes, their lengths, rates and instructions; of a pipeline its steps. Only metadata "
-        "and a few records are read, unless --scan is given. The exit code is 1 if something is damaged.",
+        "of robot data sets the episodes, their lengths, rates and instructions; of a pipeline its steps. Only "
+        "metadata and a few records are read, unless --scan is given. The exit code is 1 if something is damaged.",
     )
     parser.add_argument("target", help="a file, a pattern, a folder or a URL; or train.py:make_dataset, module:ds")
     parser.add_argument("--scan", action="store_true", help="read all of it: counts, checksums, each damaged record")

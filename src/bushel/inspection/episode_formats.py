@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,9 @@ from bushel.base.progress import Progress
 from bushel.inspection.array_formats import measure_store
 from bushel.inspection.facts import Column, Facts
 from bushel.inspection.record_formats import READ_ERRORS, measure_file
+from bushel.sources import output_folders
 from bushel.sources.paths import Options
+from bushel.sources.tfds_json import read_json, shard_names
 from bushel.trajectory.encoded_images import Encoded
 from bushel.trajectory.episode_formats import open_episodes
 from bushel.trajectory.lerobot.dataset_folder import LeRobotFolder
@@ -36,7 +39,7 @@ def inspect_episodes(facts: Facts, kind: str, path: str, options: Options | None
     facts.format, facts.unit = NAMES[kind], "episodes"
     if kind == "lerobot":
         return _inspect_lerobot(facts, path, options, scan)
-    builder: Any = open_episodes(redact.base_name(path), path, kind=kind, storage_options=options)
+    builder = open_data_set(path, kind, options)
     facts.splits = dict(builder.splits)
     facts.count = sum(builder.splits.values())
     if builder.fps:
@@ -45,18 +48,27 @@ def inspect_episodes(facts: Facts, kind: str, path: str, options: Options | None
         _describe_rlds(facts, builder, options)
     else:
         _describe_files(facts, path, options)
+    first = next(iter(facts.splits), "all")
     try:
-        episodes = builder.episodes("all")
+        # Of an RLDS data set, only the files of these episodes are opened.
+        episodes = builder.episodes("all" if scan else f"{first}[:{_SAMPLE}]")
     except READ_ERRORS as error:
         facts.damage.append(str(error))
         return facts
-    _read_episodes(facts, episodes, scan)
+    _read_episodes(facts, episodes, facts.count)
     return facts
 
 
-def _describe_rlds(facts: Facts, builder: Any, options: Options | None) -> None:
-    from bushel.sources.tfds_json import shard_names
+def open_data_set(path: str, kind: str, options: Options | None, **format_options: Any) -> Any:
+    """The builder of the data set at a path: a folder, that of one version, or a file."""
+    place = path.rstrip("/")
+    above, _, name = redact.remove_query(place).rpartition("/")
+    if kind == "rlds" and output_folders.open_folder(place, options).exists("dataset_info.json"):
+        name, above = read_json(f"{place}/dataset_info.json", options)["name"].text(), place
+    return open_episodes(name, above or ".", kind=kind, storage_options=options, format_options=format_options or None)
 
+
+def _describe_rlds(facts: Facts, builder: Any, options: Options | None) -> None:
     facts.details |= {"name": builder.name, "version": builder.version, "files are": builder.file_format}
     facts.details["checksums"] = "of each record, compared with --scan"
     for entry in builder._entries.values():
@@ -72,7 +84,7 @@ def _describe_rlds(facts: Facts, builder: Any, options: Options | None) -> None:
 
 def _name_type(leaf: Any) -> str:
     shape = f"{list(leaf.shape)}" if leaf.shape else ""
-    return {"image": f"image{shape}", "text": "text"}.get(leaf.kind, f"{leaf.dtype or leaf.kind}{shape}")
+    return {"image": f"image{shape}", "strings": "text"}.get(leaf.kind, f"{leaf.dtype or leaf.kind}{shape}")
 
 
 def _describe_files(facts: Facts, path: str, options: Options | None) -> None:
@@ -80,13 +92,13 @@ def _describe_files(facts: Facts, path: str, options: Options | None) -> None:
     facts.size_bytes = facts.files[0].size_bytes
 
 
-def _read_episodes(facts: Facts, episodes: Any, scan: bool) -> None:
-    """Reads some episodes, without their images, or all of them: lengths, keys and instructions."""
-    count = len(episodes) if scan else min(len(episodes), _SAMPLE)
+def _read_episodes(facts: Facts, episodes: Any, total: int) -> None:
+    """Reads episodes without their images: lengths, keys, instructions and ranges of numbers."""
+    count = len(episodes)
     lengths: list[int] = []
     texts: collections.Counter[str] = collections.Counter()
     ranges: dict[str, list[Any]] = {}
-    with Progress("reading episodes", count, unit="episodes", delay_s=0 if scan else 1) as bar:
+    with Progress("reading episodes", count, unit="episodes", delay_s=1) as bar:
         for place in range(count):
             try:
                 episode = episodes[place]
@@ -102,24 +114,22 @@ def _read_episodes(facts: Facts, episodes: Any, scan: bool) -> None:
                 facts.schema = list(_list_entries(episode))
             for name, values in _list_numbers(episode):
                 ranges.setdefault(name, []).append((values.min(), values.max()))
-    _describe_lengths(facts, lengths, None if scan else len(lengths))
+    _describe_lengths(facts, lengths, is_whole=count == total)
     _describe_texts(facts, texts)
     for column in facts.schema:
         if column.name in ranges and not column.note:
             low, high = np.array(ranges[column.name]).T
             column.note = f"{low.min():.4g} to {high.max():.4g}"
-    if not scan and count < len(episodes):
+    if count < total:
         facts.notes.append(f"Lengths, texts and ranges are of the first {count} episodes: --scan reads all of them.")
 
 
-def _describe_lengths(facts: Facts, lengths: list[int], sampled: int | None) -> None:
+def _describe_lengths(facts: Facts, lengths: list[int], *, is_whole: bool) -> None:
     if not lengths:
         return
-    whose = "" if sampled is None else f" of {sampled:,}"
-    facts.details[f"steps{whose and ' of the first episodes'}"] = sum(lengths)
-    facts.details["steps of an episode"] = (
-        f"{min(lengths):,} to {max(lengths):,}, {np.mean(lengths):,.1f} on average" if lengths else ""
-    )
+    if is_whole:
+        facts.details["steps"] = sum(lengths)
+    facts.details["steps of an episode"] = f"{min(lengths):,} to {max(lengths):,}, {np.mean(lengths):,.1f} on average"
     facts.add_histogram(f"steps of an episode ({len(lengths):,} episodes)", lengths)
 
 
@@ -181,7 +191,7 @@ def _inspect_lerobot(facts: Facts, path: str, options: Options | None, scan: boo
         facts.splits = {split: len(own) for split, own in folder.splits.items()}
         lengths = [int(entry["length"]) for entry in stated.values() if entry.get("length") is not None]
         facts.count = len(stated)
-        _describe_lengths(facts, lengths, None)
+        _describe_lengths(facts, lengths, is_whole=True)
         tasks = list(folder.tasks.values())
         facts.details["instructions"] = len(tasks)
         facts.details["some of them"] = ", ".join(map(repr, tasks[:_TEXTS]))
@@ -210,22 +220,14 @@ def _list_lerobot_files(facts: Facts, folder: LeRobotFolder, options: Options | 
 
 def _scan_lerobot(facts: Facts, path: str, options: Options | None) -> None:
     """Reads all rows, and finds the frames of each episode in the videos."""
-    import warnings
-
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            builder: Any = open_episodes(
-                redact.base_name(path),
-                path,
-                kind="lerobot",
-                storage_options=options,
-                format_options={"bad_episodes": "drop"},
-            )
+            builder = open_data_set(path, "lerobot", options, bad_episodes="drop")
         facts.damage += [str(warning.message) for warning in caught][:_MOST_DAMAGE]
         found = len(builder.episodes("all"))
         if facts.count is not None and found != facts.count:
             facts.damage.append(f"{facts.count - found:,} of {facts.count:,} episodes cannot be read in full.")
-        _read_episodes(facts, builder.episodes("all"), True)
+        _read_episodes(facts, builder.episodes("all"), found)
     except READ_ERRORS as error:
         facts.damage.append(str(error))

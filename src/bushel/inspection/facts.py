@@ -129,8 +129,8 @@ def list_columns(element: Any, path: str = "") -> Iterator[Column]:
         yield Column(path, "bytes", "" if kind == "bytes" else kind)
     elif isinstance(element, (np.str_, np.bytes_)):
         yield Column(path, "str" if isinstance(element, np.str_) else "bytes")
-    elif hasattr(element, "shape") and hasattr(element, "dtype"):
-        yield Column(path, f"{element.dtype}{list(element.shape) or ''}")
+    elif (dtype := getattr(element, "dtype", None)) is not None:
+        yield Column(path, f"{dtype}{list(getattr(element, 'shape', ())) or ''}")
     else:
         yield Column(path, "null" if element is None else type(element).__name__)
 

@@ -100,11 +100,8 @@ def _is_robomimic(path: str, options: Options | None) -> bool:
 
 def _can_open(kind: str, path: str, options: Options | None) -> bool:
     """Whether the files of a folder are episodes: those of a format can be anything else, too."""
-    from bushel.trajectory.episode_formats import open_episodes
-
     try:
-        builder: Any = open_episodes(redact.base_name(path), path, kind=kind, storage_options=options)
-        builder.episodes("all")[0]
+        episode_formats.open_data_set(path, kind, options).episodes("all")[0]  # HDF5 or npz: opening reads little
     except Exception:
         return False
     return True
@@ -112,10 +109,8 @@ def _can_open(kind: str, path: str, options: Options | None) -> bool:
 
 def _has_steps(path: str, options: Options | None) -> bool:
     """Whether a data set of TFDS has episodes: its features have `steps`."""
-    from bushel.trajectory.rlds.reader import RLDSBuilder
-
     try:
-        return bool(RLDSBuilder(redact.base_name(path), path, options).features.steps)
+        return bool(episode_formats.open_data_set(path, "rlds", options).features.steps)
     except record_formats.READ_ERRORS:
         return False
 

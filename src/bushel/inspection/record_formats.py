@@ -50,7 +50,7 @@ def inspect_records(
     must_read = facts.format in ("TFRecord", "lines of text")  # these formats have no index in their files
     facts.files = [measure_file(path, options) for path in paths]
     facts.size_bytes = sum(file.size_bytes or 0 for file in facts.files)
-    _describe_checksums(facts, paths, options)
+    _describe_checksums(facts, paths, options, "compared" if scan else "compared with --scan")
     if must_read and facts.size_bytes > _COUNTED_BYTES and not scan:
         facts.notes.append("The records are not counted, since that reads all files: pass --scan.")
         if facts.format == "TFRecord":
@@ -91,15 +91,15 @@ def measure_file(path: str, options: Options | None) -> FileFacts:
         return FileFacts(redact.base_name(path), error=str(error))
 
 
-def _describe_checksums(facts: Facts, paths: Sequence[str], options: Options | None) -> None:
+def _describe_checksums(facts: Facts, paths: Sequence[str], options: Options | None, compared: str) -> None:
     if facts.format == "TFRecord":
-        facts.details["checksums"] = "CRC32C of each record, compared with --scan"
+        facts.details["checksums"] = f"CRC32C of each record, {compared}"
     elif facts.format == "ArrayRecord":
-        facts.details["checksums"] = "HighwayHash of each chunk, compared with --scan"
+        facts.details["checksums"] = f"HighwayHash of each chunk, {compared}"
     else:
         beside = [path for path in paths if _exists(f"{path}.checksums", options)]
         if beside:
-            facts.details["checksums"] = f"beside {len(beside)} of {len(paths)} files, compared with --scan"
+            facts.details["checksums"] = f"beside {len(beside)} of {len(paths)} files, {compared}"
         else:
             facts.details["checksums"] = "none (bushel.sources.write_checksums writes some)"
 
@@ -244,7 +244,9 @@ def inspect_streams(facts: Facts, paths: Sequence[str], options: Options | None,
     facts.notes.append("These files can only be read in order: bushel convert makes files that can be shuffled.")
     open_stream = _stream_tar if facts.format == "WebDataset (tar)" else _stream_tfrecord
     if not scan:
-        facts.notes.append(f"Counting reads all files: pass --scan. What follows is of the first {SAMPLE} records.")
+        facts.notes.append(
+            f"Counting reads all files: pass --scan. Entries and sizes are of the first {SAMPLE} records."
+        )
         try:
             describe_stream(facts, itertools.islice(open_stream(paths[0], options), SAMPLE))
         except READ_ERRORS as error:

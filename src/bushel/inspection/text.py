@@ -94,7 +94,7 @@ def show_histogram(histogram: Histogram, columns: int = 80) -> str:
     width = max(map(len, edges))
     names = [
         low.rjust(width) if single else f"{low.rjust(width)} to {high.rjust(width)}"
-        for low, high in zip(edges, edges[1:])
+        for low, high in itertools.pairwise(edges)
     ]
     most = max(histogram.counts, default=0) or 1
     room = max(10, min(50, columns - len(names[0]) - 14))
