@@ -11,6 +11,7 @@ import numpy as np
 
 from bushel import sources
 from bushel.base import redact
+from bushel.base.errors import DamagedFile
 from bushel.base.progress import Progress
 from bushel.inspection.facts import Column, Facts, list_columns
 from bushel.inspection.record_formats import READ_ERRORS, check_beside, measure_file
@@ -171,6 +172,8 @@ def inspect_arrays(facts: Facts, paths: Sequence[str], options: Options | None, 
 
 def _list_arrays(path: str, options: Options | None) -> Iterator[Column]:
     if redact.remove_query(path).lower().endswith(".npz") and not is_url(path):
+        if not zipfile.is_zipfile(path):
+            raise DamagedFile(f"{path} is not a complete .npz file: it has no directory at its end.")
         with zipfile.ZipFile(path) as archive:
             for member in archive.infolist():
                 with archive.open(member) as file:

@@ -48,10 +48,10 @@ def inspect_episodes(facts: Facts, kind: str, path: str, options: Options | None
         _describe_rlds(facts, builder, options)
     else:
         _describe_files(facts, path, options)
-    first = next(iter(facts.splits), "all")
+    first, count = next(iter(facts.splits.items()))
     try:
         # Of an RLDS data set, only the files of these episodes are opened.
-        episodes = builder.episodes("all" if scan else f"{first}[:{_SAMPLE}]")
+        episodes = builder.episodes("all" if scan or facts.count <= _SAMPLE else f"{first}[:{min(count, _SAMPLE)}]")
     except READ_ERRORS as error:
         facts.damage.append(str(error))
         return facts

@@ -50,16 +50,19 @@ class Histogram:
         if not len(values):
             return None
         low, high = float(values.min()), float(values.max())
-        whole = bool((values == np.round(values)).all())
+        whole = bool((values == np.round(values)).all()) and max(abs(low), abs(high)) < 2**52
         if whole and high - low < _BINS:
-            edges = np.arange(low, high + 2)
+            edges = np.arange(low, high + 2)  # a bin for each number
         elif low > 0 and high / low > _LOG_RATIO:
             edges = np.geomspace(low, high, _BINS + 1)
         else:
-            edges = np.linspace(low, high, _BINS + 1) if high > low else np.array([low, math.nextafter(high, math.inf)])
-        if whole and len(edges) == _BINS + 1 and high - low >= _BINS:
-            edges = np.unique(np.round(edges))
+            edges = np.linspace(low, high, _BINS + 1)
+        if whole:
+            edges = np.round(edges)
         edges[0], edges[-1] = low, max(edges[-1], high)
+        edges = np.unique(edges)  # of numbers that hardly differ, edges may fall together
+        if len(edges) == 1:
+            edges = np.array([low, math.nextafter(high, math.inf)])
         counts = np.histogram(values, edges)[0]
         return Histogram(name, edges.tolist(), counts.tolist())
 

@@ -43,7 +43,21 @@ def inspect_target(target: str, *, options: Mapping[str, Any] | None = None, sca
         return _inspect_saved(facts, path, given, scan)
     if _has_file(path, "dataset_info.json", given):
         return _inspect_tfds(facts, path, given, scan)
-    return _inspect_files(facts, _find_files(path, given), given, scan)
+    files = _find_files(path, given)
+    if files == [path] and not is_url(path) and not os.path.exists(path):
+        raise FileNotFoundError(f"{facts.target} does not exist.")
+    return _inspect_files(facts, files, given, scan)
+
+
+def open_target(target: str, *, split: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
+    """The object that a target names: a dataset, a source, or the `EpisodeBuilder` of a robot data set."""
+    given = dict(options) if options else None
+    if not is_python_target(target):
+        path = expand_path(target)
+        kind = _find_episodes(path, given)
+        if kind is not None:
+            return episode_formats.open_data_set(path, kind, given)
+    return load_target(target, split=split, options=given)
 
 
 def is_python_target(target: str) -> bool:

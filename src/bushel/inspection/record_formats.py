@@ -54,7 +54,7 @@ def inspect_records(
     if must_read and facts.size_bytes > _COUNTED_BYTES and not scan:
         facts.notes.append("The records are not counted, since that reads all files: pass --scan.")
         if facts.format == "TFRecord":
-            describe_stream(facts, _stream_tfrecord(paths[0], options))
+            _describe_first(facts, _stream_tfrecord(paths[0], options))
         return facts
     opened: list[tuple[FileFacts, Any]] = []
     with Progress("opening files", len(paths), unit="files", delay_s=1) as bar:
@@ -247,10 +247,7 @@ def inspect_streams(facts: Facts, paths: Sequence[str], options: Options | None,
         facts.notes.append(
             f"Counting reads all files: pass --scan. Entries and sizes are of the first {SAMPLE} records."
         )
-        try:
-            describe_stream(facts, itertools.islice(open_stream(paths[0], options), SAMPLE))
-        except READ_ERRORS as error:
-            facts.damage.append(str(error))
+        _describe_first(facts, open_stream(paths[0], options))
         return facts
     sizes: list[int] = []
     with Progress("reading", None, unit="records") as bar:
@@ -271,15 +268,18 @@ def inspect_streams(facts: Facts, paths: Sequence[str], options: Options | None,
     return facts
 
 
-def describe_stream(facts: Facts, records: Iterator[Any]) -> None:
-    """Describes the first of some records, and the sizes of all of them."""
+def _describe_first(facts: Facts, records: Iterator[Any]) -> None:
+    """Describes the first record of a stream, and the sizes of the first ones."""
     sizes: list[int] = []
-    for record in itertools.islice(records, SAMPLE):
-        if not sizes:
-            _describe_any(facts, record)
-        sizes.append(_measure(record))
-        if sum(sizes) > _SAMPLE_BYTES:
-            break
+    try:
+        for record in itertools.islice(records, SAMPLE):
+            if not sizes:
+                _describe_any(facts, record)
+            sizes.append(_measure(record))
+            if sum(sizes) > _SAMPLE_BYTES:
+                break
+    except READ_ERRORS as error:
+        facts.damage.append(str(error))
     facts.add_histogram(f"bytes of a record ({len(sizes):,} records)", sizes)
 
 
