@@ -101,7 +101,8 @@ def test_robots_have_the_statistics_of_training(kind, written, tmp_path, capsys)
 
 def test_options_of_robots(written, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_standardize.py").write_text(
-        "def double(traj):\n    return {**traj, 'action': traj['action'] * 2, 'observation': {'only': traj['action']}}\n"
+        "def double(traj):\n"
+        "    return {**traj, 'action': traj['action'] * 2, 'observation': {'only': traj['action']}}\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     words = ["--standardize", "my_standardize:double", "--split", "train[:2]", "--key", "only"]

@@ -141,6 +141,8 @@ def judge_runs(runs: Sequence[Run], best: Run, report: Report) -> str:
     total = sum(each.self_s for each in report.stages if stage is not None and each.where == stage.where) or 1.0
     takes = "" if stage is None else f"{stage.call} takes {100 * stage.self_s / total:.0f} % of the time; "
     alone = next((run for run in runs if run.workers == 0), None)
+    if len(runs) == 1 and alone is not None:
+        return f"{takes}{best.elements_per_s:,.1f} elements/s without workers."
     if best.workers == 0:
         return f"{takes}workers did not make it faster on {cores()} cores."
     give = f"{name_workers(best.workers)} give {best.elements_per_s:,.1f} elements/s"

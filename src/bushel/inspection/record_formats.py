@@ -18,8 +18,11 @@ from bushel.sources import file_access
 from bushel.sources.checksums import check_checksums
 from bushel.sources.paths import Options
 
-READ_ERRORS = (OSError, ValueError, ImportError, EOFError, ArithmeticError, LookupError)
-"""What reading a file may raise that is damaged, missing, or of another format than its name says."""
+READ_ERRORS = (OSError, ValueError, EOFError, ArithmeticError, LookupError)
+"""What reading a file may raise that is damaged, missing, or of another format than its name says.
+
+Not ImportError: a package that is missing is not damage.
+"""
 
 SAMPLE = 200
 """How many records are read without --scan."""

@@ -85,8 +85,8 @@ def show_histogram(histogram: Histogram, columns: int = 80) -> str:
 
     >>> print(show_histogram(Histogram("steps", [1, 2, 3], [2, 4]), 40))
     steps
-      1  ███████████▌           2
-      2  ███████████████████████ 4
+      1  ████████████▌             2
+      2  █████████████████████████ 4
     """
     edges = [_short(edge) for edge in histogram.edges]
     steps = [after - before for before, after in itertools.pairwise(histogram.edges)]
