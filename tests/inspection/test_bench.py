@@ -74,6 +74,12 @@ def test_the_number_of_workers_is_changed_where_the_pipeline_has_them():
     assert repr(_with_workers(bushel.MapDataset.range(9).to_iter_dataset(), 2)).endswith("mp_prefetch(num_workers=2)")
 
 
+def test_what_workers_computed_ahead_does_not_count_as_quick():
+    """The last elements of a short data set are there at once: the rate is of the whole run."""
+    (measured,) = measure_pipeline(bushel.MapDataset.range(500), "x", seconds=5, workers=[1], progress=False).runs
+    assert measured.ended and measured.elements == 500 and measured.seconds >= measured.first_element_s > 0
+
+
 def test_short_and_empty_pipelines(pipeline, capsys):
     assert cli.main(["bench", f"{pipeline}:few", "--seconds", "0.1", "--workers", "0"]) == 0
     assert "5 (all)" in capsys.readouterr().out

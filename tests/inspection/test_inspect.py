@@ -143,8 +143,13 @@ def test_an_endless_pipeline_and_a_list(pipeline):
 def test_a_pipeline_that_fails(pipeline, capsys):
     with pytest.raises(RuntimeError, match="no data today"):
         inspect_target("my_pipeline.py:broken")
-    assert cli.main(["inspect", "nowhere.py:make"]) == 1
-    assert "nowhere.py does not exist" in capsys.readouterr().err
+    for target, sentence in {
+        "nowhere.py:make": "nowhere.py does not exist",
+        "my_pipeline.py:Config.nothing": "my_pipeline.py has no 'Config.nothing'",
+        "no_such_module:ds": "No module named 'no_such_module'",
+    }.items():
+        assert cli.main(["inspect", target]) == 1
+        assert sentence in capsys.readouterr().err
 
 
 # Damage.
@@ -238,6 +243,11 @@ def test_a_saved_folder_whose_manifest_is_wrong(copied):
 def test_paths_that_are_none(tmp_path, written):
     with pytest.raises(FileNotFoundError, match=r"nothing\.bagz does not exist"):
         inspect_target(str(tmp_path / "nothing.bagz"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "dataset_info.json").write_text('{"name": "x"}')
+    with pytest.raises(ValueError, match=r"dataset_info\.json names no files"):
+        inspect_target(str(tmp_path / "empty"))
+    (tmp_path / "empty" / "dataset_info.json").unlink()
     with pytest.raises(FileNotFoundError, match="No file matches"):
         inspect_target(str(tmp_path / "*.bagz"))
     with pytest.raises(ValueError, match="has 0 files, and none of a format that Bushel reads"):

@@ -13,7 +13,7 @@ from terminals import last_drawn, run_on_terminal
 
 import bushel
 from bushel import cli
-from bushel.inspection.statistics import EntryStatistics, measure_elements
+from bushel.inspection.statistics import EntryStatistics, measure_elements, show_table
 from bushel.trajectory import get_dataset_statistics, load_statistics
 from bushel.trajectory.episode_formats import open_episodes
 
@@ -76,6 +76,7 @@ def test_pictures_texts_and_what_has_no_statistics():
     assert found["entries"]["i"]["mean"] == [1.0, 0.0, 255.0] and found["entries"]["i"]["count"] == 60
     assert found["entries"]["t"]["max"] == 2 and found["entries"]["t"]["of"] == "length"
     assert found["left out"] == {"d": "it is datetime64[s], which has no statistics"}
+    assert show_table(found).endswith("d is left out: it is datetime64[s], which has no statistics.")
 
 
 def test_files(written, capsys):
@@ -132,3 +133,10 @@ def test_the_bar_is_on_the_terminal(written):
     assert code == 0 and out.startswith("entry") and last_drawn(screen)[-1].startswith("statistics: 100%")
     code, _, screen = run_on_terminal("-m", "bushel", "stats", "--quiet", written / "t.parquet")
     assert code == 0 and screen == ""
+
+
+def test_a_data_set_without_elements(tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("")
+    assert stats(tmp_path / "empty.jsonl", capsys=capsys) == {"num_elements": 0, "entries": {}}
+    assert cli.main(["stats", str(tmp_path / "empty.jsonl")]) == 0
+    assert capsys.readouterr().out == "entry  of\n"

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import bushel
+from bushel import cli
 from bushel.running import History, load_snapshot
 from bushel.running.memory import measure_memory
 from bushel.view.attachment import Attachment
@@ -89,6 +90,31 @@ def test_another_process_is_attached_to(training):
     assert len({len(values) for values in series.values()}) == 1
     assert max(series["elements_per_s"]) > 0 and max(series["waiting"]) > 0.1 and max(series["busy_workers"]) > 0
     assert min(series["own_bytes"]) > 10**6 and max(series["worker_bytes"]) > 10**6
+
+
+def test_the_command_attaches(training):
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-m", "bushel", "view", "--attach", training, "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        try:
+            assert line.startswith("the program at 127.0.0.1:") and training.partition("token=")[2] not in line
+            page = urllib.parse.urlsplit(line.split()[-1])
+            connection = http.client.HTTPConnection(page.netloc, timeout=30)
+            with contextlib.closing(connection):
+                token = urllib.parse.parse_qs(page.fragment)["token"][0]
+                connection.request("GET", "/api/running/snapshot", headers={"X-Bushel-Token": token})
+                assert json.loads(connection.getresponse().read())["name"] == "my run"
+        finally:
+            child.terminate()
+
+
+def test_attach_needs_a_target_or_an_address(capsys):
+    assert cli.main(["view"]) == 1
+    assert "Name a target, or a running program with --attach" in capsys.readouterr().err
+    assert cli.main(["view", "--attach", "http://127.0.0.1:80/"]) == 1
+    assert "--attach takes the URL" in capsys.readouterr().err
 
 
 def test_nothing_but_the_report_is_served_and_only_to_those_who_know_the_token():

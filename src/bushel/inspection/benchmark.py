@@ -139,13 +139,16 @@ def judge_runs(runs: Sequence[Run], best: Run, report: Report) -> str:
     """What takes the time, and what workers gain, in one sentence."""
     stage = report.slowest
     total = sum(each.self_s for each in report.stages if stage is not None and each.where == stage.where) or 1.0
-    takes = "" if stage is None else f"{stage.call} takes {100 * stage.self_s / total:.0f} % of the time; "
+    name = "" if stage is None else stage.call if len(stage.call) <= 60 else f"{stage.call[:57]}..."
+    takes = "" if stage is None else f"{name} takes {100 * stage.self_s / total:.0f} % of the time; "
     alone = next((run for run in runs if run.workers == 0), None)
     if len(runs) == 1 and alone is not None:
         return f"{takes}{best.elements_per_s:,.1f} elements/s without workers."
     if best.workers == 0:
         return f"{takes}workers did not make it faster on {cores()} cores."
-    give = f"{name_workers(best.workers)} give {best.elements_per_s:,.1f} elements/s"
+    give = (
+        f"{name_workers(best.workers)} {'gives' if best.workers == 1 else 'give'} {best.elements_per_s:,.1f} elements/s"
+    )
     if alone is None:
         return f"{takes}{give}."
     return f"{takes}{give}, {best.elements_per_s / alone.elements_per_s:.1f} times as many as the consumer alone."
@@ -212,7 +215,8 @@ def _run(stream: IterDataset[Any], workers: int, seconds: float) -> Run:
     if not count:
         raise ValueError("The pipeline has no elements, so there is nothing to measure.")
     measured = count
-    if warm is not None and count > warm[1]:
+    # Of a data set that ends early, what workers have computed ahead would count as if it took no time.
+    if warm is not None and count > warm[1] and not ended:
         spent, measured = spent - warm[0], count - warm[1]
     rate = measured / max(spent, 1e-9)
     return Run(workers, measured, spent, rate, each_bytes * rate, first_s, ended)

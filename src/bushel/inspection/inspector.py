@@ -177,6 +177,8 @@ def _inspect_tfds(facts: Facts, path: str, options: Options | None, scan: bool) 
     kind = info["fileFormat"].text() if "fileFormat" in info else "tfrecord"
     entries = split_entries(info)
     names = [file for entry in entries.values() for file in shard_names(name, entry, kind)]
+    if not names:
+        raise ValueError(f"{facts.target}: its dataset_info.json names no files.")
     stated = [count for entry in entries.values() for count in shard_lengths(entry)]
     ending = f".{kind}"
     _inspect_files(facts, [f"{path.rstrip('/')}/{file}" for file in names], options, scan, ending=ending)

@@ -90,6 +90,8 @@ def measure_file(path: str, options: Options | None) -> FileFacts:
     """The size of a file, or why it cannot be opened."""
     try:
         return FileFacts(redact.base_name(path), file_access.open_file(path, options).size)
+    except FileNotFoundError:
+        return FileFacts(redact.base_name(path), error=f"{redact.show(path)} does not exist.")
     except READ_ERRORS as error:
         return FileFacts(redact.base_name(path), error=str(error))
 

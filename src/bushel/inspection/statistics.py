@@ -257,14 +257,17 @@ def find_proprio_keys(episode: Mapping[str, Any]) -> list[str]:
 def show_table(statistics: Mapping[str, Any]) -> str:
     """The statistics as a table, with ranges where an entry has several numbers."""
     head, rows = list_rows(statistics)
-    return tables.as_text(head, rows, left=2)
+    left_out = [f"{name} is left out: {why}." for name, why in statistics.get("left out", {}).items()]
+    return "\n".join([tables.as_text(head, rows, left=2), *left_out])
 
 
 def list_rows(statistics: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The head and the rows of a table of statistics."""
-    entries: Mapping[str, Any] = statistics.get("entries") or {
-        name: value for name, value in statistics.items() if isinstance(value, Mapping)
-    }
+    entries: Mapping[str, Any] = (
+        statistics["entries"]
+        if "entries" in statistics
+        else {name: value for name, value in statistics.items() if isinstance(value, Mapping)}
+    )
     names = ("mean", "std", "min", "p01", "p50", "p99", "max")
     present = [name for name in names if any(name in entry for entry in entries.values())]
     rows = [

@@ -25,7 +25,7 @@ logger = logging.getLogger("bushel")
 
 TOKEN_HEADER = "X-Bushel-Token"
 PATH = "/report"
-_CLIENT_S = 2.0
+_CLIENT_S = 1.0
 """A client that says nothing for this time is sent away, since one thread serves all."""
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
