@@ -8,12 +8,16 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 from terminals import last_drawn, run_on_terminal
 
 import bushel
 from bushel.base import progress as module
 from bushel.base.progress import Progress, on_progress, without_progress
+from bushel.trajectory import RLDSBuilder, get_dataset_statistics
+from bushel.trajectory.conversion import convert_episodes
+from bushel.trajectory.single_pass import iterate_once
 
 COLUMN = "import bushel\nbushel.MapDataset.range(500).column(lambda x: x * x)"
 
@@ -204,3 +208,33 @@ def test_a_closed_standard_error_is_no_error(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with Progress("work", 2) as progress:
         progress.show(2)
+
+
+def test_every_long_operation_of_files_tells_how_far_it_is(tmp_path):
+    """Columns, saved data sets, offsets, conversions, statistics and tables, all through one function."""
+    seen: dict[str, tuple[int, int | None]] = {}
+    (tmp_path / "x.txt").write_text("a\n" * 50)
+    (tmp_path / "arm").mkdir()
+    np.savez(tmp_path / "arm" / "0.npz", state=np.zeros((5, 3)), action=np.zeros((5, 2)))
+    ds = bushel.MapDataset.range(7)
+    with on_progress(lambda name, done, total: seen.update({name: (done, total)})):
+        ds.column(float)
+        ds.save(tmp_path / "saved", format="bagz")
+        bushel.sources.convert(tmp_path / "x.txt", tmp_path / "y.tfrecord")
+        bushel.sources.open(tmp_path / "y.tfrecord")
+        convert_episodes(tmp_path / "arm", tmp_path / "rlds" / "arm", to="rlds")
+        RLDSBuilder("arm", tmp_path / "rlds").episodes().index(cache_dir=tmp_path / "index")
+        get_dataset_statistics([{"observation": {}, "action": np.zeros((5, 2))}], [], ["all"], tmp_path / "statistics")
+        list(iterate_once(ds, "a pass"))
+    assert {name: facts[0] == facts[1] for name, facts in seen.items()} == dict.fromkeys(seen, True)
+    assert set(seen) >= {
+        "column float",
+        "saving saved",
+        "lines of x.txt",
+        "converting to y.tfrecord",
+        "offsets of y.tfrecord",
+        "converting to arm",
+        "index of episodes",
+        "statistics",
+        "a pass",
+    }

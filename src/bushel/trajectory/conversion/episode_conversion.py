@@ -162,7 +162,7 @@ def convert_episodes(
     with _working_folder(folder) as work:
         table, counts = _load_or_build(work, builder.episodes("all").parts, build)
         planned = _plan_shards(table, counts, shards, together, builder.episodes("all"))
-        title = f"converting to {redact.base_name(folder.address)}"
+        title = f"converting to {redact.base_name(os.fspath(target))}"
         with Progress(title, table.frames, unit="frames", shown=progress) as bar:
             _run(table, planned, written, folder, workers, verify, bar)
         facts = [sealed.parse_json(folder.read(_name_facts(shard)), _name_facts(shard))["facts"] for shard in planned]
