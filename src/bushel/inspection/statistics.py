@@ -53,7 +53,7 @@ class EntryStatistics:
             self.kind, self._width = kind, rows.shape[1]
         elif "length" in (kind, self.kind) and kind != self.kind:
             raise ValueError("it is a text in some elements, and numbers in others")
-        elif rows.shape[1] != self._width:
+        elif (kind, rows.shape[1]) != (self.kind, self._width):
             self._join_columns()
             rows = rows.reshape(-1, 1)
         self._rows.append(rows)
