@@ -321,7 +321,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         arguments: dict[str, Any] = {"to": to, "fps": 10, "shards": 4}
         with pytest.raises(FileExistsError, match="a part of another conversion"):
             convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
-        convert_episodes(rlds, target, **arguments, report=lambda done, of: shown.append(done))
+        convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
         assert shown[0] > 0, "it began anew"
         convert_episodes(rlds, tmp_path / "here" / "arm", **arguments)
         here = output_folders.open_folder(tmp_path / "here" / "arm" / ("1.0.0" if to == "rlds" else ""))
