@@ -375,7 +375,7 @@ def test_other_statements_are_another_conversion(rlds, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4, report=stop)
+        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4, progress=stop)
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=STATEMENTS, shards=4)
     convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4)
