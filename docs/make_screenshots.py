@@ -5,11 +5,14 @@ It needs Chromium, and the package playwright. Each picture is a function of `SH
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw
 
-from bushel import MapDataset
+from bushel import MapDataset, MultiprocessingOptions, serve_report
+from bushel.view.attachment import Attachment
 from bushel.view.handle import View
 from bushel.view.session import Session
 
@@ -163,7 +167,34 @@ def open_robots() -> Session:
     return Session(mixed.batch(32).dataset, target="train.py:make_dataset")
 
 
+def decode(number: int) -> dict[str, Any]:
+    """Stands for work: an image that takes its time, and sometimes fails."""
+    time.sleep(0.005)
+    if number % 501 == 77:
+        raise ValueError(f"record {number}: the JPEG file is cut short")
+    return {"image": np.zeros((64, 64, 3), np.uint8), "label": number}
+
+
+def open_running() -> Session:
+    """A loop that trains in a thread, after some seconds."""
+    options = MultiprocessingOptions(num_workers=1)
+    ds = MapDataset.range(10**9).seed(0).shuffle().map(decode).to_iter_dataset().batch(8).mp_prefetch(options)
+    it = iter(ds.with_options(execution_tracking_mode="stage_timing", on_error="skip"))
+    server = serve_report(it, interval_s=0.5)
+
+    def train() -> None:
+        with contextlib.suppress(RuntimeError):  # the workers end with the program
+            for _ in it:
+                time.sleep(0.034)
+
+    threading.Thread(target=train, daemon=True).start()
+    time.sleep(20)
+    attachment = Attachment(server.url)
+    return Session(None, target=attachment.name, attached=attachment)
+
+
 SHOTS = {
+    "view_running": Shot(open_running, {}, "[data-chart='Elements per second'] canvas", height=900),
     "view_elements": Shot(open_scenes, {"panel": "elements", "index": 12}, ".plots canvas", height=760),
     "view_batch": Shot(open_batches, {"panel": "elements", "index": 3}, ".strip[data-ready]", height=600),
     "view_tokens": Shot(open_tokens, {"panel": "elements", "index": 5}, ".decoded li", height=520),

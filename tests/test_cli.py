@@ -239,7 +239,7 @@ def test_a_worker_that_was_killed_is_an_error(when, tmp_path):
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(ChildProcessError) as error:
-        convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, report=kill)
+        convert(tmp_path / "in.bag", tmp_path / "out.parquet", workers=2, progress=kill)
     assert re.fullmatch(
         rf"Worker process {killed[0]} was killed by SIGKILL while it wrote {tmp_path}/out-0000[01]-of-00002.parquet"
         r"[.\d-]+part\. The system kills processes if memory runs out: .* use fewer workers\.",
@@ -439,7 +439,7 @@ def test_a_source_that_is_replaced_meanwhile(tmp_path):
     with pytest.raises(
         DamagedFile, match=r"in\.txt has changed: it was \['in\.txt', 12000, .*when its records were counted, and it is"
     ):
-        convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=3, report=replace)
+        convert(tmp_path / "in.txt", tmp_path / "out.bag", shards=3, progress=replace)
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
 

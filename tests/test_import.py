@@ -21,6 +21,7 @@ HEAVY = {
     "ray",
     "tensorflow",
     "torch",
+    "tqdm",
 }
 LIMIT = 6.0
 """How many times the CPU time of `import numpy` the import of bushel may take. NumPy is loaded first, and apart."""

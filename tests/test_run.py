@@ -65,7 +65,7 @@ def test_an_error_of_the_program_is_shown_as_python_shows_it(tmp_path):
     assert code == 1
     lines = errors.splitlines()
     assert lines[0] == "Traceback (most recent call last):" and lines[-1] == "ValueError: why"
-    assert "cli.py" not in errors
+    assert "bushel/cli" not in errors
 
 
 def test_an_exit_code_of_the_program_is_kept(tmp_path):

@@ -41,6 +41,7 @@ if _TYPE_CHECKING:
     from bushel.base.config import config
     from bushel.base.errors import PipelineNotSent, StateMismatch, TooManySkipped, WorkerDied
     from bushel.base.options import MultiprocessingOptions, RayOptions, ReadOptions
+    from bushel.base.progress import on_progress
     from bushel.base.records import Record, RecordMetadata
     from bushel.base.transforms import Batch, Transformation
     from bushel.base.transforms import Map as MapTransform
@@ -53,6 +54,7 @@ if _TYPE_CHECKING:
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
     from bushel.iterator import DatasetIterator
+    from bushel.running import serve_report
     from bushel.samplers import IndexSampler, Sampler, SequentialSampler
     from bushel.sharding import NoSharding, ShardByJaxProcess, ShardOptions
     from bushel.sources import RandomAccessDataSource
@@ -99,8 +101,10 @@ __all__ = [
     "experimental",
     "load",
     "multiprocessing",
+    "on_progress",
     "python",
     "samplers",
+    "serve_report",
     "sharding",
     "sources",
     "testing",
@@ -143,6 +147,8 @@ _ELSEWHERE = {
     "config": "base.config",
     "device_put": "device",
     "load": "data_loader",
+    "on_progress": "base.progress",
+    "serve_report": "running",
 }
 """The module of each name that is loaded when it is asked for; with another name there, where it has one."""
 

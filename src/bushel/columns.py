@@ -59,7 +59,11 @@ def column(
 
 
 def _computed(node: Map, folder: Folder | None, options: WorkerOptions | None) -> np.ndarray:
-    progress = Progress(f"column {transforms.short_name(node.transform)}", node.length)
+    with Progress(f"column {transforms.short_name(node.transform)}", node.length, unit="records") as progress:
+        return _compute_values(node, folder, options, progress)
+
+
+def _compute_values(node: Map, folder: Folder | None, options: WorkerOptions | None, progress: Progress) -> np.ndarray:
     if folder is None:
         return _joined(list(_pieces(node, 0, options, progress)), node)
     name = digest(_FORMAT, PYTHON, identify(node), functions_digest(node))
@@ -110,7 +114,6 @@ def _pieces(node: Map, begin: int, options: WorkerOptions | None, progress: Prog
             except PipelineNotSent as error:
                 add_note(error, "bushel: options=MultiprocessingOptions(num_workers=0) computes it in this process.")
                 raise
-    progress.end()
 
 
 def _with_a_value(node: Map) -> Callable[[Any], Any]:

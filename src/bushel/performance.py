@@ -106,7 +106,7 @@ def _measure(node: StreamNode, samples: int) -> tuple[float, float]:
         begun = time.perf_counter()
         for element in itertools.islice(it, samples):
             times.append(time.perf_counter() - begun)
-            sizes.append(_measure_bytes(element))
+            sizes.append(measure_bytes(element))
             begun = time.perf_counter()
     if not sizes:
         logger.warning("There is no element to measure: the most workers and the largest prefetch are recommended.")
@@ -134,7 +134,7 @@ def _remove_workers(node: Any) -> Any:
     return _remove_workers(node.parent) if isinstance(node, Ahead) else replace_parents(node, _remove_workers)
 
 
-def _measure_bytes(element: Any) -> int:
+def measure_bytes(element: Any) -> int:
     """The size of an element in bytes: `nbytes` of arrays, `sys.getsizeof` of other leaves."""
     leaves: Iterable[Any] = trees.leaves(element)
     return sum(leaf.nbytes if hasattr(leaf, "nbytes") else sys.getsizeof(leaf) for leaf in leaves)

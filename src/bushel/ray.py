@@ -56,7 +56,7 @@ def convert(
       target: the file to make; with several shards, "name.ending" becomes "name-00000-of-00008.ending".
       options: the actors; by default those of the `jobs_on_cluster` block, or as many as are useful.
       shards: how many files. Each of them is written by one actor, so make more shards than there are actors.
-      **arguments: those of `bushel.sources.conversion.convert`, such as `overwrite` and `report`.
+      **arguments: those of `bushel.sources.conversion.convert`, such as `overwrite` and `progress`.
     """
     known = find_job_options()
     chosen = options or (known if isinstance(known, RayOptions) else RayOptions())

@@ -79,9 +79,8 @@ def save(
             return work.paths()
         if work.state is not None:
             iterator.set_state(work.state)
-        progress = Progress(f"saving {redact.base_name(folder.address)}", length)
-        _write_all(iterator, work, per_shard, progress)
-        progress.end()
+        with Progress(f"saving {redact.base_name(folder.address)}", length, unit="elements") as progress:
+            _write_all(iterator, work, per_shard, progress)
     work.finish()
     return work.paths()
 
@@ -92,6 +91,7 @@ def _write_all(iterator: PipelineIterator[Any], work: _Work, per_shard: int | No
     for first in left:
         with work.new_file(first) as shard:
             shard.write(first, done)
+            progress.show(done + 1)
             while shard.count != per_shard and (per_shard is not None or shard.size_bytes < SHARD_BYTES):
                 try:
                     element = next(left)

@@ -137,7 +137,7 @@ def test_converted_files_are_the_same(actors, tmp_path):
         lines,
         tmp_path / "there.array_record",
         shards=5,
-        report=lambda done, of: seen.append(done),
+        progress=lambda done, of: seen.append(done),
     )
     assert [Path(file).read_bytes() for file in there] == [Path(file).read_bytes() for file in here]
     assert seen[0] == 0 and seen[-1] == 1000 and len(seen) > 3

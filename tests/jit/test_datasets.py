@@ -13,6 +13,7 @@ import pytest
 from files import cifar_records, idx, images_of, write_mnist, write_tar
 
 from bushel.base.errors import DamagedFile
+from bushel.base.progress import on_progress
 from bushel.jit import BatchTransform, DataLoader, dataset_to_jax
 from bushel.jit.datasets import (
     CIFAR10Dataset,
@@ -201,8 +202,11 @@ def test_a_file_is_downloaded_once_and_whole(server, tmp_path):
     root, url = server
     (root / "data.bin").write_bytes(b"x" * 3_000_000)
     remote = Remote("data.bin", url + "data.bin", hashlib.md5(b"x" * 3_000_000).hexdigest())
-    path = downloads.fetch(remote, tmp_path / "cache")
+    seen = []
+    with on_progress(lambda *facts: seen.append(facts)):
+        path = downloads.fetch(remote, tmp_path / "cache")
     assert path.read_bytes() == b"x" * 3_000_000
+    assert seen[-1] == ("downloading data.bin", 3_000_000, 3_000_000) and len(seen) >= 3
     (root / "data.bin").unlink()
     assert downloads.fetch(remote, tmp_path / "cache") == path
     assert [each.name for each in (tmp_path / "cache").iterdir()] == ["data.bin"]

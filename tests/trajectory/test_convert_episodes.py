@@ -90,7 +90,7 @@ def test_rlds_to_rlds(rlds, tmp_path, file_format, workers):
         to="rlds",
         file_format=file_format,
         workers=workers,
-        report=lambda done, of: shown.append((done, of)),
+        progress=lambda done, of: shown.append((done, of)),
     )
     assert (done.episodes, done.frames, done.left_out) == (4, 14, 0) and shown[-1] == (14, 14)
     builder = RLDSBuilder("robot", tmp_path / "new")
@@ -247,7 +247,7 @@ def report(done, of):
     if done >= 5:
         print("held", flush=True)
         time.sleep(600)  # until it is killed
-convert_episodes(sys.argv[1], sys.argv[2], to=sys.argv[3], fps=10, shards=4, workers=int(sys.argv[4]), report=report)
+convert_episodes(sys.argv[1], sys.argv[2], to=sys.argv[3], fps=10, shards=4, workers=int(sys.argv[4]), progress=report)
 """
 
 
@@ -273,7 +273,7 @@ def test_killed_and_continued(rlds, tmp_path, to, workers):
     arguments = {"to": to, "fps": 10, "shards": 4}
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
-    convert_episodes(rlds, target, **arguments, report=lambda done, of: shown.append(done))
+    convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
     assert last.exists() and not (place / ".converting").exists()
     assert shown[0] > 0
     kept = {path for path, age in ages.items() if path.stat().st_mtime_ns == age}
@@ -321,7 +321,7 @@ def test_killed_and_continued_in_an_object_store(rlds, tmp_path, to, workers):
         arguments: dict[str, Any] = {"to": to, "fps": 10, "shards": 4}
         with pytest.raises(FileExistsError, match="a part of another conversion"):
             convert_episodes(rlds, target, **{**arguments, "drop": ["reward"]})
-        convert_episodes(rlds, target, **arguments, report=lambda done, of: shown.append(done))
+        convert_episodes(rlds, target, **arguments, progress=lambda done, of: shown.append(done))
         assert shown[0] > 0, "it began anew"
         convert_episodes(rlds, tmp_path / "here" / "arm", **arguments)
         here = output_folders.open_folder(tmp_path / "here" / "arm" / ("1.0.0" if to == "rlds" else ""))
@@ -375,7 +375,7 @@ def test_other_statements_are_another_conversion(rlds, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4, report=stop)
+        convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4, progress=stop)
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=STATEMENTS, shards=4)
     convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4)

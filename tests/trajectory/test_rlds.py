@@ -713,7 +713,7 @@ def test_progress_is_shown_on_a_terminal_alone(folder, monkeypatch, capsys):
     index_episodes(source, features, cache_dir=str(folder / "b"), progress=False)
     assert capsys.readouterr().err == ""
     index_episodes(source, features, cache_dir=str(folder / "c"))
-    assert capsys.readouterr().err.endswith("index of episodes: 4 of 4 (100%)\n")
+    assert "4/4" in capsys.readouterr().err
     assert isinstance(RecordParts(source).read([0], [0], [1]), list)
 
 

@@ -342,10 +342,10 @@ def test_python_objects_by_name(tmp_path, monkeypatch):
     assert open_session("train_of_view:records").read(-1, 1).element == "b"
     for target, message in [
         (f"{path}:number", "got int"),
-        (f"{path}:nothing", "has no attribute 'nothing'"),
+        (f"{path}:nothing", "has no 'nothing'"),
         (f"{tmp_path}/other.py:ds", "does not exist"),
     ]:
-        with pytest.raises((TypeError, AttributeError, FileNotFoundError), match=message):
+        with pytest.raises((TypeError, ValueError, FileNotFoundError), match=message):
             open_session(target)
 
 

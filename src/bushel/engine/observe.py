@@ -17,7 +17,7 @@ from bushel.engine.delivery import Delivery
 from bushel.engine.dma import DmaMapper
 from bushel.engine.program import Result
 from bushel.engine.pulling import ThreadedCursor
-from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Stage
+from bushel.engine.report import DELIVERY, THREAD, Pool, Report, Skip, Stage
 from bushel.engine.tally import Tally
 from bushel.engine.tasks import Executor, Task, Ticket, awaited
 from bushel.engine.transfer import Put, TransferCursor, TransferTimes
@@ -136,6 +136,8 @@ class Observer:
             elapsed_s=0.0 if self._first is None else self._last - self._first,
             waited_s=self._waited_s,
             transfers=tuple(times.report() for times in self._transfers),
+            skipped=0 if self.skips is None else self.skips.count,
+            skips=() if self.skips is None else tuple(Skip(*note) for note in list(self.skips.latest)),
         )
 
     def _call(self, number: int) -> str:

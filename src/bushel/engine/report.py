@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 from bushel.base import tables
 from bushel.engine.tasks import cores
@@ -116,6 +117,15 @@ class Transfer:
 
 
 @dataclasses.dataclass(frozen=True)
+class Skip:
+    """An element that failed and was skipped, or several that failed together."""
+
+    which: str
+    error: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """Where the time of an iterator went. Print it to see all of it; `verdict` has only the last lines.
 
@@ -130,6 +140,24 @@ class Report:
     elapsed_s: float
     waited_s: float
     transfers: tuple[Transfer, ...] = ()
+    skipped: int = 0
+    """How many elements failed and were skipped, with `on_error="skip"`."""
+    skips: tuple[Skip, ...] = ()
+    """The latest of them, with their errors."""
+
+    def since(self, earlier: Report) -> Report:
+        """The figures of the time between an earlier report of the same iterator and this one."""
+        stages = {(stage.number, stage.where): stage for stage in earlier.stages}
+        return dataclasses.replace(
+            self,
+            stages=tuple(_subtract(stage, stages.get((stage.number, stage.where))) for stage in self.stages),
+            pools=tuple(map(_subtract, self.pools, _pad(earlier.pools, self.pools))),
+            transfers=tuple(map(_subtract, self.transfers, _pad(earlier.transfers, self.transfers))),
+            elements=self.elements - earlier.elements,
+            elapsed_s=self.elapsed_s - earlier.elapsed_s,
+            waited_s=self.waited_s - earlier.waited_s,
+            skipped=self.skipped - earlier.skipped,
+        )
 
     def __str__(self) -> str:
         parts = [tables.as_text(_HEAD, self._make_rows(), left=2), self._summarize()] if self.elements else []
@@ -272,6 +300,24 @@ def _judge_transfer(transfer: Transfer) -> str:
         f"{waits} the transfer limits, because it copies from memory that is not mapped for the device. Let Bushel "
         "make the batches, as the last step before to_device, and send uint8 instead of float32."
     )
+
+
+_COUNTED = ("elements", "self_s", "size_bytes", "busy_s", "wait_s", "deaths", "elapsed_s", "waited_s", "input_s")
+"""The figures that grow while a pipeline runs."""
+
+_T = TypeVar("_T", Stage, Pool, Transfer)
+
+
+def _subtract(later: _T, earlier: _T | None) -> _T:
+    if earlier is None:
+        return later
+    names = {field.name for field in dataclasses.fields(later)} & set(_COUNTED)
+    return dataclasses.replace(later, **{name: getattr(later, name) - getattr(earlier, name) for name in names})
+
+
+def _pad(earlier: tuple[_T, ...], later: tuple[_T, ...]) -> list[_T | None]:
+    """The earlier figures, with None for those that were not there yet."""
+    return [*earlier, *[None] * (len(later) - len(earlier))]
 
 
 def format_size(count: float) -> str:

@@ -24,6 +24,7 @@ import numpy as np
 from bushel.base.contract import optional
 from bushel.base.ending_threads import start_thread
 from bushel.base.memory import Allocator
+from bushel.base.progress import silence_worker
 from bushel.engine import stall
 from bushel.engine.program import Announce, CountBefore, GivenRows, PlannedRows, Program, Result, Rows, run
 from bushel.engine.stream_program import StreamProgram
@@ -214,6 +215,7 @@ def become_worker() -> None:
     """From now on this process is a worker."""
     global _is_worker
     _is_worker = True
+    silence_worker()
 
 
 def in_worker() -> bool:

@@ -56,8 +56,9 @@ def describe(node: Node, read_one: Callable[[Node], Any] | None = None) -> Descr
 
 
 def _length(step: Node) -> str:
+    # Batches and shards of an endless dataset have fewer elements than INFINITE, but they are endless, too.
     length = step.length if isinstance(step, (MapNode, StreamNode)) else None
-    return "" if length is None else "endless" if length >= INFINITE else f"{length:,}"
+    return "" if length is None else "endless" if length >= INFINITE >> 16 else f"{length:,}"
 
 
 def _shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import threading
@@ -13,6 +14,9 @@ logger = logging.getLogger("bushel")
 
 SkipNote = tuple[str, str, int]
 """Elements that failed together: which ones, their error as text, and how many they are."""
+
+
+_LATEST = 50
 
 
 class Skips:
@@ -28,6 +32,8 @@ class Skips:
         self.count = 0
         self.collected: dict[int, list[SkipNote]] = {}
         """By thread: the list into which that thread's skips go instead of the count."""
+        self.latest: collections.deque[SkipNote] = collections.deque(maxlen=_LATEST)
+        """The skips that were counted last, for reports. They are not part of the state."""
 
     def add(self, which: str, error: str, number: int = 1) -> None:
         """Counts elements that failed, or collects them. Logs the first, the tenth, the hundredth skip.
@@ -47,6 +53,7 @@ class Skips:
             )
         if collected is None:
             self.count = count
+            self.latest.append((which, error, number))
             if not before or len(str(count)) > len(str(before)):
                 logger.warning("Skipped %s (%d skipped so far): %s", which, count, error)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile, writing
+from bushel.base.progress import Progress, Shown
 from bushel.sources import bagz, conversion_workers, file_access, output_folders, record_files, record_writers
 from bushel.sources.array_record import ArrayRecordDataSource
 from bushel.sources.bagz import BagzDataSource
@@ -41,9 +42,6 @@ _WRITERS: dict[str, tuple[Callable[[str, bool], record_writers.Writer], bool]] =
 }
 FORMATS = (*_WRITERS, "jsonl", "txt")
 """The formats that can be read."""
-
-Report = Callable[[int, int], None]
-"""Called from time to time with the number of records done, and the number of all records."""
 
 RunAll = Callable[[Sequence[conversion_workers.Job], int, Callable[[int], None]], None]
 """Runs jobs with so many workers, and calls a function now and then with how much is done."""
@@ -226,7 +224,7 @@ def convert(
     round_floats: bool = False,
     storage_options: Options | None = None,
     target_options: Options | None = None,
-    report: Report | None = None,
+    progress: Shown = True,
     run_all: RunAll = conversion_workers.run_all,
 ) -> list[str]:
     """Converts record files to another format. The endings of the names say which formats. Returns the new paths.
@@ -245,7 +243,8 @@ def convert(
         `tf.train.Example`. Otherwise numbers that would change are an error.
       storage_options: options of the store that holds the sources.
       target_options: options of the store that holds the target; by default the same.
-      report: called from time to time with the number of records done, and the number of all records.
+      progress: whether to show a progress bar on a terminal; or a function that is called from time to time with
+        the number of records done, and the number of all records.
       run_all: (jobs, workers, report) -> None, which runs all jobs. Other machines may run them if the target lies
         where all of them can write, and the sources where all can read: see `bushel.ray.convert`.
     """
@@ -277,7 +276,8 @@ def convert(
                 _Part(reading, tuple(_split_pieces(ranges, low, high)), folder, name + mark, kind, verify)
                 for name, low, high in zip(names, bounds, bounds[1:])
             ]
-            _run_parts(parts, workers, total, report or (lambda done, of: None), run_all)
+            with Progress(f"converting to {redact.base_name(text)}", total, unit="records", shown=progress) as bar:
+                _run_parts(parts, workers, bar, run_all)
             if missing := [part.shown for part in parts if not folder.exists(part.name)]:
                 raise FileNotFoundError(
                     f"{missing[0]} was written, but this process cannot see it. If other machines wrote it, the target "
@@ -351,16 +351,16 @@ def _shard_names(target: str, count: int) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}{dot}{ending}" for number in range(count)]
 
 
-def _run_parts(parts: list[_Part], workers: int, total: int, report: Report, run_all: RunAll) -> None:
-    report(0, total)
+def _run_parts(parts: list[_Part], workers: int, bar: Progress, run_all: RunAll) -> None:
+    bar.show(0)
     if workers > 1 or run_all is not conversion_workers.run_all:
-        run_all(parts, workers, lambda done: report(done, total))
+        run_all(parts, workers, bar.show)
         return
     done = 0
     for part in parts:
         for count in part.run():
             done += count
-            report(done, total)
+            bar.show(done)
 
 
 def _write_part(part: _Part) -> Iterator[int]:

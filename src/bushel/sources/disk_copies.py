@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any, TypeVar
 
+from bushel.base import redact
+from bushel.base.progress import Progress
 from bushel.sources.local_files import File, LocalFile
 
 T = TypeVar("T")
@@ -146,8 +148,11 @@ class CachedFile(File):
     def _fetch(self, part: IO[bytes]) -> LocalFile:
         with part:
             try:
-                for start in range(0, self.size, _PIECE_BYTES):
-                    self._write(part, self._file.read(start, min(_PIECE_BYTES, self.size - start)))
+                with Progress(f"copying {redact.base_name(self.name)}", self.size, unit="B", delay_s=1) as bar:
+                    for start in range(0, self.size, _PIECE_BYTES):
+                        length = min(_PIECE_BYTES, self.size - start)
+                        self._write(part, self._file.read(start, length))
+                        bar.show(start + length)
                 self._file.check_unchanged()  # otherwise the copy could be half of one object and half of another
                 os.fsync(
                     part.fileno()

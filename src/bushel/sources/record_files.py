@@ -17,6 +17,7 @@ import numpy as np
 
 from bushel.base import checks, redact
 from bushel.base.errors import DamagedFile
+from bushel.base.progress import Progress, without_progress
 from bushel.sources import file_access
 from bushel.sources.joined_files import JoinedFiles, find_part, split_by_part
 from bushel.sources.local_files import File, changed_error
@@ -90,8 +91,13 @@ class RecordSource(JoinedFiles):
     def _count_records(self) -> list[int]:
         if len(self._shards) == 1:
             return [self._get_reader(0).count]
-        with concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(self._shards))) as pool:
-            return [reader.count for reader in pool.map(self._get_reader, range(len(self._shards)))]
+        bar = Progress("opening files", len(self._shards), unit="files", delay_s=1)
+        with bar, concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(self._shards))) as pool:
+            counts = []
+            for reader in pool.map(without_progress(self._get_reader), range(len(self._shards))):
+                counts.append(reader.count)
+                bar.show(len(counts))
+            return counts
 
     def _get_reader(self, number: int) -> RecordReader:
         reader = self._readers[number]

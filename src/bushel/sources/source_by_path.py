@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from typing import Any
 
 from bushel.base import redact
@@ -24,6 +25,8 @@ _BY_ENDING = {
     (".txt", ".jsonl", ".csv"): ("text_lines", "LineDataSource"),
 }
 _ARRAYS = (".npy", ".npz", ".safetensors")
+_SHARD = re.compile(r"-[\d?*]+(-of-[\d?*]+)?$")
+"""What follows the ending in the name of a shard, or in a pattern of them: "train.tfrecord-00000-of-00004"."""
 
 
 def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:
@@ -33,7 +36,7 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     RLDS), they are the decoded examples of its only split. For other formats see their sources in `bushel.sources`.
 
     Args:
-      path: a file, a pattern such as `train-*.parquet`, or a folder, local or in an object store.
+      path: a file, a pattern such as `train-*.parquet` or `train.tfrecord-*`, or a folder, local or in an object store.
       storage_options: options of the object store.
 
     >>> import tempfile
@@ -45,7 +48,7 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
     >>> folder.cleanup()
     """
     text = os.fspath(path)
-    lowered = redact.remove_query(text).rstrip("/").lower()
+    lowered = _SHARD.sub("", redact.remove_query(text).rstrip("/").lower())
     options: dict[str, Any] = {} if storage_options is None else {"storage_options": storage_options}
     for endings, (module, name) in _BY_ENDING.items():
         if lowered.endswith(endings):

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from bushel.base import redact
+from bushel.base.progress import Progress
 from bushel.sources.local_files import File
 from bushel.sources.paths import Options
 from bushel.sources.record_files import RecordReader, RecordSource, copy_records
@@ -35,9 +37,12 @@ class _LineFile(RecordReader):
     def __init__(self, file: File):
         self._file = file
         places = [np.zeros(1, np.int64)]
+        bar = Progress(f"lines of {redact.base_name(file.name)}", file.size, unit="B", delay_s=1)
         for start in range(0, file.size, _WINDOW):
             window = np.frombuffer(file.read(start, min(_WINDOW, file.size - start)), np.uint8)
             places.append(np.flatnonzero(window == ord("\n")) + (start + 1))
+            bar.show(min(start + _WINDOW, file.size))
+        bar.end()
         bounds = np.concatenate(places)
         if bounds[-1] != file.size:  # the last line has no line end
             bounds = np.append(bounds, file.size)

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import checks, sealed
+from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.progress import Progress
 from bushel.sources import crc
 from bushel.sources.crc import Checksum, mask
 from bushel.sources.local_files import File, LocalFile
@@ -164,6 +165,7 @@ def _scan_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
     """Finds the offsets of all records: goes from length to length through the whole file."""
     bounds = array.array("q", [0])
     place, size = 0, file.size
+    bar = Progress(f"offsets of {redact.base_name(file.name)}", size, unit="B", delay_s=1)
     while place < size:
         # If records are longer than a window, each costs one request. A small request is then the cheapest.
         small = isinstance(file, LocalFile) or place > (len(bounds) - 1) * _FAR
@@ -180,6 +182,8 @@ def _scan_offsets(file: File, crc32c: Checksum | None) -> np.ndarray:
             if place > size:
                 raise _cut_short_error(file, len(bounds) - 1, length)
             bounds.append(place)
+        bar.show(place)
+    bar.end()
     return np.array(bounds, np.int64)
 
 

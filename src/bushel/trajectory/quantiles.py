@@ -64,6 +64,17 @@ class Quantiles:
         self.rank_error += other.rank_error
         self._compact()
 
+    def joined(self) -> Quantiles:
+        """The quantiles of all numbers together, as one column."""
+        whole = Quantiles(1, 4 * self.width * self._most_rows)
+        whole.rank_error = self.rank_error * self.width
+        whole.count = self.count * self.width
+        for level, pieces in enumerate(self._levels):
+            if level == len(whole._levels):
+                whole._add_level()
+            whole._put(level, [piece.reshape(-1, 1) for piece in pieces])
+        return whole
+
     def at(self, share: ArrayLike) -> np.ndarray:
         """The quantile of each column, float64[width]; for several shares, one row for each share."""
         if not self.count:

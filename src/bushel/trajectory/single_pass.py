@@ -28,18 +28,22 @@ def prefetch(stream: IterDataset[Any], options: WorkerOptions) -> IterDataset[An
 
 
 def iterate_once(ds: MapDataset[Any], what: str, options: WorkerOptions | None = None) -> Iterator[Any]:
-    """The elements of one epoch in order. A line on the terminal shows the progress.
+    """The elements of one epoch in order. A bar on the terminal shows the progress.
 
     Elements that are None are left out, as in every iteration. `evaluate_once` says which elements are present.
 
     Args:
       ds: a dataset with an end.
-      what: the name of the work, for the line on the terminal.
+      what: the name of the work, for the bar on the terminal.
       options: worker processes or actors. By default processes, one per core, started after half a second.
     """
     if is_endless(ds):
         raise ValueError(f"{what}: this needs all elements once, but the dataset is endless. Do it before repeat().")
-    progress = Progress(what, len(ds))
+    with Progress(what, len(ds)) as progress:
+        yield from _iterate(ds, options, progress)
+
+
+def _iterate(ds: MapDataset[Any], options: WorkerOptions | None, progress: Progress) -> Iterator[Any]:
     stream = ds.to_iter_dataset(ReadOptions(0, 0))
     count, state, start = 0, None, time.monotonic()
     while True:
@@ -56,8 +60,7 @@ def iterate_once(ds: MapDataset[Any], what: str, options: WorkerOptions | None =
                     state = elements.get_state()  # the workers continue from here
                     break
             else:
-                break
-    progress.end()
+                return
 
 
 @dataclasses.dataclass(frozen=True)

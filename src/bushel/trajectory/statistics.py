@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from bushel.base import redact, sealed
 from bushel.base.options import ReadOptions, WorkerOptions, find_job_options
-from bushel.base.progress import Progress
+from bushel.base.progress import Progress, Shown
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import DatasetIterator
 from bushel.sources import file_access, output_folders
@@ -167,7 +167,7 @@ def get_dataset_statistics(
     force_recompute: bool = False,
     *,
     compat: str | None = None,
-    progress: bool = True,
+    progress: Shown = True,
     workers: int | WorkerOptions | None = None,
     storage_options: Options | None = None,
 ) -> dict[str, Any]:
@@ -189,7 +189,8 @@ def get_dataset_statistics(
       save_dir: the folder of the file, local or in a store ("s3://bucket/statistics"). Without it, or if it cannot be
         written (a web server cannot), the file is in Bushel's cache folder.
       force_recompute: whether to compute the statistics even if there is a file.
-      progress: whether to show the progress on a terminal.
+      progress: whether to show a progress bar on a terminal; or a function that is called with the number of
+        trajectories done, and of all of them (None if that is not known).
       workers: the number of threads that read, or options of worker processes or actors. By default threads read
         unless the records are in memory. A plain iterable is read in this thread.
       storage_options: options of the store that holds save_dir.
@@ -255,14 +256,14 @@ def _known(folder: Folder, name: str, keys: Sequence[str], as_original: bool) ->
 
 
 def _compute(
-    trajectories: Any, keys: tuple[str, ...], twice: bool, progress: bool, workers: int | WorkerOptions | None
+    trajectories: Any, keys: tuple[str, ...], twice: bool, progress: Shown, workers: int | WorkerOptions | None
 ) -> dict[str, Any]:
     names = ("action", *keys)
     collected = {name: Statistics() for name in names}
     stream, total = _open_stream(trajectories, keys, workers)
-    shown = Progress("statistics", total)
+    bar = Progress("statistics", total, unit="trajectories", shown=progress)
     number = 0
-    with contextlib.ExitStack() as stack:
+    with bar, contextlib.ExitStack() as stack:
         if isinstance(stream, DatasetIterator):
             stack.enter_context(stream)  # closes its threads and processes, also after an error
         for number, picked in enumerate(stream, start=1):
@@ -274,10 +275,7 @@ def _compute(
                         collected[name].add(picked[name])
                 except ValueError as error:
                     raise BadTrajectory(f"Trajectory {number - 1}, {name}: {error}", number - 1) from error
-            if progress:
-                shown.show(number)
-    if progress:
-        shown.end()
+            bar.show(number)
     for name, statistics in collected.items():
         if statistics.rank_error:
             logger.info(

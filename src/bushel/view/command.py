@@ -8,6 +8,7 @@ import sys
 import webbrowser
 from typing import Any
 
+from bushel.view.attachment import Attachment
 from bushel.view.rerun_export import to_rerun
 from bushel.view.server import Server
 from bushel.view.session import Session
@@ -16,19 +17,26 @@ from bushel.view.targets import open_session
 
 def run(options: argparse.Namespace, source_options: dict[str, Any]) -> int:
     """Serves the page until Ctrl-C."""
-    session = open_session(
-        options.target,
-        checkpoint=options.checkpoint,
-        training_step=options.step,
-        start=options.at,
-        tokenizer=options.tokenizer,
-        split=options.split,
-        options=source_options,
-    )
+    attached = None if options.attach is None else Attachment(options.attach)
+    if options.target is None:
+        if attached is None:
+            raise ValueError("Name a target, or a running program with --attach.")
+        session = Session(None, target=attached.name, attached=attached)
+    else:
+        session = open_session(
+            options.target,
+            checkpoint=options.checkpoint,
+            training_step=options.step,
+            start=options.at,
+            tokenizer=options.tokenizer,
+            split=options.split,
+            options=source_options,
+        )
+        session.attached = attached
     if options.rerun is not None:
         return _export(session, options)
     server = Server(session, host=options.host, port=options.port)
-    print(f"{options.target} at {server.url}\nCtrl-C ends it.", flush=True)
+    print(f"{session.target} at {server.url}\nCtrl-C ends it.", flush=True)
     if options.host not in ("127.0.0.1", "localhost", "::1"):
         print("Other machines can reach this page. Whoever has the address can read the data.", file=sys.stderr)
     if not options.no_browser:

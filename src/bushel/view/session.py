@@ -134,6 +134,7 @@ class Session:
       start: the element that the page opens with; by default the one at the checkpoint, or 0.
       episodes: the data set of robot episodes that the target is, if it is one.
       given: the object that the user gave, such as a `TrajectoryLoader`.
+      attached: the `Attachment` to a running program, or to the profile of one.
     """
 
     def __init__(
@@ -146,10 +147,11 @@ class Session:
         start: int | None = None,
         episodes: Any = None,
         given: Any = None,
+        attached: Any = None,
     ):
         self.dataset, self.target, self.tokenizer, self.episodes = dataset, target, tokenizer, episodes
         self.given = dataset if given is None else given
-        self.checkpoint = checkpoint
+        self.checkpoint, self.attached = checkpoint, attached
         self.steps: list[Step] = [] if dataset is None else _list_steps(dataset._node)
         self.start = start if start is not None else (0 if checkpoint is None else checkpoint.position)
         self._readers: dict[tuple[int, bool], StreamReader] = {}

@@ -100,6 +100,8 @@ def _load_python(place: str, name: str) -> Any:
         module = importlib.import_module(place)
     value: Any = module
     for part in name.split("."):
+        if not hasattr(value, part):
+            raise ValueError(f"{place} has no {name!r}: there is no {part!r} in it.")
         value = getattr(value, part)
     if callable(value) and not isinstance(value, (MapDataset, IterDataset)) and not hasattr(value, "__getitem__"):
         value = value()

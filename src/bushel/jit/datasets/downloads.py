@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from bushel.base import sealed
+from bushel.base.progress import Progress
 
 TIMEOUT_S = 30
 
@@ -57,12 +58,15 @@ def download(remote: Remote, folder: Path) -> None:
     with open_for_writing(folder / remote.name) as file:
         digest = hashlib.md5(usedforsecurity=False)
         with urllib.request.urlopen(remote.url, timeout=TIMEOUT_S) as answer:
-            while block := answer.read(1 << 20):
-                digest.update(block)
-                file.write(block)
             expected_bytes = answer.headers.get("Content-Length")
-        if expected_bytes is not None and file.tell() != int(expected_bytes):
-            raise OSError(f"the connection ended after {file.tell()} of {expected_bytes} bytes")
+            length = int(expected_bytes) if expected_bytes is not None and expected_bytes.isdecimal() else None
+            with Progress(f"downloading {remote.name}", length, unit="B") as bar:
+                while block := answer.read(1 << 20):
+                    digest.update(block)
+                    file.write(block)
+                    bar.show(file.tell())
+        if length is not None and file.tell() != length:
+            raise OSError(f"the connection ended after {file.tell()} of {length} bytes")
         if remote.md5 is not None and digest.hexdigest() != remote.md5:
             raise OSError(f"its MD5 is {digest.hexdigest()}, but should be {remote.md5}")
 

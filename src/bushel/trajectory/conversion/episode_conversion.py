@@ -20,6 +20,7 @@ import numpy as np
 
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.progress import Progress, Shown
 from bushel.sources import conversion_workers, output_folders, paths
 from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, Path
@@ -45,9 +46,6 @@ _PLAN = f"{_WORK}plan.json"
 _FRAMES_PER_SHARD = 50_000
 FORMATS = ("rlds", "lerobot")
 """What can be written."""
-
-Report = Callable[[int, int], None]
-"""Called now and then with the number of frames that are done, and of all frames."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +90,7 @@ def convert_episodes(
     storage_options: Options | None = None,
     target_options: Options | None = None,
     format_options: Mapping[str, Any] | None = None,
-    report: Report | None = None,
+    progress: Shown = True,
 ) -> Conversion:
     """Converts a data set of episodes. A run after a kill, with the same arguments, continues it.
 
@@ -122,7 +120,8 @@ def convert_episodes(
       storage_options: the options of the store of the source.
       target_options: the options of the store of the target; by default the same.
       format_options: the options of the source's format, see `open_episodes`.
-      report: is told how far it is.
+      progress: whether to show a progress bar on a terminal; or a function that is called from time to time with
+        the number of frames done, and the number of all frames.
 
     >>> folder = tempfile.mkdtemp()
     >>> os.mkdir(f"{folder}/mine")
@@ -163,7 +162,9 @@ def convert_episodes(
     with _working_folder(folder) as work:
         table, counts = _load_or_build(work, builder.episodes("all").parts, build)
         planned = _plan_shards(table, counts, shards, together, builder.episodes("all"))
-        _run(table, planned, written, folder, workers, verify, report or (lambda done, of: None))
+        title = f"converting to {redact.base_name(os.fspath(target))}"
+        with Progress(title, table.frames, unit="frames", shown=progress) as bar:
+            _run(table, planned, written, folder, workers, verify, bar)
         facts = [sealed.parse_json(folder.read(_name_facts(shard)), _name_facts(shard))["facts"] for shard in planned]
         written.finish(table, planned, facts, folder)
         left_out = sum(map(len, splits.values())) - len(table)
@@ -315,7 +316,7 @@ class _Job:
 
 
 def _run(
-    table: Episodes, planned: list[Shard], target: Target, folder: Folder, workers: int, verify: bool, report: Report
+    table: Episodes, planned: list[Shard], target: Target, folder: Folder, workers: int, verify: bool, bar: Progress
 ) -> None:
     jobs, done = [], 0
     for shard in planned:
@@ -323,11 +324,11 @@ def _run(
             done += int(table.lengths[shard.low : shard.high].sum())
         else:
             jobs.append(_Job(table, shard, target, folder, verify))
-    report(done, table.frames)
+    bar.show(done)
     if workers > 1 and len(jobs) > 1:
-        conversion_workers.run_all(jobs, workers, lambda more: report(done + more, table.frames))
+        conversion_workers.run_all(jobs, workers, lambda more: bar.show(done + more))
         return
     for job in jobs:
         for frames in job.run():
             done += frames
-            report(done, table.frames)
+            bar.show(done)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.progress import Progress, Shown
 from bushel.sources import conversion_workers, file_access, output_folders, paths
 from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, Path
@@ -35,7 +36,7 @@ def reencode_videos(
     verify: bool = True,
     storage_options: Options | None = None,
     target_options: Options | None = None,
-    report: Callable[[int, int], None] | None = None,
+    progress: Shown = True,
 ) -> int:
     """Copies a LeRobot folder, v2.1 or v3.0, with videos encoded anew. Returns the number of videos.
 
@@ -52,7 +53,8 @@ def reencode_videos(
       verify: decodes what was written and compares it.
       storage_options: the options of the store of the source.
       target_options: the options of the store of the target; by default the same.
-      report: is called with the number of videos that are done, and of all videos.
+      progress: whether to show a progress bar on a terminal; or a function that is called with the number of videos
+        that are done, and of all videos.
     """
     encoding = Encoding(codec, key_frame_interval, crf)
     here = output_folders.open_folder(source, storage_options)
@@ -75,15 +77,18 @@ def reencode_videos(
         for name in videos
         if not there.exists(_name_done(name))
     ]
-    done, say = len(videos) - len(jobs), report or (lambda done, of: None)
-    say(done, len(videos))
-    with there.drafting():
+    done = len(videos) - len(jobs)
+    with (
+        Progress(f"encoding {redact.base_name(there.address)}", len(videos), unit="videos", shown=progress) as bar,
+        there.drafting(),
+    ):
+        bar.show(done)
         if checks.positive(workers, "workers") > 1 and len(jobs) > 1:
-            conversion_workers.run_all(jobs, workers, lambda more: say(done + more, len(videos)))
+            conversion_workers.run_all(jobs, workers, lambda more: bar.show(done + more))
         else:
             for job in jobs:
                 done += sum(job.run())
-                say(done, len(videos))
+                bar.show(done)
     for name in names:
         if name != INFO and name not in videos:
             there.write(name, here.read(name))

@@ -52,7 +52,7 @@ def read_rows(folder: LeRobotFolder, tolerance_s: float) -> Rows:
     counts: list[int] = []
     lost: dict[str, str] = {}
     names = list(folder.data_files.values())
-    progress = Progress("rows of the data set", len(names))
+    progress = Progress("rows of the data set", len(names), unit="files")
     for number, name in enumerate(names):
         count = 0
         try:

@@ -175,7 +175,7 @@ class _Videos:
         """Reads the packet tables of files. Returns what is wrong with files that cannot be read."""
         errors: dict[str, str] = {}
         names = sorted(paths)
-        progress = Progress("videos of the data set", len(names))
+        progress = Progress("videos of the data set", len(names), unit="files")
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             for name, (size, found) in zip(names, pool.map(self._read_table, names)):
                 if isinstance(found, str):

@@ -21,7 +21,7 @@ import numpy as np
 
 from bushel.base import redact, sealed
 from bushel.base.errors import DamagedFile
-from bushel.base.progress import Progress
+from bushel.base.progress import Progress, Shown
 from bushel.sources import output_folders
 from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, Path, get_cache_folder, is_url
@@ -83,7 +83,7 @@ def index_episodes(
     source: RecordSource,
     features: Features,
     *,
-    progress: bool = True,
+    progress: Shown = True,
     cache_dir: Path | None = None,
     storage_options: Options | None = None,
 ) -> EpisodeIndex:
@@ -94,18 +94,16 @@ def index_episodes(
     known = [_load(folder, name, len(file), features) for name, file in zip(names, files)]
     if all(part is not None for part in known):
         return join_indices([part for part in known if part is not None])
-    bar = Progress("index of episodes", len(source)) if progress else None
+    bar = Progress("index of episodes", len(source), unit="episodes", shown=progress)
     done, indices = 0, []
-    with concurrent.futures.ThreadPoolExecutor(min(_THREADS, 2 * (os.cpu_count() or 1))) as pool:
+    with bar, concurrent.futures.ThreadPoolExecutor(min(_THREADS, 2 * (os.cpu_count() or 1))) as pool:
         for file, name, part in zip(files, names, known):
             if part is None:
                 part = _read_file(file, features, pool, bar, done)
                 _save(folder, name, part)
             done += len(file)
             indices.append(part)
-    if bar is not None:
-        bar.show(done)
-        bar.end()
+            bar.show(done)
     return join_indices(indices)
 
 
@@ -113,7 +111,7 @@ def _read_file(
     source: RecordSource,
     features: Features,
     pool: concurrent.futures.ThreadPoolExecutor,
-    bar: Progress | None,
+    bar: Progress,
     before: int,
 ) -> EpisodeIndex:
     """The index of one file, from all of its records."""
@@ -130,8 +128,7 @@ def _read_file(
     try:
         for row in pool.map(read_record, range(len(source))):
             rows.append(row)
-            if bar is not None:
-                bar.show(before + len(rows))
+            bar.show(before + len(rows))
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         raise

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from bushel.base import checks, redact
+from bushel.base.progress import Shown
 from bushel.sources import varints
 from bushel.sources.paths import Options, Path
 from bushel.sources.tf_example import locate_example
@@ -143,7 +144,7 @@ class RLDSEpisodes:
         return f"episode {index} of {self._name} (record {place} of {redact.show(self._parts.source.paths[number])})"
 
     def index(
-        self, *, progress: bool = True, cache_dir: Path | None = None, storage_options: Options | None = None
+        self, *, progress: Shown = True, cache_dir: Path | None = None, storage_options: Options | None = None
     ) -> Self:
         """Finds the length of each episode and the places of its images, once. Returns the episodes themselves.
 
@@ -151,7 +152,7 @@ class RLDSEpisodes:
         beside the indices of TFRecord files. Files that have changed are read again.
 
         Args:
-          progress: shows the progress on a terminal.
+          progress: whether to show a progress bar on a terminal; or a function of (records done, all records).
           cache_dir: a folder, local or in a store.
           storage_options: options of the store of `cache_dir`.
         """

@@ -136,7 +136,7 @@ def _written(
         )
     shards = shards if total is None else min(shards, max(total, 1))
     ends = [] if total is None else np.linspace(0, total, shards + 1).astype(int)[1:-1].tolist()
-    progress = Progress(f"writing {name}/{split}", total)
+    progress = Progress(f"writing {name}/{split}", total, unit="episodes")
     left = enumerate(episodes)
     counts, size = [], 0
     for shard, end in enumerate([*ends, None]):

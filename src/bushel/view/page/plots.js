@@ -20,6 +20,7 @@ function axis(label) {
 function make(element, options, data) {
   const width = Math.max(160, Math.min(options.width || 720, element.clientWidth || options.width || 480));
   const plot = new uPlot({ ...options, width }, data, element);
+  element.plot = plot; // a panel that follows a running program gives it new data
   const resized = new ResizeObserver(() => {
     const now = Math.min(options.width || 720, element.clientWidth);
     if (now > 40 && now !== plot.width) plot.setSize({ width: now, height: plot.height });

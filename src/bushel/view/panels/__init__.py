@@ -8,7 +8,7 @@ from typing import Any
 from bushel.view.queries import Routes
 from bushel.view.session import Session
 
-PANELS = ("pipeline", "elements", "robots", "origin", "order")
+PANELS = ("pipeline", "elements", "robots", "origin", "order", "running")
 """The modules of this folder that are panels, in the order of the page's tabs."""
 
 

@@ -1,0 +1,39 @@
+"""The command `bushel`. Each subcommand has a module here, whose `add_...` adds its parser."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from bushel.base import redact
+from bushel.cli.bench import add_bench
+from bushel.cli.convert import add_convert
+from bushel.cli.inspect_target import add_inspect
+from bushel.cli.parser import Parser, secrets_of_words
+from bushel.cli.reencode import add_reencode
+from bushel.cli.report import add_report
+from bushel.cli.run_program import add_run
+from bushel.cli.stats import add_stats
+from bushel.cli.view import add_view
+
+COMMANDS = (add_view, add_inspect, add_stats, add_bench, add_report, add_convert, add_reencode, add_run)
+"""The functions that add the parsers of the commands, in the order of `bushel --help`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    words = Parser.words = sys.argv[1:] if arguments is None else list(arguments)
+    parser = Parser(prog="bushel", description="Tools for data sets.")
+    parser.add_argument("--version", action="version", version=f"bushel {sys.modules['bushel'].__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add_command in COMMANDS:
+        add_command(commands)
+    options = parser.parse_args(words)
+    try:
+        return options.run(options)
+    except KeyboardInterrupt:
+        print("bushel: interrupted.", file=sys.stderr)
+        return 130
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        print(f"bushel: {redact.clean(str(error), secrets_of_words(words))}", file=sys.stderr)
+        return 1

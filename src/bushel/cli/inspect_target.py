@@ -1,0 +1,34 @@
+"""`bushel inspect`: what is in a file, a folder or a pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from bushel.cli.parser import Commands, parse_setting
+
+
+def add_inspect(commands: Commands) -> None:
+    """Adds the parser of `bushel inspect`."""
+    parser = commands.add_parser(
+        "inspect",
+        help="shows what is in a file, a folder or a pipeline",
+        description="Prints the format, the number of records, sizes, entries with their types, splits and checksums; "
+        "of robot data sets the episodes, their lengths, rates and instructions; of a pipeline its steps. Only "
+        "metadata and a few records are read, unless --scan is given. The exit code is 1 if something is damaged.",
+    )
+    parser.add_argument("target", help="a file, a pattern, a folder or a URL; or train.py:make_dataset, module:ds")
+    parser.add_argument("--scan", action="store_true", help="read all of it: counts, checksums, each damaged record")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    parser.set_defaults(run=_inspect)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from bushel.inspection import inspect_target
+    from bushel.inspection.text import describe
+
+    settings = dict(map(parse_setting, options.option))
+    facts = inspect_target(options.target, options=settings, scan=options.scan)
+    print(json.dumps(facts.as_json(), indent=2) if options.json else describe(facts), end="\n" if options.json else "")
+    return 1 if facts.damage else 0

@@ -1,0 +1,59 @@
+"""`bushel report`: one HTML file with plots."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from bushel.cli.parser import Commands, parse_setting
+
+
+def add_report(commands: Commands) -> None:
+    """Adds the parser of `bushel report`."""
+    parser = commands.add_parser(
+        "report",
+        help="saves what is known of a data set, or of a run, as one HTML file",
+        description="Writes one HTML file with tables and plots, which needs nothing else to be shown. TARGET is a "
+        "data set or a pipeline, the profile of bushel bench, or the address of a running program "
+        "(bushel.serve_report).",
+    )
+    parser.add_argument("target", help="a file, a folder, train.py:make_dataset, a profile, or an address")
+    parser.add_argument("output", nargs="?", default="report.html", help="the file to write (default: report.html)")
+    parser.add_argument("--scan", action="store_true", help="read all of it: counts, checksums, each damaged record")
+    parser.add_argument("--stats", action="store_true", help="with statistics of all elements")
+    parser.add_argument("--bench", action="store_true", help="with measured runs of the pipeline")
+    parser.add_argument("--seconds", type=float, default=3.0, help="the time of each measured run (default: 3)")
+    parser.add_argument("--limit", type=int, metavar="N", help="statistics of the first N elements only")
+    parser.add_argument("--split", help="of a TFDS or robot data set")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from bushel.inspection import html_report, inspect_target
+    from bushel.inspection.benchmark import measure_pipeline
+    from bushel.inspection.inspector import open_target
+    from bushel.inspection.statistics import measure_target
+    from bushel.view.attachment import Attachment
+    from bushel.view.targets import as_dataset
+
+    settings = dict(map(parse_setting, options.option))
+    snapshot = facts = statistics = benchmark = None
+    if html_report.is_snapshot(options.target):
+        snapshot = Attachment(options.target).read()
+    else:
+        facts = inspect_target(options.target, options=settings, scan=options.scan)
+        if options.stats or options.bench:
+            given = open_target(options.target, split=options.split, options=settings)
+            shown = not options.quiet
+            if options.stats:
+                statistics = measure_target(given, limit=options.limit, split=options.split, progress=shown)
+            if options.bench:
+                dataset = as_dataset(given, options.split)
+                benchmark = measure_pipeline(dataset, facts.target, seconds=options.seconds, progress=shown)
+    page = html_report.build_page(facts, statistics=statistics, benchmark=benchmark, snapshot=snapshot)
+    with open(options.output, "w", encoding="utf-8") as file:
+        file.write(page)
+    print(f"{options.output}: {os.path.getsize(options.output) / 1e3:,.0f} KB")
+    return 0

@@ -1,0 +1,54 @@
+"""`bushel stats`: statistics of a data set."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from bushel.cli.parser import Commands, parse_setting
+
+
+def add_stats(commands: Commands) -> None:
+    """Adds the parser of `bushel stats`."""
+    parser = commands.add_parser(
+        "stats",
+        help="computes statistics of a data set",
+        description="Computes mean, standard deviation, extremes and quantiles of each entry of a data set. Of a robot "
+        "data set, computes what training needs to normalize actions and proprioception. With OUTPUT, writes a JSON "
+        "file; otherwise prints a table.",
+    )
+    parser.add_argument("target", help="a file, a folder or a URL; or train.py:make_dataset, module:ds")
+    parser.add_argument("output", nargs="?", help="the JSON file to write")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N elements")
+    parser.add_argument("--workers", type=int, metavar="N", help="worker processes; of a robot data set, threads")
+    parser.add_argument("--split", help="of a TFDS or robot data set")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of the store of the files")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    group = parser.add_argument_group("episodes of robots")
+    group.add_argument("--standardize", metavar="MODULE:NAME", help="a function that changes each raw trajectory")
+    group.add_argument(
+        "--key", action="append", metavar="NAME", help="an entry of the observation (default: all vectors)"
+    )
+    parser.set_defaults(run=_stats)
+
+
+def _stats(options: argparse.Namespace) -> int:
+    from bushel.inspection.inspector import open_target
+    from bushel.inspection.statistics import measure_target, show_table
+    from bushel.trajectory.statistics import save_statistics
+
+    settings = dict(map(parse_setting, options.option))
+    found = measure_target(
+        open_target(options.target, split=options.split, options=settings),
+        limit=options.limit,
+        workers=options.workers,
+        split=options.split,
+        standardize=options.standardize,
+        keys=options.key,
+        progress=not options.quiet,
+    )
+    if options.output is not None:
+        save_statistics(options.output, found)
+    print(json.dumps(found, indent=2, default=lambda value: value.tolist()) if options.json else show_table(found))
+    return 0

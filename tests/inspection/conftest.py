@@ -1,0 +1,18 @@
+import pytest
+from inspection_data import write_all
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory):
+    """A folder with a data set of each format, which tests only read."""
+    folder = tmp_path_factory.mktemp("formats")
+    write_all(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(written, tmp_path):
+    """The same in a folder of its own, for tests that damage it."""
+    import shutil
+
+    return shutil.copytree(written, tmp_path / "data")

@@ -1,0 +1,105 @@
+"""`bushel report`: one file that Chromium shows from disk, without any request, and in which data are only text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+import bushel
+from bushel import cli
+from bushel.inspection import Facts
+from bushel.inspection.facts import Column, Histogram
+from bushel.inspection.html_report import build_page
+from bushel.running import History
+
+CHROMIUM = os.environ.get("BUSHEL_TEST_CHROMIUM") or next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_file(browser):
+    """Opens a file of this machine. The test fails if the page asks for anything, or if a script fails."""
+    context = browser.new_context(offline=True)
+    problems, requests = [], []
+
+    def open(path):
+        page = context.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.goto(path.as_uri())
+        return page
+
+    yield open
+    context.close()
+    assert problems == [] and all(url.startswith("file://") and url.endswith(".html") for url in requests)
+
+
+def test_a_data_set_with_statistics(open_file, written, tmp_path, capsys):
+    path = tmp_path / "arm.html"
+    assert cli.main(["report", str(written / "npz"), str(path), "--stats", "--quiet"]) == 0
+    assert capsys.readouterr().out.startswith(f"{path}: ")
+    page = open_file(path)
+    text = page.inner_text("body")
+    assert "npz episodes" in text and "steps of an episode" in text and "Statistics" in text
+    assert page.locator("figure canvas").count() == 2  # the splits, and the lengths of episodes
+    box = page.locator("figure canvas").first.bounding_box()
+    assert box["width"] > 100 and box["height"] > 50
+    drawn = "c => new Set(c.getContext('2d').getImageData(0, 0, c.width, c.height).data).size"
+    assert page.locator("figure canvas").first.evaluate(drawn) > 5  # not an empty picture
+
+
+def test_a_measured_pipeline(open_file, tmp_path, monkeypatch, capsys):
+    (tmp_path / "measured.py").write_text(
+        "import bushel\nds = bushel.MapDataset.range(10**6).map(lambda x: sum(range(500))).batch(4)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["bench", "measured.py:ds", "--seconds", "0.2", "--workers", "0", "--profile", "run.json"]) == 0
+    assert cli.main(["report", "run.json"]) == 0
+    page = open_file(tmp_path / "report.html")
+    assert "takes" in page.inner_text(".verdict") and "map(<lambda>)" in page.inner_text("pre")
+    assert page.locator("figure canvas").count() >= 3
+
+
+def test_a_running_program(tmp_path):
+    it = iter(bushel.MapDataset.range(50).to_iter_dataset().with_options(execution_tracking_mode="stage_timing"))
+    list(it)
+    with bushel.serve_report(it) as server:
+        assert cli.main(["report", server.url, str(tmp_path / "run.html")]) == 0
+    text = (tmp_path / "run.html").read_text()
+    assert "range(50)" in text and server.url.partition("token=")[2] not in text
+
+
+HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
+
+
+def test_texts_of_data_are_only_text(open_file, tmp_path):
+    facts = Facts(HOSTILE, HOSTILE, details={HOSTILE: HOSTILE}, splits={HOSTILE: 3}, damage=[HOSTILE], notes=[HOSTILE])
+    facts.schema, facts.histograms = [Column(HOSTILE, HOSTILE, HOSTILE)], [Histogram(HOSTILE, [0, 1, 2], [3, 4])]
+    it = iter(bushel.MapDataset.range(5).to_iter_dataset().with_options(execution_tracking_mode="stage_timing"))
+    history = History(HOSTILE, it.report)
+    for _ in it:
+        history.sample()
+    snapshot = json.loads(json.dumps(history.describe()))
+    snapshot["report"]["stages"][0]["call"] = snapshot["verdict"]["sentence"] = snapshot["program"] = HOSTILE
+    snapshot["report"] |= {"skipped": 1, "skips": [{"which": HOSTILE, "error": HOSTILE, "count": 1}]}
+    path = tmp_path / "hostile.html"
+    path.write_text(build_page(facts, snapshot=snapshot, statistics={HOSTILE: {"mean": 1.0}}), encoding="utf-8")
+    page = open_file(path)
+    assert page.title() == HOSTILE and page.locator("img").count() == 0
+    assert page.inner_text("h1") == HOSTILE and page.locator("figure canvas").count() >= 4

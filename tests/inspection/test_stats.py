@@ -1,0 +1,142 @@
+"""`bushel stats`: the numbers of NumPy for arrays and tables, those of training for robots, and a bar."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from terminals import last_drawn, run_on_terminal
+
+import bushel
+from bushel import cli
+from bushel.inspection.statistics import EntryStatistics, measure_elements, show_table
+from bushel.trajectory import get_dataset_statistics, load_statistics
+from bushel.trajectory.episode_formats import open_episodes
+
+
+def stats(*words, capsys):
+    assert cli.main(["stats", *map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+numbers = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(st.floats(-1e6, 1e6, width=32), min_size=width, max_size=width), min_size=1)
+)
+
+
+@given(numbers)
+def test_vectors_have_the_statistics_of_numpy(rows):
+    statistics = EntryStatistics()
+    for row in rows:
+        statistics.add(np.array(row))
+    found, exact = statistics.summary(), np.array(rows, np.float64)
+    assert found["of"] == "vector" and found["count"] == len(rows)
+    np.testing.assert_allclose(found["mean"], exact.mean(0), rtol=1e-9, atol=1e-6)
+    np.testing.assert_allclose(found["std"], exact.std(0), rtol=1e-6, atol=1e-6)
+    assert found["min"] == exact.min(0).tolist() and found["max"] == exact.max(0).tolist()
+    np.testing.assert_allclose(found["p50"], np.median(exact, 0), rtol=1e-6)
+
+
+@given(st.lists(st.lists(st.floats(-1e3, 1e3, width=32), max_size=5), min_size=1).filter(lambda rows: any(rows)))
+def test_vectors_of_several_lengths_count_as_one_row_of_numbers(rows):
+    statistics = EntryStatistics()
+    for row in rows:
+        statistics.add(np.array(row))
+    exact = np.array([number for row in rows for number in row])
+    found = statistics.summary()
+    if found["of"] == "vector":
+        assert len({len(row) for row in rows}) == 1
+        return
+    assert found["count"] == len(exact)
+    np.testing.assert_allclose(found["mean"], exact.mean(), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found["std"], exact.std(), rtol=1e-5, atol=1e-5)
+    assert (found["min"], found["max"]) == (exact.min(), exact.max())
+    np.testing.assert_allclose(found["p50"], np.median(exact), rtol=1e-5, atol=1e-6)
+
+
+def test_large_whole_numbers_keep_their_digits():
+    found = measure_elements(bushel.MapDataset.source([2**40, 2**40 + 1]), progress=False)["entries"]["element"]
+    assert (found["min"], found["max"], found["mean"]) == (2**40, 2**40 + 1, 2**40 + 0.5)
+
+
+def test_numbers_that_are_not_finite_are_counted_and_left_out():
+    found = measure_elements(bushel.MapDataset.source([1.0, np.nan, 3.0, np.inf]), progress=False)["entries"]["element"]
+    assert (found["count"], found["not finite"], found["mean"]) == (2, 2, 2.0)
+
+
+def test_pictures_texts_and_what_has_no_statistics():
+    rows = [
+        {"i": np.full((4, 5, 3), [n, 0, 255], np.uint8), "t": "x" * n, "d": np.datetime64(n, "s")} for n in range(3)
+    ]
+    found = measure_elements(bushel.MapDataset.source(rows), progress=False)
+    assert found["entries"]["i"]["mean"] == [1.0, 0.0, 255.0] and found["entries"]["i"]["count"] == 60
+    assert found["entries"]["t"]["max"] == 2 and found["entries"]["t"]["of"] == "length"
+    assert found["left out"] == {"d": "it is datetime64[s], which has no statistics"}
+    assert show_table(found).endswith("d is left out: it is datetime64[s], which has no statistics.")
+
+
+def test_files(written, capsys):
+    assert stats(written / "t.parquet", capsys=capsys)["entries"]["id"]["mean"] == 499.5
+    assert stats(written / "x.jsonl", capsys=capsys)["entries"]["a"]["max"] == 49
+    assert stats(written / "e.tfrecord-*", capsys=capsys)["entries"]["x"]["mean"] == [1, 2]
+    assert stats(written / "a.array_record", "--limit", 5, capsys=capsys)["num_elements"] == 5
+    assert cli.main(["stats", str(written / "t.parquet")]) == 0
+    assert "id     value   499.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["npz", "rlds", "lerobot", "robomimic"])
+def test_robots_have_the_statistics_of_training(kind, written, tmp_path, capsys):
+    target = {"rlds": "rlds/mine", "robomimic": "robomimic.hdf5"}.get(kind, kind)
+    output = tmp_path / "statistics.json"
+    assert cli.main(["stats", str(written / target), str(output)]) == 0
+    found = load_statistics(output)
+    above, name = (written / target).parent, (written / target).name
+    episodes = open_episodes(name, above, kind=kind).episodes("all")
+    assert found == get_dataset_statistics(list(episodes), ["state"], ["test", kind], tmp_path, progress=False)
+    assert found["num_trajectories"] == 4 and len(found["action"]["mean"]) == 2 and len(found["state"]["p99"]) == 3
+
+
+def test_options_of_robots(written, tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_standardize.py").write_text(
+        "def double(traj):\n"
+        "    return {**traj, 'action': traj['action'] * 2, 'observation': {'only': traj['action']}}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--standardize", "my_standardize:double", "--split", "train[:2]", "--key", "only"]
+    found = stats(written / "npz", *words, capsys=capsys)
+    assert found["num_trajectories"] == 2 and set(found) == {"action", "only", "num_transitions", "num_trajectories"}
+    np.testing.assert_allclose(found["action"]["mean"], 2 * np.array(found["only"]["mean"]), rtol=1e-5)
+    assert cli.main(["stats", str(written / "t.parquet"), "--key", "id"]) == 1
+    assert "are for robot data sets" in capsys.readouterr().err
+
+
+def test_an_endless_pipeline_needs_a_limit(tmp_path, monkeypatch, capsys):
+    (tmp_path / "forever.py").write_text("import bushel\nds = bushel.MapDataset.range(3).repeat()\n")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["stats", "forever.py:ds"]) == 1
+    assert "pass --limit" in capsys.readouterr().err
+    assert stats("forever.py:ds", "--limit", 6, capsys=capsys)["entries"]["element"]["mean"] == 1
+
+
+def test_workers_give_the_same_numbers(written, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert stats(written / "x.npz", capsys=capsys) == stats(written / "x.npz", "--workers", 2, capsys=capsys)
+
+
+def test_the_bar_is_on_the_terminal(written):
+    code, out, screen = run_on_terminal("-m", "bushel", "stats", written / "t.parquet")
+    assert code == 0 and out.startswith("entry") and last_drawn(screen)[-1].startswith("statistics: 100%")
+    code, _, screen = run_on_terminal("-m", "bushel", "stats", "--quiet", written / "t.parquet")
+    assert code == 0 and screen == ""
+
+
+def test_a_data_set_without_elements(tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("")
+    assert stats(tmp_path / "empty.jsonl", capsys=capsys) == {"num_elements": 0, "entries": {}}
+    assert cli.main(["stats", str(tmp_path / "empty.jsonl")]) == 0
+    assert capsys.readouterr().out == "entry  of\n"

@@ -1,0 +1,99 @@
+"""The panel "Running" in a real Chromium, attached to a program that trains in another process."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+import bushel
+from bushel.running import History
+from bushel.view.attachment import Attachment
+from bushel.view.session import Session
+
+TRAINING = """
+import time
+import bushel
+
+def decode(x):
+    time.sleep(0.002)
+    if x == 30:
+        raise ValueError("record 30 is <b>broken</b>")
+    return x
+
+if __name__ == "__main__":
+    ds = bushel.MapDataset.range(10**6).map(decode).batch(4).to_iter_dataset()
+    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
+    it = iter(ds.with_options(execution_tracking_mode="stage_timing", on_error="skip"))
+    server = bushel.serve_report(it, name="my run", interval_s=0.1)
+    print(server.url, flush=True)
+    for batch in it:
+        time.sleep(0.002)
+"""
+
+
+@pytest.fixture
+def training(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        child.url = child.stdout.readline().strip()
+        yield child
+        child.kill()
+
+
+def number_in(page, tile):
+    return float(re.sub(r"[^\d.]", "", page.inner_text(f".tile[data-name='{tile}'] b")))
+
+
+def test_an_attached_program_is_shown_while_it_runs_and_after_it_has_ended(training, open_page):
+    attachment = Attachment(training.url)
+    page = open_page(Session(None, target=attachment.name, attached=attachment))
+    assert page.get_by_role("tab").all_inner_texts() == ["Running"]
+    page.wait_for_function(
+        "() => document.querySelector('.verdict').textContent.startsWith('input-bound: map(decode)')"
+    )
+    assert "my run: train.py" in page.inner_text(".about")
+    page.wait_for_selector("[data-chart='Elements per second'] canvas")
+    before = number_in(page, "elements")
+    shown = "Number(document.querySelector(\".tile[data-name='elements'] b\").textContent.replaceAll(',', ''))"
+    page.wait_for_function(f"(before) => {shown} > before", arg=before)
+    assert page.inner_text("tr[data-stage='map(decode)'] td:nth-child(2)") == "workers"
+    assert int(page.inner_text("tr[data-stage='map(decode)'] .share").rstrip(" %")) > 50
+    assert page.inner_text(".tile[data-name='workers'] b") == "2"
+    page.wait_for_selector(".errors li")
+    assert "record 30 is <b>broken</b>" in page.inner_text(".errors pre") and page.locator(".errors b").count() == 0
+    points = "() => document.querySelector(\"[data-chart='Elements per second'] .plot\").plot.data[0].length"
+    drawn = page.evaluate(points)
+    page.wait_for_function(f"(drawn) => ({points})() > drawn", arg=drawn)  # the chart follows the program
+
+    training.kill()
+    training.wait()
+    page.wait_for_selector(".trouble .failure")
+    assert "does not answer" in page.inner_text(".trouble") and "It may have ended" in page.inner_text(".trouble")
+    assert page.locator("tr[data-stage='map(decode)']").count() == 1  # what was seen stays
+
+
+def test_the_file_of_a_profile_is_shown_without_asking_again(open_page, tmp_path):
+    it = iter(bushel.MapDataset.range(50).to_iter_dataset().with_options(execution_tracking_mode="stage_timing"))
+    history = History("a profile", it.report)
+    for _ in it:
+        history.sample()
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps(history.describe(finished=True)))
+    attachment = Attachment(path)
+    page = open_page(Session(None, target=attachment.name, attached=attachment))
+    page.wait_for_selector("[data-chart='Elements per second'] canvas")
+    path.unlink()
+    assert page.inner_text(".tile[data-name='elements'] b") == "50"
+    assert "the iterator is closed" in page.inner_text(".about")
+    assert page.locator(".trouble .failure").count() == 0
+
+
+def test_without_a_program_there_is_no_such_panel(open_page):
+    page = open_page(bushel.MapDataset.range(3))
+    assert "Running" not in page.get_by_role("tab").all_inner_texts()
