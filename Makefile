@@ -69,6 +69,7 @@ types: $(VENV)/.test-installed
 # A venv of its own: a package that only the tests need must not change what is measured.
 bench: $(BENCH_VENV)/.bench-installed
 	$(BENCH_VENV)/bin/python -m benchmarks.run
+	$(BENCH_VENV)/bin/python -m benchmarks.cost
 
 # The same, compared with the kept table: exit code 1 where a row has become slower by more than a quarter.
 bench-check: $(BENCH_VENV)/.bench-installed

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import platform
 import statistics
 import time
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bushel.jit import ArraySource, BatchTransform, DataLoader
+from bushel.jit.device_columns import take_rows
 
 ROWS, SIZE = 60_000, 128
 STEPS = ROWS // SIZE
@@ -168,7 +170,7 @@ def lengths(repetitions: int) -> list[Line]:
         def run(source: Any, state: Any) -> Any:
             def step(loop: Any, _: None) -> Any:
                 state, total = loop
-                return (source.advanced(state), total + source.address(state).record), None
+                return (source.advance(state), total + source.locate_next(state).record), None
 
             return jax.lax.scan(step, (state, jnp.zeros(SIZE, jnp.int32)), length=1000)[0][1]
 
@@ -193,7 +195,7 @@ def many(repetitions: int, loaders: int = 64, steps: int = 50) -> list[Line]:
     data = images()
     loader = DataLoader([ArraySource(data), BatchTransform(SIZE, drop_last=True)])
     states = jax.vmap(loader.init_state)(jax.random.split(jax.random.key(SEED), loaders))
-    stored = cast(Any, loader.source).inner.store
+    columns = cast(Any, loader.source).inner.columns
     records = jnp.asarray(np.random.default_rng(2).integers(0, ROWS, (steps, loaders, SIZE)).astype(np.int32))
     carry = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (loaders, *leaf.shape)), blank())
 
@@ -206,14 +208,15 @@ def many(repetitions: int, loaders: int = 64, steps: int = 50) -> list[Line]:
         return jax.lax.scan(step, (states, carry), length=steps)[0][1]
 
     @jax.jit
-    def gathers(stored: Any, records: jax.Array, carry: Any) -> Any:
+    def gathers(columns: Any, records: jax.Array, carry: Any) -> Any:
         def step(carry: Any, chosen: jax.Array) -> Any:
-            return consume(carry, jax.vmap(stored.rows)(chosen)), None
+            return consume(carry, jax.vmap(functools.partial(take_rows, columns))(chosen)), None
 
         return jax.lax.scan(step, carry, records)[0]
 
     found = medians(
-        {"gathers": lambda: gathers(stored, records, carry), "bushel": lambda: ours(loader, states, carry)}, repetitions
+        {"gathers": lambda: gathers(columns, records, carry), "bushel": lambda: ours(loader, states, carry)},
+        repetitions,
     )
     ratio = found["bushel"] / found["gathers"]
     return [

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bushel.index import shuffle
 from bushel.jit import ArraySource, BatchTransform, DataLoader
 
 
@@ -103,6 +104,55 @@ def samples(rows: int, shape: tuple[int, ...], size: int, repetitions: int) -> l
     return [*lines, ""]
 
 
+def choices(rows: int, shape: tuple[int, ...], size: int, repetitions: int) -> list[str]:
+    """How many steps of the shuffle one turn of its loop has, and how far the scan is unrolled: each beside the gather.
+
+    A turn of 1 step is what the CPU does: after every step the host asks the device whether all values are in range.
+    """
+    data = jnp.asarray(np.random.default_rng(0).integers(0, 256, (rows, *shape), np.uint8))
+    steps = rows // size
+    order = np.random.default_rng(1).permutation(rows)[: steps * size].reshape(steps, size)
+    records = jnp.asarray(order.astype(np.int32))
+    blank = jnp.zeros((size, *shape), jnp.uint8)
+
+    def body(carry: Any, batch: Any, mask: Any) -> Any:
+        return carry ^ batch, None
+
+    def gather(unroll: int) -> Callable[[], Any]:
+        @jax.jit
+        def run(data: jax.Array, records: jax.Array) -> Any:
+            return jax.lax.scan(lambda carry, chosen: (carry ^ data[chosen], None), blank, records, unroll=unroll)[0]
+
+        return lambda: run(data, records)
+
+    def ours(turn: int, unroll: int) -> Callable[[], Any]:
+        loader = DataLoader([ArraySource(data), BatchTransform(size, drop_last=True)])
+        state = loader.init_state(0)
+        # A jit of its own, so that a program compiled for another choice does not serve this one.
+        run = jax.jit(lambda loader, state: loader.scan_epoch(state, blank, body, unroll)[1])
+        previous, shuffle.STEPS_PER_TURN = shuffle.STEPS_PER_TURN, turn
+        jax.clear_caches()
+        try:
+            jax.block_until_ready(run(loader, state))
+        finally:
+            shuffle.STEPS_PER_TURN = previous
+        return lambda: run(loader, state)
+
+    contenders: dict[str, Callable[[], Any]] = {}
+    for unroll in (1, 4):
+        for turn in (1, 2, 4, 8, 16):
+            contenders[f"steps per turn {turn}, unroll {unroll}"] = ours(turn, unroll)
+    for unroll in (1, 4):
+        contenders[f"bare gather, unroll {unroll}"] = gather(unroll)
+    found = medians(contenders, repetitions)
+    lines = [f"**Choices: {rows:,} x {' x '.join(map(str, shape))} uint8, batches of {size}**", ""]
+    lines += ["| what | us per step | of the bare gather |", "| --- | ---: | ---: |"]
+    for name, seconds in found.items():
+        bare = found[f"bare gather, {name.rpartition(', ')[2]}"]
+        lines.append(f"| {name} | {seconds / steps * 1e6:.1f} | {bare / seconds:.2f} |")
+    return [*lines, ""]
+
+
 def convolved(params: Any, images: jax.Array) -> jax.Array:
     """A small CNN: three layers of convolutions, means of squares, one layer of weights."""
     x = images.astype(jnp.bfloat16) / 255
@@ -172,6 +222,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=15)
     parser.add_argument("--small", action="store_true", help="does it all work? (not for quoting)")
+    parser.add_argument("--choices", action="store_true", help="also compare ways to run the shuffle")
     options = parser.parse_args()
     device = jax.devices()[0]
     print(
@@ -185,6 +236,9 @@ def main() -> None:
         (1_000_000, (64, 64, 3), 1024),
     ):
         print("\n".join(samples(rows // shrink, shape, size, options.repetitions)), flush=True)
+    if options.choices:
+        for rows, shape, size in ((60_000, (28, 28), 1024), (300_000, (28, 28), 1024)):
+            print("\n".join(choices(rows // shrink, shape, size, options.repetitions)), flush=True)
     for rows, size in ((50_000, 128), (50_000, 512)):
         print("\n".join(training(rows // shrink, size, options.repetitions)), flush=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 import grain
 
 import bushel
-from bushel.index.shuffle import _host_table
+from bushel.index.shuffle import forget_tables
 
 GRAIN: ModuleType = grain
 BUSHEL: ModuleType = bushel
@@ -27,7 +27,7 @@ def read_inline(library: ModuleType) -> Any:
 
 def forget_epoch_tables() -> None:
     """Drops the shuffle tables Bushel keeps: a true new epoch has a seed of its own and pays for its table."""
-    _host_table.cache_clear()
+    forget_tables()
 
 
 def exhaust(elements: Iterable[Any]) -> None:

@@ -210,25 +210,25 @@ def memory(settings: Settings) -> list[Row]:
 def _memory_of(library: ModuleType) -> None:
     dataset = library.MapDataset.range(10_000_000).shuffle(seed=1).batch(32)
     stream = with_workers(library, dataset.to_iter_dataset(read_inline(library)), 2)
-    before = _descendants(os.getpid())
+    before = descendants(os.getpid())
     iterator = iter(stream)
     for _ in range(50):
         next(iterator)
-    workers = sorted((_own_bytes(pid) for pid in _descendants(os.getpid()) - before), reverse=True)[:2]
+    workers = sorted((own_bytes(pid) for pid in descendants(os.getpid()) - before), reverse=True)[:2]
     print(sum(workers) / len(workers) / 2**20)
     iterator.close()
 
 
-def _descendants(process: int) -> set[int]:
+def descendants(process: int) -> set[int]:
     children = {
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/stat")
         if int(path.read_text().rpartition(")")[2].split()[1]) == process
     }
-    return children.union(*map(_descendants, children))
+    return children.union(*map(descendants, children))
 
 
-def _own_bytes(process: int) -> int:
+def own_bytes(process: int) -> int:
     """Memory that would be free if the process ended."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))

@@ -48,6 +48,26 @@ positions = st.lists(
 # mix
 
 
+many_weights = st.lists(st.integers(1, 40), min_size=17, max_size=80).map(tuple)
+
+
+@settings(max_examples=50, deadline=None)
+@given(weights=many_weights | small_weights)
+def test_the_table_of_a_period_is_the_plain_recurrence(weights):
+    ks = np.arange(2 * sum(weights))
+    which, index = mixed(ks, weights)
+    assert list(zip(which.tolist(), index.tolist(), strict=True)) == [plainly_mixed(k, weights) for k in ks.tolist()]
+
+
+@settings(max_examples=50, deadline=None)
+@given(weights=small_weights, factor=st.integers(2, 10**7), ks=positions)
+def test_only_proportions_count(weights, factor, ks):
+    larger = tuple(weight * factor for weight in weights)
+    for one, other in zip(mixed(np.array(ks), weights), mixed(np.array(ks), larger), strict=True):
+        assert one.tolist() == other.tolist()
+    assert plainly_mixed(ks[0], weights) == plainly_mixed(ks[0], larger)
+
+
 @settings(max_examples=200, deadline=None)
 @given(weights=small_weights | large_weights, ks=positions)
 @example(weights=(1,), ks=[0, -1, 2**62])

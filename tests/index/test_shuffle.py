@@ -5,6 +5,8 @@ How fast it is belongs to the benchmarks, not here.
 
 from __future__ import annotations
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from strategies import grain_shuffles_rightly, near_powers_of_two, seeds
 
-from bushel.index.shuffle import ROUNDS, SMALL, epoch_table, index_shuffle, permute, round_keys, shuffle
+from bushel.index.many_shuffles import ManyShuffles
+from bushel.index.shuffle import ROUNDS, SMALL, epoch_table, forget_tables, index_shuffle, permute, round_keys, shuffle
 
 
 def is_permutation(order: np.ndarray, length: int) -> bool:
@@ -300,3 +303,34 @@ def test_wrong_arguments_of_index_shuffle(arguments, sentence):
 def test_a_table_has_fewer_than_65536_entries():
     with pytest.raises(ValueError, match="epoch_table serves lengths below 65536, got 65536; use permute"):
         epoch_table(SMALL, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Many shuffles at once
+
+lengths = st.one_of(st.integers(1, 100), st.integers(1000, 2**16 + 10), near_powers_of_two(16, 62))
+
+
+@settings(max_examples=60, deadline=None)
+@given(shuffles=st.lists(st.tuples(lengths, seeds()), min_size=1, max_size=60), data=st.data())
+def test_many_shuffles_at_once_are_each_of_them(shuffles, data):
+    count = data.draw(st.integers(1, 200))
+    generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    which = generator.integers(0, len(shuffles), count)
+    epochs = data.draw(st.integers(1, 3))
+    i = np.array([generator.integers(-min(shuffles[k][0], 5), min(epochs * shuffles[k][0], 2**62)) for k in which])
+    together = ManyShuffles(*zip(*shuffles, strict=True)).shuffle(which, i)
+    alone = [int(shuffle(np.array([n]), length=shuffles[k][0], seed=shuffles[k][1])[0]) for k, n in zip(which, i)]
+    assert together.tolist() == alone
+
+
+def test_tables_of_many_epochs_do_not_fill_the_memory():
+    forget_tables()
+    tracemalloc.start()
+    try:
+        for seed in range(400):
+            epoch_table(SMALL - 1, seed)
+        assert tracemalloc.get_traced_memory()[0] < 40 << 20
+    finally:
+        tracemalloc.stop()
+        forget_tables()

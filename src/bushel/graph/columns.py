@@ -27,7 +27,7 @@ from bushel.graph.reindex import Repeat, Seed
 from bushel.index import words
 from bushel.sources import memory_sources
 
-_STRIDE = 1 << 20  # this many positions of an epoch are followed at once
+_STRIDE = 1 << 17  # this many positions of an epoch are followed at once: arrays of them stay in the cache
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from bushel.base.errors import RowFailed, locate_error
 from bushel.base.ownership import copy_value, own, own_block
 from bushel.base.specs import ShapeDtypeStruct
 from bushel.base.transforms import show_value
-from bushel.graph.node import InPlace, Leaf, Origin, Plan, raise_for_row
+from bushel.graph.node import InPlace, Leaf, Origin, Plan, PlanMany, raise_for_row
 from bushel.index import words
-from bushel.sources.memory_sources import pack_array, unpack_array
+from bushel.sources.memory_sources import JoinedArrays, join_arrays, pack_array, unpack_array
 from bushel.sources.protocol import get_batch_reader, gives_new_records
 from bushel.sources.ragged_arrays import RaggedDataSource
 
@@ -58,6 +59,14 @@ class Source(Leaf):
         if many is not None:
             return _ManyReads(self, positions, many)
         return _SingleReads(self, positions.tolist())
+
+    @classmethod
+    def join_plans(cls, nodes: Sequence[Source]) -> PlanMany | None:
+        arrays = join_arrays([node.source for node in nodes])
+        if arrays is None:
+            return None
+        lengths = np.array([node.length for node in nodes])
+        return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
 
     def origin(self, index: int) -> Origin:
         return Origin(name_source(self.source), (index % self.length,))
@@ -144,6 +153,16 @@ class _ManyReads(Plan):
                 self.read_many(np.array([position]))
         except Exception as error:
             raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
+
+
+@dataclasses.dataclass(slots=True)
+class _ArraysRead(Plan):
+    arrays: JoinedArrays
+    which: np.ndarray
+    positions: np.ndarray
+
+    def read(self, low: int, high: int, private: bool) -> Block:
+        return self.arrays.gather(self.which[low:high], self.positions[low:high])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -151,6 +151,12 @@ class InPlace(enum.Enum):
     AS_COLUMNS = enum.auto()  # many as one array, which a batch only cuts
 
 
+FindMany = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""Finds positions for many nodes at once: (which node, index in it) -> position in the parent of that node."""
+
+PlanMany = Callable[[np.ndarray, np.ndarray], Plan]
+"""Plans elements of many nodes at once: (which node, index in it) -> a plan of all of them, in order."""
+
 MadeOf = tuple[np.ndarray, np.ndarray, np.ndarray]
 """What some elements are made of: (which element, which parent, position in that parent), one entry per part."""
 
@@ -275,6 +281,12 @@ class MapNode(Node):
     def epochs(self) -> Epochs:
         """How epochs compare, by the records they are made of."""
 
+    @classmethod
+    @optional
+    def join_plans(cls, nodes: Sequence[Any]) -> PlanMany | None:
+        """`plan` of many nodes of this class in one call; by default None: each node makes a plan of its own."""
+        return None
+
     @optional
     def origin(self, index: int) -> Origin:
         """The source record at `index`, for a node that is made of no others; by default named after the node."""
@@ -382,6 +394,12 @@ class Moved(OneParentMap):
     @abc.abstractmethod
     def find_positions(self, indices: np.ndarray) -> np.ndarray:
         """Where in the parent the elements at `indices` are."""
+
+    @classmethod
+    @optional
+    def join_positions(cls, nodes: Sequence[Any]) -> FindMany | None:
+        """`find_positions` of many nodes of this class in one call; by default None: each node is asked."""
+        return None
 
     def plan(self, indices: np.ndarray) -> Plan:
         return self.parent.plan(self.find_positions(indices))

@@ -8,7 +8,9 @@ the walk is long, so there a whole epoch is tabulated at once and kept (`epoch_t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+import threading
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +26,10 @@ SEED_LIMIT = 1 << 32
 _FEW = 12  # so few indices are faster one by one, in Python integers, than as arrays
 _TABLE_BITS = 16  # up to words of so many bits, a round is one look-up in a table that stays in the cache
 _WORD = 0xFFFFFFFF
+_KEPT_BYTES = 32 << 20  # of tables of epochs: 250 of the largest, or a thousand of 16,000 elements
+_ENTRY_BYTES = 400  # what a table takes beside its entries, roughly
+_MOST_COUNTED = 100_000
+STEPS_PER_TURN = 8  # of the loop in a traced walk; more make the program longer and gain little
 
 
 def shuffle(i: Any, *, length: int, seed: int) -> np.ndarray:
@@ -77,12 +83,12 @@ def permute(i: Any, *, length: int, seed: Any, rounds: int = ROUNDS, xp: ModuleT
     if xp is not np:
         return _permute_traced(i, length=length, seed=seed, rounds=rounds, xp=xp)
     if length < SMALL and rounds == ROUNDS:
-        return epoch_table(length, int(seed))[i]
-    encrypt = _cipher(int(seed), rounds, _half_bits(length))
-    x = encrypt(i)
+        return _host_table(length, int(seed)).take(i).astype(np.int64)
+    cipher = _cipher(int(seed), rounds, half_bits(length))
+    x = cipher(i)
     outside = np.flatnonzero(x.view(np.uint64) >= length)
     while outside.size:
-        again = encrypt(x[outside])
+        again = cipher(x[outside])
         x[outside] = again
         outside = outside[again.view(np.uint64) >= length]
     return x
@@ -103,7 +109,7 @@ def epoch_table(length: Any, seed: Any, xp: ModuleType = np) -> Any:
         return _host_table(length, seed)
     from jax import lax
 
-    jumps = _encrypt(xp.arange(SMALL, dtype=xp.uint32), round_keys(seed, ROUNDS, xp), 8).astype(xp.int32)
+    jumps = encrypt(xp.arange(SMALL, dtype=xp.uint32), round_keys(seed, ROUNDS, xp), 8).astype(xp.int32)
     absorbing = xp.where(xp.arange(SMALL) < length, xp.arange(SMALL), jumps)
 
     def double(state: Any) -> Any:
@@ -129,7 +135,7 @@ def index_shuffle(index: int, max_index: int, seed: int, rounds: int) -> int:
     length = max_index + 1
     if length < SMALL and rounds == ROUNDS:
         return int(epoch_table(length, seed)[index])
-    return _walk_one(index, _scalar_keys(seed, rounds), _half_bits(length), length)
+    return walk_one(index, _scalar_keys(seed, rounds), half_bits(length), length)
 
 
 def round_keys(seed: Any, rounds: int, xp: ModuleType | None = None) -> tuple[Any, ...]:
@@ -170,15 +176,16 @@ def _fold(x: Any) -> Any:
     return x ^ (x >> 27)
 
 
-def _half_bits(length: int) -> int:
+def half_bits(length: int) -> int:
     """Bits of a Feistel word: half of the smallest even block that holds every index of [0, length)."""
     # Grain takes ceil(log2(length - 1)), one bit short at length = 2**k + 1 for even k: there it is no permutation.
     bits = max(16, (length - 1).bit_length())
     return (bits + 1) // 2
 
 
-def _encrypt(x: Any, keys: tuple[Any, ...], half: int) -> Any:
-    mask = (1 << half) - 1
+def encrypt(x: Any, keys: Sequence[Any], half: Any) -> Any:
+    """The cipher on blocks of two words of `half` bits each: one block, or arrays of blocks, keys and bits."""
+    mask = ((half & 0) + 1 << half) - 1  # of the type of `half`, which may be an array
     left, right = x >> half, x & mask
     for a, b in zip(keys[::2], keys[1::2], strict=True):
         left = left ^ _stir(right, half, mask) ^ (a & mask)
@@ -222,34 +229,40 @@ def _cipher(seed: int, rounds: int, half: int) -> Callable[[np.ndarray], np.ndar
         tables = _round_tables(seed, rounds, half)
         return lambda x: _encrypt_by_tables(x, tables, half)
     keys = _scalar_keys(seed, rounds)
-    return lambda x: _encrypt(x.astype(np.uint64), keys, half).view(np.int64)
+    return lambda x: encrypt(x.astype(np.uint64), keys, half).view(np.int64)
 
 
 def _shuffle_one(n: int, length: int, seed: int) -> int:
     epoch, position = divmod(n, length)
     seed = (seed + epoch) & _WORD
-    if length < SMALL and _table_pays(length, seed):
-        return int(_host_table(length, seed)[position]) + epoch * length
-    return _walk_one(position, _scalar_keys(seed, ROUNDS), _half_bits(length), length) + epoch * length
+    if length < SMALL and (table := find_table(length, seed)) is not None:
+        return int(table[position]) + epoch * length
+    return walk_one(position, _scalar_keys(seed, ROUNDS), half_bits(length), length) + epoch * length
 
 
 _steps_walked: dict[tuple[int, int], int] = {}
 
 
-def _table_pays(length: int, seed: int) -> bool:
-    """Whether so many single indices of an epoch were asked for that its table is the cheaper way.
+def find_table(length: int, seed: int) -> np.ndarray | None:
+    """The table of an epoch if it is kept, or if so many single indices were asked for that it is the cheaper way.
 
     A table costs about as much as 2,000 steps of walking; an access takes SMALL / length steps on average.
     """
+    table = _tables.find(length, seed)
+    if table is not None:
+        return table
     steps = _steps_walked.get((length, seed), 0) + SMALL // length
-    if len(_steps_walked) > 1000:
+    if steps > 2000:
+        _steps_walked.pop((length, seed), None)  # a table that is dropped has to be earned again
+        return _tables.make(length, seed)
+    if len(_steps_walked) > _MOST_COUNTED:
         _steps_walked.clear()
     _steps_walked[length, seed] = steps
-    return steps > 2000
+    return None
 
 
-def _walk_one(x: int, keys: tuple[int, ...], half: int, length: int) -> int:
-    """`_encrypt` until below the length, for one Python integer, written out: it serves single accesses."""
+def walk_one(x: int, keys: Sequence[int], half: int, length: int) -> int:
+    """`encrypt` until below the length, for one Python integer, written out: it serves single accesses."""
     mask = (1 << half) - 1
     by_1, by_8, by_2 = half - 1, half - 8, half - 2
     while True:
@@ -267,25 +280,65 @@ def _walk_one(x: int, keys: tuple[int, ...], half: int, length: int) -> int:
 
 
 def _encrypt_small(seed: int) -> np.ndarray:
-    """`_encrypt` of all of [0, SMALL), in words of a single byte: they stay in the cache."""
+    """`encrypt` of all of [0, SMALL), in words of a single byte: they stay in the cache."""
     keys = [np.uint8(key & 255) for key in _scalar_keys(seed, ROUNDS)]
     left, right = np.arange(256, dtype=np.uint8)[:, None], np.arange(256, dtype=np.uint8)[None, :]
     for a, b in zip(keys[::2], keys[1::2], strict=True):
-        left = left ^ _stir_byte(right) ^ a
-        right = right ^ _stir_byte(left) ^ b
+        left = left ^ stir_byte(right) ^ a
+        right = right ^ stir_byte(left) ^ b
     found = left.astype(np.intp)
     found <<= 8
     found |= right
     return found.ravel()
 
 
-def _stir_byte(w: np.ndarray) -> np.ndarray:
+def stir_byte(w: np.ndarray) -> np.ndarray:
     """`_stir` of words of 8 bits, in just as many: the rotation by 8 is none."""
     return ((w << 1 | w >> 7) & w) ^ (w << 2 | w >> 6)
 
 
-@functools.lru_cache(maxsize=64)
+class _EpochTables:
+    """Tables of epochs, up to a number of bytes. The oldest is dropped first."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[int, int], np.ndarray] = {}
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    def find(self, length: int, seed: int) -> np.ndarray | None:
+        return self._tables.get((length, seed))
+
+    def make(self, length: int, seed: int) -> np.ndarray:
+        table = _make_table(length, seed)
+        with self._lock:
+            if (length, seed) not in self._tables:  # another thread may have made it meanwhile
+                self._tables[length, seed] = table
+                self._bytes += table.nbytes + _ENTRY_BYTES
+            while self._bytes > _KEPT_BYTES:
+                self._bytes -= self._tables.pop(next(iter(self._tables))).nbytes + _ENTRY_BYTES
+        return table
+
+    def clear(self) -> None:
+        with self._lock:
+            self._tables.clear()
+            self._bytes = 0
+
+
+_tables = _EpochTables()
+
+
 def _host_table(length: int, seed: int) -> np.ndarray:
+    table = _tables.find(length, seed)
+    return _tables.make(length, seed) if table is None else table
+
+
+def forget_tables() -> None:
+    """Drops all tables of epochs, as for a measurement that should pay for its own."""
+    _tables.clear()
+    _steps_walked.clear()
+
+
+def _make_table(length: int, seed: int) -> np.ndarray:
     jumps = _encrypt_small(seed)
     landed = jumps[:length].copy()
     jumps[:length] = np.arange(length)  # who is below the length stays there
@@ -300,8 +353,9 @@ def _host_table(length: int, seed: int) -> np.ndarray:
         landed[outside] = at
         left = np.flatnonzero(at >= length)
         outside, at = outside[left], at[left]
-    landed.setflags(write=False)
-    return landed
+    table = landed.astype(np.uint16)
+    table.setflags(write=False)
+    return table
 
 
 def _permute_traced(i: Any, *, length: int, seed: Any, rounds: int, xp: ModuleType) -> Any:
@@ -314,22 +368,43 @@ def walk(i: Any, *, length: Any, seed: Any, rounds: int = ROUNDS, xp: ModuleType
     """`permute` under JAX without a table, and for a length that may be traced itself.
 
     It takes about SMALL / length times log(size of `i`) steps: right for large lengths, dear for tiny ones.
+
+    On an accelerator the host reads after every turn of the loop whether another one is needed, which takes longer than
+    many steps. So there a turn has as many steps as are likely to be enough, up to `STEPS_PER_TURN`.
     """
     from jax import lax
 
+    turn = 1
     if isinstance(length, int):
         if length > 1 << 31:
             raise ValueError(f"Under JAX a shuffle has 32-bit words: the length must be at most 2**31, got {length}.")
-        half: Any = _half_bits(length)
+        half: Any = half_bits(length)
         limit = xp.uint32(length)
+        turn = _likely_steps(xp.size(i), length)
     else:
         limit = xp.asarray(length).astype(xp.uint32)
         bits = 32 - lax.clz(xp.maximum(limit, 1) - 1)
         half = (xp.maximum(bits, 16) + 1) // 2
     keys = round_keys(seed, rounds, xp)
 
-    def step(x: Any) -> Any:
-        return xp.where(x >= limit, _encrypt(x, keys, half), x)
+    def walk_in_turns(x: Any, steps: int) -> Any:
+        def take_turn(x: Any) -> Any:
+            for _ in range(steps):
+                x = xp.where(x >= limit, encrypt(x, keys, half), x)
+            return x
 
-    x = _encrypt(xp.asarray(i).astype(xp.uint32), keys, half)
-    return lax.while_loop(lambda x: (x >= limit).any(), step, x).astype(xp.int32)
+        return lax.while_loop(lambda x: (x >= limit).any(), take_turn, take_turn(x) if steps > 1 else x)
+
+    x = encrypt(xp.asarray(i).astype(xp.uint32), keys, half)
+    if turn <= 1:
+        x = walk_in_turns(x, 1)
+    else:
+        in_long_turns = functools.partial(walk_in_turns, steps=turn)
+        x = lax.platform_dependent(x, cpu=functools.partial(walk_in_turns, steps=1), default=in_long_turns)
+    return x.astype(xp.int32)
+
+
+def _likely_steps(count: int, length: int) -> int:
+    """How many steps more than the first one bring all of `count` values below the length, in nine of ten cases."""
+    outside = 1 - length / (1 << 2 * half_bits(length))
+    return 1 if outside <= 0 else min(STEPS_PER_TURN, math.ceil(math.log(10 * max(1, count)) / -math.log(outside)))

@@ -41,3 +41,16 @@ def split(i: Any, length: int, to: int = 1) -> tuple[Any, Any]:
 def narrowed(i: np.ndarray) -> np.ndarray:
     """`i` as int64, once it is known to fit."""
     return i if i.dtype != object else i.astype(np.int64)
+
+
+def group(which: np.ndarray) -> dict[int, np.ndarray]:
+    """For each number that is in `which`, in ascending order, the rows where it is, in order.
+
+    >>> {number: rows.tolist() for number, rows in group(np.array([5, 0, 5])).items()}
+    {0: [1], 5: [0, 2]}
+    """
+    order = np.argsort(which.astype(np.uint16) if which.size and which.max() < 1 << 16 else which, kind="stable")
+    in_order = which[order]
+    starts = [0, *(np.flatnonzero(in_order[1:] != in_order[:-1]) + 1).tolist()]
+    numbers = in_order[starts].tolist()
+    return {n: order[low:high] for n, low, high in zip(numbers, starts, [*starts[1:], len(order)], strict=True)}

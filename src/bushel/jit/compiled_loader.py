@@ -307,8 +307,11 @@ def _scan_indexed(source: IndexedSource, state: IndexedState, carry: Any, body_f
         return jax.lax.scan(step, carry, addresses, unroll=unroll)
 
     whole, rest = divmod(steps, size)
-    carry, outputs = jax.lax.scan(run_chunk, carry, jnp.arange(whole, dtype=jnp.uint32) * size)
-    outputs = jax.tree.map(lambda leaf: leaf.reshape(whole * size, *leaf.shape[2:]), outputs)
+    if whole == 1:  # without a loop around it: a loop of one turn costs as much as several steps on a GPU
+        carry, outputs = run_chunk(carry, jnp.uint32(0))
+    else:
+        carry, outputs = jax.lax.scan(run_chunk, carry, jnp.arange(whole, dtype=jnp.uint32) * size)
+        outputs = jax.tree.map(lambda leaf: leaf.reshape(whole * size, *leaf.shape[2:]), outputs)
     if rest:
         addresses = locate(whole * size + jnp.arange(rest, dtype=jnp.uint32))
         carry, more = jax.lax.scan(step, carry, addresses, unroll=unroll)

@@ -13,7 +13,10 @@ import numpy as np
 from bushel.base import checks, memory, trees
 from bushel.base.blocks import Columns
 from bushel.base.specs import ShapeDtypeStruct
+from bushel.index import words
 from bushel.sources.local_files import changed_error
+
+_FEW_OF_EACH = 8  # so few records of each source are copied one by one
 
 
 class ArrayDataSource:
@@ -70,6 +73,44 @@ class ArrayDataSource:
 
     def __repr__(self) -> str:
         return f"ArrayDataSource({trees.describe(self._tree)})"
+
+
+class JoinedArrays:
+    """Many sources of arrays with the same structure, from which single records are read: see `join_arrays`."""
+
+    def __init__(self, sources: Sequence[ArrayDataSource]):
+        self._leaves = list(zip(*(source._leaves for source in sources), strict=True))
+        self._rebuild = sources[0]._rebuild
+
+    def gather(self, which: np.ndarray, positions: np.ndarray) -> Columns:
+        """Record `positions[n]` of source `which[n]`, for each n, as columns."""
+        count = len(which)
+        rows_of_each = words.group(which)
+        groups: list[tuple[int, Any, Any]]
+        if count > _FEW_OF_EACH * len(rows_of_each):
+            groups = [(number, rows, positions[rows]) for number, rows in rows_of_each.items()]
+        else:
+            groups = list(zip(which.tolist(), range(count), positions.tolist(), strict=True))
+        columns = []
+        for leaves in self._leaves:
+            out = memory.output((count, *leaves[0].shape[1:]), leaves[0].dtype)
+            for number, rows, here in groups:
+                out[rows] = leaves[number][here]
+            columns.append(out)
+        return Columns(self._rebuild(columns), count)
+
+
+def join_arrays(sources: Sequence[Any]) -> JoinedArrays | None:
+    """Sources of arrays as one, if all are of the same structure, shapes and dtypes; otherwise None.
+
+    To read a few records of each of a thousand sources, one loop takes a tenth of the time of a call of each source.
+    """
+    if not all(type(source) is ArrayDataSource for source in sources):
+        return None
+    if any(leaf.dtype.hasobject for leaf in sources[0]._leaves):
+        return None
+    spec = sources[0].element_spec()
+    return JoinedArrays(sources) if all(source.element_spec() == spec for source in sources) else None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -326,9 +326,14 @@ class _Object(File):
         return self.read_many([start], [length])[0]
 
     def read_many(self, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        return [bytes(part) for part in self._read_parts(starts, lengths)]
+        parts = self._read_parts(starts, lengths, bytes)
+        wholes = [part.obj if type(part.obj) is bytes and len(part.obj) == len(part) else None for part in parts]
+        return [bytes(part) if whole is None else whole for part, whole in zip(parts, wholes, strict=True)]
 
-    def _read_parts(self, starts: Sequence[int], lengths: Sequence[int]) -> list[memoryview]:
+    def _read_parts(
+        self, starts: Sequence[int], lengths: Sequence[int], convert: Callable[[Any], Any] = memoryview
+    ) -> list[memoryview]:
+        """The bytes of these ranges. Each request's thread converts its answer, while other requests still wait."""
         if not len(starts):
             return []
         for start, length in zip(starts, lengths):
@@ -337,7 +342,9 @@ class _Object(File):
         _refuse_after_fork(self.name)
         lows, highs, which = merge_ranges(np.asarray(starts), np.asarray(lengths))
         several = _get_threads().map if len(lows) > 1 else map
-        parts = list(several(self._read_range, lows, highs))
+        if len(lows) < len(starts):  # merged: each part is cut out later, which copies it
+            convert = memoryview
+        parts = list(several(lambda low, high: memoryview(convert(self._read_range(low, high))), lows, highs))
         places = [start - lows[number] for start, number in zip(starts, which)]
         return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 
