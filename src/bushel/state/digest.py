@@ -10,14 +10,15 @@ from __future__ import annotations
 import collections.abc
 import copyreg
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
-import inspect
 import logging
 import os
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -246,20 +247,32 @@ def _is_builtin(function: Any) -> bool:
 
 
 def _feed_code(sink: _Sink, code: types.CodeType, depth: int) -> None:
-    _put(sink, "code", code.co_code)
+    instructions, constants = _without_docstring(code)
+    _put(sink, "code", instructions)
     _put(sink, "names", repr((code.co_names, code.co_varnames, code.co_freevars)))
-    constants = code.co_consts
-    if _has_docstring(code):  # docstrings do not count
-        constants = (None, *constants[1:])
     for constant in constants:
         _feed(sink, constant, depth + 1)
 
 
-def _has_docstring(code: types.CodeType) -> bool:
-    if sys.version_info >= (3, 14):
-        return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
-    # Before Python 3.14 the first constant of a `def` is its docstring or None. Lambdas and comprehensions have none.
-    return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
+def _without_docstring(code: types.CodeType) -> tuple[bytes, Sequence[Any]]:
+    """The instructions and constants of a function as they would be without its docstring, which does not count."""
+    if sys.version_info < (3, 14):
+        # The first constant of a `def` is its docstring or None. Lambdas and comprehensions have none.
+        is_def = not code.co_name.startswith("<") and bool(code.co_consts)
+        has_docstring = is_def and isinstance(code.co_consts[0], str)
+        return code.co_code, (None, *code.co_consts[1:]) if has_docstring else code.co_consts
+    # A docstring moves the other constants by one place, and the first constant is there even if nothing uses it. So
+    # the constants are numbered anew, in the order in which instructions use them. An instruction is two bytes: what to
+    # do, and with what. A place above 255 needs one more instruction: in such a large function, a docstring counts.
+    instructions = bytearray(code.co_code)
+    numbers: dict[int, int] = {}
+    high = 0
+    for at in range(0, len(instructions), 2):
+        what, low = instructions[at], instructions[at + 1]
+        if what in dis.hasconst:
+            instructions[at + 1] = numbers.setdefault(high + low, len(numbers)) & 255
+        high = high + low << 8 if what == dis.EXTENDED_ARG else 0
+    return bytes(instructions), [code.co_consts[place] for place in numbers]
 
 
 _BEHAVIOUR = {"__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__"}
