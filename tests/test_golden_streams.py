@@ -5,7 +5,7 @@ from __future__ import annotations
 import golden_streams
 import numpy as np
 import pytest
-from golden_streams import STREAMS, explain, kept, stream, summarize
+from golden_streams import NEEDS, STREAMS, explain, kept, stream, summarize
 
 from bushel import IterDataset, MapDataset, MultiprocessingOptions
 
@@ -15,6 +15,8 @@ WORKERS = MultiprocessingOptions(num_workers=2)
 
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_elements_are_those_of_the_last_release(name):
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name])
     now = summarize(STREAMS[name]())
     assert KEPT.get(name, {}).get("sha256") == now["sha256"], explain(name, KEPT.get(name), now)
 

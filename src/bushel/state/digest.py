@@ -232,7 +232,9 @@ def _feed_callable(sink: _Sink, function: Any, depth: int) -> None:
             _feed(sink, vars(function), depth + 1)
             sink.pending += globals_of(function)
     elif isinstance(function, type) or _is_builtin(function):
-        _put(sink, "named", getattr(function, "__qualname__", type(function).__qualname__))
+        # Before NumPy 2.2, a ufunc such as np.sin has a name, but no qualified one.
+        name = getattr(function, "__name__", type(function).__qualname__)
+        _put(sink, "named", getattr(function, "__qualname__", name))
         owner = getattr(function, "__self__", None)  # of a method such as {...}.get
         if owner is not None and not isinstance(owner, types.ModuleType):
             _feed(sink, owner, depth + 1)
