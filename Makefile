@@ -9,7 +9,7 @@ CORE_VENV := .venv-core
 OLDEST_VENV := .venv-oldest
 RELEASE_VENV := .venv-release
 RELEASE_OPTIONS ?=
-OLDEST_JIT := tests/jit/test_order.py tests/jit/test_compiled.py tests/jit/test_transforms.py
+OLDEST_JIT := tests/jit/test_order.py tests/jit/test_sources.py tests/jit/test_transforms.py
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Tests start hundreds of Python programs. Without files of bytecode, each would compile Bushel and its tests again.

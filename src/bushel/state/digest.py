@@ -18,7 +18,6 @@ import logging
 import os
 import sys
 import types
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -256,27 +255,26 @@ def _feed_code(sink: _Sink, code: types.CodeType, depth: int) -> None:
         _feed(sink, constant, depth + 1)
 
 
-def _without_docstring(code: types.CodeType) -> tuple[bytes, Sequence[Any]]:
-    """The instructions and constants of a function as they would be without its docstring, which does not count."""
-    if sys.version_info < (3, 14):
-        # The first constant of a `def` is its docstring or None. Lambdas and comprehensions have none.
-        is_def = not code.co_name.startswith("<") and bool(code.co_consts)
-        has_docstring = is_def and isinstance(code.co_consts[0], str)
-        return code.co_code, (None, *code.co_consts[1:]) if has_docstring else code.co_consts
-    # A docstring moves the other constants by one place, and the first constant is there even if nothing uses it. So
-    # the constants are numbered anew, in the order in which instructions use them. An instruction is two bytes: what to
-    # do, and with what. A place above 255 needs one more instruction: in such a large function, a docstring counts.
+def _without_docstring(code: types.CodeType) -> tuple[bytes, list[Any]]:
+    """The instructions and the constants that they use. They are the same with and without a docstring.
+
+    A docstring is a constant that no instruction uses. It takes the first place, which otherwise may belong to None, to
+    the first constant of the function, or to nothing; so it can move the others. The constants are therefore numbered
+    anew, in the order in which they are used. An instruction is two bytes: what to do, and with what. A place above 255
+    needs an instruction more: in such a large function, a docstring counts.
+    """
     instructions = bytearray(code.co_code)
     numbers: dict[int, int] = {}
     high = 0
     for at in range(0, len(instructions), 2):
-        what, low = instructions[at], instructions[at + 1]
-        if what in dis.hasconst:
-            instructions[at + 1] = numbers.setdefault(high + low, len(numbers)) & 255
-        high = high + low << 8 if what == dis.EXTENDED_ARG else 0
+        what = instructions[at]
+        if what in _USES_CONSTANT:
+            instructions[at + 1] = numbers.setdefault(high + instructions[at + 1], len(numbers)) & 255
+        high = (high + instructions[at + 1]) << 8 if what == dis.EXTENDED_ARG else 0
     return bytes(instructions), [code.co_consts[place] for place in numbers]
 
 
+_USES_CONSTANT = frozenset(dis.hasconst)
 _BEHAVIOUR = {"__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__"}
 
 
