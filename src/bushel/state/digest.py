@@ -16,6 +16,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import sys
 import types
 from typing import Any
@@ -265,16 +266,16 @@ def _without_docstring(code: types.CodeType) -> tuple[bytes, list[Any]]:
     """
     instructions = bytearray(code.co_code)
     numbers: dict[int, int] = {}
-    high = 0
-    for at in range(0, len(instructions), 2):
-        what = instructions[at]
-        if what in _USES_CONSTANT:
-            instructions[at + 1] = numbers.setdefault(high + instructions[at + 1], len(numbers)) & 255
-        high = (high + instructions[at + 1]) << 8 if what == dis.EXTENDED_ARG else 0
+    for found in _USES_CONSTANT.finditer(instructions[::2]):
+        at = 2 * found.start()
+        place = instructions[at + 1]
+        if at and instructions[at - 2] == dis.EXTENDED_ARG:
+            place += instructions[at - 1] << 8
+        instructions[at + 1] = numbers.setdefault(place, len(numbers)) & 255
     return bytes(instructions), [code.co_consts[place] for place in numbers]
 
 
-_USES_CONSTANT = frozenset(dis.hasconst)
+_USES_CONSTANT = re.compile(b"[%s]" % b"".join(re.escape(bytes([operation])) for operation in dis.hasconst))
 _BEHAVIOUR = {"__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__"}
 
 
