@@ -5,6 +5,11 @@ BENCH_VENV := .venv-bench
 SERVERS_VENV := .venv-servers
 LIBRARIES_VENV := .venv-libraries
 LEROBOT_VENV := .venv-lerobot
+CORE_VENV := .venv-core
+OLDEST_VENV := .venv-oldest
+RELEASE_VENV := .venv-release
+RELEASE_OPTIONS ?=
+OLDEST_JIT := tests/jit/test_order.py tests/jit/test_sources.py tests/jit/test_transforms.py
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Tests start hundreds of Python programs. Without files of bytecode, each would compile Bushel and its tests again.
@@ -15,7 +20,7 @@ PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 
-.PHONY: demo test test-all test-libraries test-lerobot quick bench bench-check lint types clean parallel-tests all-parallel-tests \
+.PHONY: demo test test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check lint types clean parallel-tests all-parallel-tests \
 	quick-types quick-tests
 
 demo: $(VENV)/.jax-installed
@@ -59,6 +64,18 @@ test-lerobot: $(VENV)/.test-installed $(LEROBOT_VENV)/.installed
 	BUSHEL_LEROBOT_PYTHON=$(CURDIR)/$(LEROBOT_VENV)/bin/python \
 		$(VENV)/bin/python -m pytest -m slow tests/trajectory/test_convert_episodes.py -k lerobot_reads_it
 
+# The tests that need only NumPy and cloudpickle, without any extra.
+test-core: $(CORE_VENV)/.installed
+	$(CORE_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" $(shell cat tests/core.txt)
+
+# The same with the oldest packages that are promised, and the tests of the loader inside jit that need no other package.
+test-oldest: $(OLDEST_VENV)/.installed
+	$(OLDEST_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" $(shell cat tests/core.txt) $(OLDEST_JIT)
+
+# Wheel and sdist as a stranger gets them: see tests/release_check.py.
+release-check: $(RELEASE_VENV)/.installed
+	$(RELEASE_VENV)/bin/python tests/release_check.py $(RELEASE_OPTIONS)
+
 lint: $(VENV)/.test-installed
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -76,7 +93,7 @@ bench-check: $(BENCH_VENV)/.bench-installed
 	$(BENCH_VENV)/bin/python -m benchmarks.run --check all
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) $(LEROBOT_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) $(LEROBOT_VENV) $(CORE_VENV) $(OLDEST_VENV) $(RELEASE_VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are newer than pyproject.toml when the venv holds what it asks for.
@@ -99,6 +116,21 @@ $(LEROBOT_VENV)/.installed: tests/lerobot.txt
 	$(PYTHON) -m venv $(LEROBOT_VENV)
 	$(LEROBOT_VENV)/bin/python $(PIP_INSTALL) -r tests/lerobot.txt
 	$(LEROBOT_VENV)/bin/python $(PIP_INSTALL) --no-deps lerobot==0.4.4
+	touch $@
+
+$(CORE_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(CORE_VENV)
+	$(CORE_VENV)/bin/python $(PIP_INSTALL) -e . hypothesis pytest pytest-timeout pytest-xdist
+	touch $@
+
+$(OLDEST_VENV)/.installed: pyproject.toml tests/oldest.txt
+	$(PYTHON) -m venv $(OLDEST_VENV)
+	$(OLDEST_VENV)/bin/python $(PIP_INSTALL) -e . -r tests/oldest.txt hypothesis pytest pytest-timeout pytest-xdist
+	touch $@
+
+$(RELEASE_VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python $(PIP_INSTALL) build twine
 	touch $@
 
 $(BENCH_VENV)/.bench-installed: pyproject.toml

@@ -8,9 +8,9 @@
 
 import importlib as _importlib
 import os as _os
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from bushel import (
         checkpoint,
         constants,
@@ -153,24 +153,26 @@ _ELSEWHERE = {
 """The module of each name that is loaded when it is asked for; with another name there, where it has one."""
 
 
-def __getattr__(name: str) -> object:
-    """Loads a name when it is first asked for: `import bushel` is quick, and workers load only what they run."""
-    if name not in __all__ and name not in _EXTRAS:
-        raise AttributeError(f"module 'bushel' has no attribute {name!r}")
-    if name not in _ELSEWHERE:
-        return _importlib.import_module(f"bushel.{name}")
-    module, _, other = _ELSEWHERE[name].rpartition(".")
-    if not other[0].isupper():
-        module, other = _ELSEWHERE[name], name
-    value = globals()[name] = getattr(_importlib.import_module(f"bushel.{module}"), other)
-    return value
+if not _typing.TYPE_CHECKING:  # so that a type checker reports missing names
+
+    def __getattr__(name: str) -> object:
+        """Loads a name when it is first asked for: `import bushel` is quick, and workers load only what they run."""
+        if name not in __all__ and name not in _EXTRAS:
+            raise AttributeError(f"module 'bushel' has no attribute {name!r}")
+        if name not in _ELSEWHERE:
+            return _importlib.import_module(f"bushel.{name}")
+        module, _, other = _ELSEWHERE[name].rpartition(".")
+        if not other[0].isupper():
+            module, other = _ELSEWHERE[name], name
+        value = globals()[name] = getattr(_importlib.import_module(f"bushel.{module}"), other)
+        return value
 
 
 if _os.environ.get("ENABLE_PYGRAIN_PROMETHEUS_TELEMETRY"):
     from bushel.base import options as _options
 
     if _options.TELEMETRY:
-        __getattr__("prometheus").serve_all()  # type: ignore[attr-defined]
+        _importlib.import_module("bushel.prometheus").serve_all()
 
 
 def __dir__() -> list[str]:

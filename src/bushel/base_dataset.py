@@ -10,9 +10,7 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from bushel.base import checks
 from bushel.base import transforms as tf
@@ -31,8 +29,7 @@ else:
     saving = Lazy("bushel.saving")
 
 R = TypeVar("R")
-L = TypeVar("L", bound=np.ndarray | np.generic | int | float)
-"""What `batch` stacks into an array, as far as types can say: see the overloads of `batch`."""
+P = ParamSpec("P")
 
 _SEED_LIMIT = 1 << 32
 
@@ -50,7 +47,7 @@ class Dataset(abc.ABC):
     def _explain_method_of_other_kind(name: str) -> str:
         """The text of an AttributeError for a method that only the other kind of dataset has."""
 
-    def pipe(self, func: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
+    def pipe(self, func: Callable[Concatenate[Self, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """`func(self, *args, **kwargs)`, so that functions on datasets chain like methods."""
         return func(self, *args, **kwargs)
 
@@ -75,6 +72,7 @@ class Dataset(abc.ABC):
 
         A notebook shows a dataset as the same table, without reading. If a step fails, its row shows the error.
 
+        >>> import numpy as np
         >>> from bushel import MapDataset
         >>> print(MapDataset.range(10).map(lambda x: {"x": np.full(2, x)}).batch(4).describe())
         step           length  element

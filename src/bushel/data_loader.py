@@ -55,7 +55,7 @@ class DataLoader(Generic[T]):
     """
 
     def __init__(
-        self,
+        self: DataLoader[Any],
         *,
         data_source: Any,
         sampler: Sampler,

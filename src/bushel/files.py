@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from bushel.base import redact
 from bushel.graph.interleave import Interleave
@@ -15,6 +15,8 @@ from bushel.graph.records import Records
 from bushel.graph.streams import StreamNode
 from bushel.iter_dataset import IterPipeline
 from bushel.sources.protocol import SequentialSource
+
+T = TypeVar("T")
 
 _AT_A_TIME = 16  # files that are open at a time, as in Grain
 
@@ -116,7 +118,7 @@ class WebDatasetIterDataset(IterPipeline[dict[str, Any]]):
         super().__init__(_build_node(expand_braces(path), storage_options, "WebDatasetIterDataset", source))
 
 
-class IterableIterDataset(IterPipeline[Any]):
+class IterableIterDataset(IterPipeline[T]):
     """Any iterable as an IterDataset whose iterators can be saved.
 
     An iterable with `state_dict` and `load_state_dict` (a Hugging Face stream, a loader of torchdata) resumes with
@@ -131,7 +133,7 @@ class IterableIterDataset(IterPipeline[Any]):
     (0, 1, 2)
     """
 
-    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterable[Any]]):
+    def __init__(self, iterable: Iterable[T] | Callable[[], Iterable[T]]):
         from bushel.sources.iterables import IterableStream
 
         source = IterableStream(iterable)

@@ -7,7 +7,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from bushel.base.lazy import Lazy
 from bushel.base.options import DatasetOptions, MultiprocessingOptions, RayOptions
 from bushel.base_dataset import (
     Dataset,
-    L,
     apply_all,
     check_flat_map,
     check_transform,
@@ -35,7 +34,25 @@ from bushel.state import identity
 from bushel.state.digest import digest
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from bushel import global_arrays
+    from bushel.base.element_types import (
+        BatchFunction,
+        FilterFunction,
+        FlatMapFunction,
+        FlatMapObject,
+        Key,
+        Leaf,
+        LeafType,
+        MapFunction,
+        MapWithIndexFunction,
+        RandomMapFunction,
+        Unknown,
+        Value,
+        VectorizedFilter,
+        VectorizedFunction,
+    )
     from bushel.graph import cache, portions, stores, windows
 else:
     global_arrays = Lazy("bushel.global_arrays")
@@ -45,8 +62,13 @@ else:
     windows = Lazy("bushel.graph.windows")
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
-K = TypeVar("K")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
 
 
 class _IterDatasetMeta(abc.ABCMeta):
@@ -82,7 +104,7 @@ class _IterDatasetMeta(abc.ABCMeta):
         return IterPipeline(ordered.MixStream(parts, integers, keys))
 
 
-class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
+class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     """A dataset that is read in order. Its iterators can be saved and restored.
 
     To write one of your own, subclass it and implement `__iter__`, which returns a `DatasetIterator`.
@@ -116,7 +138,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return f"An IterDataset has no `{name}`, a MapDataset has: call it before `to_iter_dataset()`.{instead}"
 
     @abc.abstractmethod
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> DatasetIterator[T_co]:
         """Returns an iterator at the start."""
 
     def __len__(self) -> int:
@@ -145,30 +167,42 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
     @overload
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], S]
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, S]
     ) -> IterDataset[S]: ...
+
+    # Elements of type Any, of which nothing is known.
+    @overload
+    def batch(
+        self: IterDataset[Unknown], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[Any]: ...
 
     @overload
     def batch(
-        self: IterDataset[L], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+        self: IterDataset[Leaf], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
     ) -> IterDataset[np.ndarray]: ...
 
     @overload
     def batch(
-        self: IterDataset[dict[K, L]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
-    ) -> IterDataset[dict[K, np.ndarray]]: ...
+        self: IterDataset[dict[Key, Unknown]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[dict[Key, Any]]: ...
 
     @overload
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], Any] | None = None
+        self: IterDataset[dict[Key, LeafType]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[dict[Key, np.ndarray]]: ...
+
+    @overload
+    def batch(
+        self: IterDataset[dict[Key, Value]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> IterDataset[dict[Key, Any]]: ...
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> IterDataset[Any]: ...
 
     def batch(
-        self,
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> IterDataset[Any]:
         """Batches of consecutive elements, their leaves stacked along a new first axis.
 
@@ -180,17 +214,39 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         size = checks.positive(batch_size, "batch_size")
         return IterPipeline(ordered.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
 
-    def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> IterDataset[T]:
+    @overload
+    def filter(
+        self, transform: Callable[[T_co], TypeGuard[S]], *, vectorized: Literal[False] = False
+    ) -> IterDataset[S]: ...
+
+    @overload
+    def filter(
+        self, transform: Callable[[T_co], TypeIs[S]], *, vectorized: Literal[False] = False
+    ) -> IterDataset[S]: ...
+
+    @overload
+    def filter(self, transform: FilterFunction[T_co], *, vectorized: Literal[False] = False) -> IterDataset[T_co]: ...
+
+    @overload
+    def filter(self, transform: VectorizedFilter, *, vectorized: bool) -> IterDataset[T_co]: ...
+
+    def filter(self, transform: Any, *, vectorized: bool = False) -> IterDataset[Any]:
         """Only the elements for which `transform` returns True. Warns if it drops nearly all elements."""
         return IterPipeline(
             elementwise.FilterStream(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
         )
 
-    def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> IterDataset[S]:
+    @overload
+    def map(self, transform: MapFunction[T_co, S], *, vectorized: Literal[False] = False) -> IterDataset[S]: ...
+
+    @overload
+    def map(self, transform: VectorizedFunction, *, vectorized: bool) -> IterDataset[Any]: ...
+
+    def map(self, transform: Any, *, vectorized: bool = False) -> IterDataset[Any]:
         """`transform` of each element; see `MapDataset.map`."""
         return IterPipeline(elementwise.MapStream(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
-    def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> IterDataset[S]:
+    def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> IterDataset[S]:
         """`transform(n, element)`, where n is the number of elements before it.
 
         >>> from bushel import MapDataset
@@ -200,9 +256,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         checked = check_transform(transform, tf.MapWithIndex, "map_with_index")
         return IterPipeline(elementwise.MapWithIndexStream(self._node, checked))
 
-    def random_map(
-        self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
-    ) -> IterDataset[S]:
+    def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> IterDataset[S]:
         """`transform(element, rng)`. The random generator depends only on the seed and the number of elements before.
 
         Args:
@@ -213,7 +267,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         checked = check_transform(transform, tf.RandomMap, "random_map")
         return IterPipeline(elementwise.RandomMapStream(self._node, checked, chosen))
 
-    def flat_map(self, transform: tf.FlatMap | Callable[[T], Iterable[S]]) -> IterDataset[S]:
+    def flat_map(self, transform: FlatMapFunction[T_co, S]) -> IterDataset[S]:
         """Splits each element into several, which come one after the other.
 
         >>> from bushel import MapDataset
@@ -222,7 +276,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(ordered.FlatMapStream(self._node, check_transform(transform, tf.FlatMap, "flat_map")))
 
-    def limit(self, count: int) -> IterDataset[T]:
+    def limit(self, count: int) -> IterDataset[T_co]:
         """The first `count` elements.
 
         >>> from bushel import MapDataset
@@ -231,7 +285,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(portions.Limit(self._node, count))
 
-    def repeat(self, num_epochs: int | None = None) -> IterDataset[T]:
+    def repeat(self, num_epochs: int | None = None) -> IterDataset[T_co]:
         """The same elements `num_epochs` times, or endlessly. All epochs are the same: nothing is shuffled again.
 
         >>> from bushel import MapDataset
@@ -240,7 +294,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(portions.RepeatStream(self._node, num_epochs))
 
-    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T]:
+    def rebatch(self, batch_size: int, *, drop_remainder: bool = False) -> IterDataset[T_co]:
         """Batches of another size, cut from the batches of this stream.
 
         >>> from bushel import MapDataset
@@ -249,7 +303,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         """
         return IterPipeline(portions.Rebatch(self._node, batch_size, bool(drop_remainder)))
 
-    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T]:
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> IterDataset[T_co]:
         """Shuffles inside windows of `window_size` consecutive elements.
 
         `MapDataset.shuffle` needs no window and mixes better. This is for data that can only be read in order.
@@ -261,6 +315,52 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return IterPipeline(
             windows.WindowShuffleStream(self._node, window_size, derive_seed(self, seed, "window_shuffle"))
         )
+
+    @overload
+    def zip(self, a: IterDataset[A], /, *, strict: bool = True) -> IterDataset[tuple[T_co, A]]: ...
+
+    @overload
+    def zip(
+        self, a: IterDataset[A], b: IterDataset[B], /, *, strict: bool = True
+    ) -> IterDataset[tuple[T_co, A, B]]: ...
+
+    @overload
+    def zip(
+        self, a: IterDataset[A], b: IterDataset[B], c: IterDataset[C], /, *, strict: bool = True
+    ) -> IterDataset[tuple[T_co, A, B, C]]: ...
+
+    @overload
+    def zip(
+        self, a: IterDataset[A], b: IterDataset[B], c: IterDataset[C], d: IterDataset[D], /, *, strict: bool = True
+    ) -> IterDataset[tuple[T_co, A, B, C, D]]: ...
+
+    @overload
+    def zip(
+        self,
+        a: IterDataset[A],
+        b: IterDataset[B],
+        c: IterDataset[C],
+        d: IterDataset[D],
+        e: IterDataset[E],
+        /,
+        *,
+        strict: bool = True,
+    ) -> IterDataset[tuple[T_co, A, B, C, D, E]]: ...
+
+    # Six others or more, or `*others`. An overload that also took fewer would leave mypy with two answers for them.
+    @overload
+    def zip(
+        self,
+        a: IterDataset[Any],
+        b: IterDataset[Any],
+        c: IterDataset[Any],
+        d: IterDataset[Any],
+        e: IterDataset[Any],
+        f: IterDataset[Any],
+        /,
+        *others: IterDataset[Any],
+        strict: bool = True,
+    ) -> IterDataset[tuple[Any, ...]]: ...
 
     def zip(self, *others: IterDataset[Any], strict: bool = True) -> IterDataset[Any]:
         """Tuples of the elements at the same place in this stream and others.
@@ -278,7 +378,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
     def cache(
         self, folder: str | os.PathLike[str] | None = None, *, storage_options: Mapping[str, Any] | None = None
-    ) -> IterDataset[T]:
+    ) -> IterDataset[T_co]:
         """The same elements, computed once and then kept. The dataset must have an end.
 
         The first iterator that reads to the end fills the cache, and later iterators read from it. The cache belongs to
@@ -309,7 +409,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         options: MultiprocessingOptions | None = None,
         worker_init_fn: Callable[[int, int], None] | None = None,
         sequential_slice: bool = False,
-    ) -> IterDataset[T]:
+    ) -> IterDataset[T_co]:
         """The same elements in the same order, prefetched by worker processes.
 
         The number of workers never changes the output, and a state can be restored with another number of workers. The
@@ -336,7 +436,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
 
     def ray_prefetch(
         self, options: RayOptions | None = None, worker_init_fn: Callable[[int, int], None] | None = None
-    ) -> IterDataset[T]:
+    ) -> IterDataset[T_co]:
         """The same elements in the same order, prefetched by actors of a Ray cluster, on any of its machines.
 
         Everything else is as with `mp_prefetch`, and the states of both are interchangeable. Call `ray.init` before you
@@ -350,7 +450,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         checks.instance(options, RayOptions, "options of ray_prefetch", "RayOptions(num_workers=...)")
         return IterPipeline(streams.Ahead(self._node, options, False, worker_init_fn))
 
-    def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T]:
+    def prefetch(self, multiprocessing_options: MultiprocessingOptions | int) -> IterDataset[T_co]:
         """The same elements. A thread computes up to this many of them in advance: `prefetch(2)`.
 
         With MultiprocessingOptions it is `mp_prefetch`, under Grain's older name.
@@ -412,17 +512,17 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         rows = global_arrays.rows_for(self._node, where, remainder)
         return IterPipeline(streams.ToDevice(self._node, where, buffer, unsupported, rows))
 
-    def seed(self, seed: int) -> IterDataset[T]:
+    def seed(self, seed: int) -> IterDataset[T_co]:
         """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline."""
         return IterPipeline(streams.SeedStream(self._node, checks.seed(seed)))
 
-    def iterate_on(self, executor: Executor) -> DatasetIterator[T]:
+    def iterate_on(self, executor: Executor) -> DatasetIterator[T_co]:
         """An iterator whose elements are computed by your own executor: see `bushel.engine.Executor`."""
         way_out = "pass an instance of a class of yours that has submit, wait, forget and close"
         checks.instance(executor, Executor, "executor of iterate_on", way_out)
         return PipelineIterator(self._node, executor=executor)
 
-    def with_options(self, **options: Any) -> IterDataset[T]:
+    def with_options(self, **options: Any) -> IterDataset[T_co]:
         """The same stream with options for the whole pipeline: see `bushel.experimental.DatasetOptions`.
 
         >>> from bushel import MapDataset
@@ -433,7 +533,7 @@ class IterDataset(Dataset, Iterable[T], metaclass=_IterDatasetMeta):
         return WithOptionsIterDataset(self, DatasetOptions(**options))
 
 
-class IterPipeline(IterDataset[T]):
+class IterPipeline(IterDataset[T_co]):
     """A stream node as a dataset."""
 
     def __init__(self, stream_node: StreamNode):
@@ -443,7 +543,7 @@ class IterPipeline(IterDataset[T]):
     def _parents(self) -> tuple[Any, ...]:
         return tuple(wrap(parent) for parent in self._node.parents)
 
-    def __iter__(self) -> PipelineIterator[T]:
+    def __iter__(self) -> PipelineIterator[T_co]:
         return PipelineIterator(self._node)
 
     @property
@@ -456,14 +556,14 @@ def _wrap_stream_node(stream_node: StreamNode) -> IterDataset[Any]:
     return stream_node.dataset if isinstance(stream_node, custom.CustomStream) else IterPipeline(stream_node)
 
 
-class FlatMapIterDataset(IterPipeline[T]):
+class FlatMapIterDataset(IterPipeline[T_co]):
     """Splits each element of a stream into several, which come one after the other."""
 
-    def __init__(self, parent: IterDataset[Any], transform: tf.FlatMap):
+    def __init__(self, parent: IterDataset[T], transform: FlatMapObject[T, T_co]):
         super().__init__(ordered.FlatMapStream(parent._node, check_flat_map(transform)))
 
 
-class ThreadPrefetchIterDataset(IterPipeline[T]):
+class ThreadPrefetchIterDataset(IterPipeline[T_co]):
     """The same elements, prefetched by one thread. It works with any stream, also with a class of your own.
 
     Args:
@@ -476,12 +576,12 @@ class ThreadPrefetchIterDataset(IterPipeline[T]):
     [0, 1, 2, 3]
     """
 
-    def __init__(self, parent: IterDataset[T], *, prefetch_buffer_size: int):
+    def __init__(self, parent: IterDataset[T_co], *, prefetch_buffer_size: int):
         size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
         super().__init__(streams.Pulled(parent._node, size))
 
 
-class WithOptionsIterDataset(IterPipeline[T]):
+class WithOptionsIterDataset(IterPipeline[T_co]):
     """The same stream with options for the whole pipeline, for the operations before and after it.
 
     If a pipeline has several, they are merged: for each option the last one that was chosen counts.
@@ -492,7 +592,7 @@ class WithOptionsIterDataset(IterPipeline[T]):
     [8, 9]
     """
 
-    def __init__(self, parent: IterDataset[T], options: DatasetOptions):
+    def __init__(self, parent: IterDataset[T_co], options: DatasetOptions):
         if not isinstance(parent, IterDataset):
             raise TypeError(f"WithOptionsIterDataset takes an IterDataset, got {name_kind(parent)}.")
         if not isinstance(options, DatasetOptions):

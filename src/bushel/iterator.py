@@ -26,7 +26,7 @@ from bushel.graph.state_fields import State
 from bushel.graph.streams import StreamNode, reads_global_batches
 from bushel.state import envelope, files, identity
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 on_open: list[Callable[[DatasetIterator[Any]], None]] = []
 """Called with each new iterator of a pipeline. `prometheus.py`, a higher layer, registers itself here."""
@@ -36,7 +36,7 @@ _FRESH: Any = object()
 _END: Any = object()
 
 
-class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
+class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
     """A position in a dataset that can be saved and restored.
 
     Iterators of Bushel's own datasets may be used from several threads, and as context managers. Subclass this for
@@ -73,7 +73,7 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
         return self
 
     @abc.abstractmethod
-    def __next__(self) -> T:
+    def __next__(self) -> T_co:
         """Returns the next element, or raises StopIteration."""
 
     @abc.abstractmethod
@@ -148,7 +148,7 @@ class DatasetIterator(abc.ABC, Iterator[T], Generic[T]):
             self.close()
 
 
-class _CursorIterator(DatasetIterator[T]):
+class _CursorIterator(DatasetIterator[T_co]):
     """An iterator over the elements of a cursor. After an error it is where it was before, so `next` tries again."""
 
     def __init__(self, cursor: Cursor, parents: Sequence[DatasetIterator[Any]] = ()):
@@ -167,7 +167,7 @@ class _CursorIterator(DatasetIterator[T]):
         """Prepares the first element. Returns the passes over the dataset, for iterators that count them."""
         return None
 
-    def __next__(self) -> T:
+    def __next__(self) -> T_co:
         with self._lock:
             if self._closed:
                 self._assert_not_closed()
@@ -267,7 +267,7 @@ class _CursorIterator(DatasetIterator[T]):
             self._cursor.set_next_index(index)
 
 
-class PipelineIterator(_CursorIterator[T]):
+class PipelineIterator(_CursorIterator[T_co]):
     """The iterator of a stream node."""
 
     def __init__(self, node: StreamNode, read_options: ReadOptions | None = None, executor: Executor | None = None):
@@ -343,7 +343,7 @@ class PipelineIterator(_CursorIterator[T]):
         return tables.paragraph(repr(self)) + show.describe(self._node)._repr_html_()
 
 
-class ThreadPrefetchDatasetIterator(_CursorIterator[T]):
+class ThreadPrefetchDatasetIterator(_CursorIterator[T_co]):
     """Pulls another iterator ahead in a thread; any iterator with `get_state` and `set_state` will do.
 
     >>> import bushel
@@ -352,7 +352,7 @@ class ThreadPrefetchDatasetIterator(_CursorIterator[T]):
     [0, 1, 2, 3]
     """
 
-    def __init__(self, parent: Iterator[T], prefetch_buffer_size: int):
+    def __init__(self, parent: Iterator[T_co], prefetch_buffer_size: int):
         size = checks.not_negative(prefetch_buffer_size, "prefetch_buffer_size")
         cursor = IteratorCursor(parent)
         parents = [parent] if isinstance(parent, DatasetIterator) else []

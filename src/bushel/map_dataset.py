@@ -7,7 +7,7 @@ import builtins
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeGuard, TypeVar, overload
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from bushel.base.lazy import Lazy
 from bushel.base.options import ReadOptions, WorkerOptions
 from bushel.base_dataset import (
     Dataset,
-    L,
     apply_all,
     check_flat_map,
     check_transform,
@@ -40,7 +39,25 @@ from bushel.sources.user_sources import as_source, check_source
 from bushel.state import identity
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
     from bushel import columns, record_values
+    from bushel.base.element_types import (
+        BatchFunction,
+        FilterFunction,
+        FlatMapObject,
+        Key,
+        Leaf,
+        LeafType,
+        MapFunction,
+        MapWithIndexFunction,
+        RandomMapFunction,
+        TableInMemory,
+        Unknown,
+        Value,
+        VectorizedFilter,
+        VectorizedFunction,
+    )
     from bushel.graph import bucket, explain, mixtures, pack_plan, select
     from bushel.graph.columns import Column
     from bushel.graph.explain import Explanation
@@ -54,18 +71,23 @@ else:
     select = Lazy("bushel.graph.select")
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
-K = TypeVar("K")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+E = TypeVar("E")
 
 
 class _MapDatasetMeta(abc.ABCMeta):
     """Functions that create a MapDataset: `MapDataset.source(...)`. Instances do not have them."""
 
     @overload
-    def source(cls, source: RandomAccessDataSource[T]) -> MapDataset[T]: ...
+    def source(cls, source: TableInMemory) -> MapDataset[dict[Any, Any]]: ...
 
     @overload
-    def source(cls, source: Any) -> MapDataset[Any]: ...
+    def source(cls, source: RandomAccessDataSource[T]) -> MapDataset[T]: ...
 
     def source(cls, source: Any) -> MapDataset[Any]:
         """A dataset of the records of a source: a list, or anything with a length and `source[i]`.
@@ -154,7 +176,7 @@ class _MapDatasetMeta(abc.ABCMeta):
         return MapPipeline(reindex.Concatenate(nodes))
 
 
-class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
+class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
     """A dataset whose elements are a function of their index.
 
     Nothing is read before you ask for an element: with `ds[i]`, with `ds.take(indices)` or by iteration. One epoch has
@@ -197,16 +219,16 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """Returns the number of elements in one epoch; `sys.maxsize` for an endless dataset."""
 
     @overload
-    def __getitem__(self, index: builtins.slice) -> MapDataset[T]: ...
+    def __getitem__(self, index: int) -> T_co: ...
 
     @overload
-    def __getitem__(self, index: int) -> T | None: ...
+    def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
 
     @abc.abstractmethod
     def __getitem__(self, index: Any) -> Any:
         """Returns the element at `index`, or a dataset of a slice."""
 
-    def __iter__(self) -> DatasetIterator[T]:
+    def __iter__(self) -> DatasetIterator[T_co]:
         return self.to_iter_dataset().__iter__()
 
     def take(self, indices: Sequence[int] | np.ndarray) -> Block:
@@ -232,30 +254,42 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
     @overload
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], S]
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, S]
     ) -> MapDataset[S]: ...
+
+    # Elements of type Any, of which nothing is known.
+    @overload
+    def batch(
+        self: MapDataset[Unknown], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[Any]: ...
 
     @overload
     def batch(
-        self: MapDataset[L], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+        self: MapDataset[Leaf], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
     ) -> MapDataset[np.ndarray]: ...
 
     @overload
     def batch(
-        self: MapDataset[dict[K, L]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
-    ) -> MapDataset[dict[K, np.ndarray]]: ...
+        self: MapDataset[dict[Key, Unknown]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[dict[Key, Any]]: ...
 
     @overload
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: Callable[[Sequence[T]], Any] | None = None
+        self: MapDataset[dict[Key, LeafType]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[dict[Key, np.ndarray]]: ...
+
+    @overload
+    def batch(
+        self: MapDataset[dict[Key, Value]], batch_size: int, *, drop_remainder: bool = False, batch_fn: None = None
+    ) -> MapDataset[dict[Key, Any]]: ...
+
+    @overload
+    def batch(
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> MapDataset[Any]: ...
 
     def batch(
-        self,
-        batch_size: int,
-        *,
-        drop_remainder: bool = False,
-        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+        self, batch_size: int, *, drop_remainder: bool = False, batch_fn: BatchFunction[T_co, Any] | None = None
     ) -> MapDataset[Any]:
         """Batches of consecutive elements, their leaves stacked along a new first axis.
 
@@ -279,7 +313,23 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
             )
         return MapPipeline(batch.Batch(self._node, size, bool(drop_remainder), batch_fn))
 
-    def filter(self, transform: tf.Filter | Callable[[T], bool], *, vectorized: bool = False) -> MapDataset[T]:
+    @overload
+    def filter(
+        self, transform: Callable[[T_co], TypeGuard[S]], *, vectorized: Literal[False] = False
+    ) -> MapDataset[S]: ...
+
+    @overload
+    def filter(
+        self, transform: Callable[[T_co], TypeIs[S]], *, vectorized: Literal[False] = False
+    ) -> MapDataset[S]: ...
+
+    @overload
+    def filter(self, transform: FilterFunction[T_co], *, vectorized: Literal[False] = False) -> MapDataset[T_co]: ...
+
+    @overload
+    def filter(self, transform: VectorizedFilter, *, vectorized: bool) -> MapDataset[T_co]: ...
+
+    def filter(self, transform: Any, *, vectorized: bool = False) -> MapDataset[Any]:
         """Only the elements for which `transform` returns True. The others are None, and iteration leaves them out.
 
         The length does not change, since the number of dropped elements is not known without reading. A `vectorized`
@@ -291,7 +341,13 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return MapPipeline(apply.Filter(self._node, check_transform(transform, tf.Filter, "filter"), vectorized))
 
-    def map(self, transform: tf.Map | Callable[[T], S], *, vectorized: bool = False) -> MapDataset[S]:
+    @overload
+    def map(self, transform: MapFunction[T_co, S], *, vectorized: Literal[False] = False) -> MapDataset[S]: ...
+
+    @overload
+    def map(self, transform: VectorizedFunction, *, vectorized: bool) -> MapDataset[Any]: ...
+
+    def map(self, transform: Any, *, vectorized: bool = False) -> MapDataset[Any]:
         """`transform` of each element.
 
         A `vectorized` function gets many elements at once, as a tree of arrays with a leading axis, and returns such a
@@ -304,7 +360,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return MapPipeline(apply.Map(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
-    def map_with_index(self, transform: tf.MapWithIndex | Callable[[int, T], S]) -> MapDataset[S]:
+    def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> MapDataset[S]:
         """`transform(index, element)`. The index continues to count in later epochs.
 
         >>> list(MapDataset.source(["a", "b"]).map_with_index(lambda i, x: f"{x}{i}"))
@@ -314,9 +370,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
             apply.MapWithIndex(self._node, check_transform(transform, tf.MapWithIndex, "map_with_index"))
         )
 
-    def random_map(
-        self, transform: tf.RandomMap | Callable[[T, np.random.Generator], S], *, seed: int | None = None
-    ) -> MapDataset[S]:
+    def random_map(self, transform: RandomMapFunction[T_co, S], *, seed: int | None = None) -> MapDataset[S]:
         """`transform(element, rng)`. The random generator depends on the seed and on the index of the element only.
 
         Do not keep the generator: it is used again for other elements.
@@ -332,14 +386,14 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         chosen = derive_random_map_seed(self, seed)
         return MapPipeline(apply.RandomMap(self._node, check_transform(transform, tf.RandomMap, "random_map"), chosen))
 
-    def seed(self, seed: int) -> MapDataset[T]:
+    def seed(self, seed: int) -> MapDataset[T_co]:
         """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline.
 
         If you add an operation before a shuffle, the seed of the shuffle changes. `shuffle(seed=...)` avoids that.
         """
         return MapPipeline(reindex.Seed(self._node, checks.seed(seed)))
 
-    def shuffle(self, seed: int | None = None) -> MapDataset[T]:
+    def shuffle(self, seed: int | None = None) -> MapDataset[T_co]:
         """All elements in random order, another order in every epoch. It computes the order: there is no buffer.
 
         Args:
@@ -350,7 +404,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return MapPipeline(reindex.Shuffle(self._node, derive_seed(self, seed, "shuffle")))
 
-    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T]:
+    def window_shuffle(self, window_size: int, *, seed: int | None = None) -> MapDataset[T_co]:
         """Shuffles inside windows of `window_size` consecutive elements, so that elements stay near their place.
 
         The last window of an epoch may be smaller: no window has elements of two epochs.
@@ -360,6 +414,39 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return MapPipeline(reindex.WindowShuffle(self._node, window_size, derive_seed(self, seed, "window_shuffle")))
 
+    @overload
+    def zip(self, a: MapDataset[A], /) -> MapDataset[tuple[T_co, A]]: ...
+
+    @overload
+    def zip(self, a: MapDataset[A], b: MapDataset[B], /) -> MapDataset[tuple[T_co, A, B]]: ...
+
+    @overload
+    def zip(self, a: MapDataset[A], b: MapDataset[B], c: MapDataset[C], /) -> MapDataset[tuple[T_co, A, B, C]]: ...
+
+    @overload
+    def zip(
+        self, a: MapDataset[A], b: MapDataset[B], c: MapDataset[C], d: MapDataset[D], /
+    ) -> MapDataset[tuple[T_co, A, B, C, D]]: ...
+
+    @overload
+    def zip(
+        self, a: MapDataset[A], b: MapDataset[B], c: MapDataset[C], d: MapDataset[D], e: MapDataset[E], /
+    ) -> MapDataset[tuple[T_co, A, B, C, D, E]]: ...
+
+    # Six others or more, or `*others`. An overload that also took fewer would leave mypy with two answers for them.
+    @overload
+    def zip(
+        self,
+        a: MapDataset[Any],
+        b: MapDataset[Any],
+        c: MapDataset[Any],
+        d: MapDataset[Any],
+        e: MapDataset[Any],
+        f: MapDataset[Any],
+        /,
+        *others: MapDataset[Any],
+    ) -> MapDataset[tuple[Any, ...]]: ...
+
     def zip(self, *others: MapDataset[Any]) -> MapDataset[Any]:
         """Tuples of the elements at the same index of this dataset and others, which must have the same length.
 
@@ -368,11 +455,11 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         """
         return ZipMapDataset([self, *others])
 
-    def flat_map(self, transform: tf.FlatMap) -> MapDataset[Any]:
+    def flat_map(self, transform: FlatMapObject[T_co, S]) -> MapDataset[S]:
         """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
         return FlatMapMapDataset(self, transform)
 
-    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T]:
+    def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
         """The elements of a slice, or at a list of positions. `ds[a:b:c]` is `ds.slice(slice(a, b, c))`.
 
         `ds[index::count]` is shard `index` of `count` shards.
@@ -387,7 +474,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
             return MapPipeline(reindex.Slice(self._node, *sl.indices(length)))
         return MapPipeline(reindex.Listed(self._node, _check_positions(sl, length)))
 
-    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T]:
+    def repeat(self, num_epochs: int | None = None, *, reseed_each_epoch: bool = True) -> MapDataset[T_co]:
         """`num_epochs` epochs, or endlessly many.
 
         Args:
@@ -405,7 +492,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
     def column(
         self,
-        function: Callable[[T], Any],
+        function: Callable[[T_co], Any],
         *,
         cache: str | os.PathLike[str] | None = None,
         options: WorkerOptions | None = None,
@@ -438,7 +525,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
             self._node, checked, cache=cache, options=options, vectorized=vectorized, storage_options=storage_options
         )
 
-    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T]:
+    def where(self, mask: Column | np.ndarray | Sequence[bool]) -> MapDataset[T_co]:
         """Only the elements whose `mask` is True, without gaps: the length is exact, and random access works.
 
         Unlike `filter` it can be followed by any operation: batches, shuffles, shards, mixtures with exact shares.
@@ -452,7 +539,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
     def sample(
         self, weights: Column | np.ndarray | Sequence[float], seed: int | None = None, *, replacement: bool = True
-    ) -> MapDataset[T]:
+    ) -> MapDataset[T_co]:
         """Draws elements in proportion to `weights`.
 
         With replacement an epoch has as many draws as the dataset has elements, spread evenly: an element with the
@@ -469,7 +556,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
 
     def order_by(
         self, values: Column | np.ndarray | Sequence[float], *, noise: float = 0.0, seed: int | None = None
-    ) -> MapDataset[T]:
+    ) -> MapDataset[T_co]:
         """Each epoch sorted by `values`, small ones first: a curriculum. For large ones first, `order_by(-column)`.
 
         Args:
@@ -531,7 +618,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         drop_remainder: bool = False,
         features: Sequence[str] | None = None,
         padding: Any = 0,
-        batch_fn: Callable[[Sequence[T]], Any] | None = None,
+        batch_fn: Callable[[Sequence[T_co]], Any] | None = None,
     ) -> MapDataset[Any]:
         """Batches of elements with similar lengths, padded to the boundary of their bucket: one shape per bucket.
 
@@ -587,7 +674,19 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         stream = self.to_iter_dataset()
         return stream.to_device(where, buffer=buffer, unsupported=unsupported, remainder=remainder)
 
-    def to_iter_dataset(self, read_options: ReadOptions | None = None, *, allow_nones: bool = False) -> IterDataset[T]:
+    @overload
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: Literal[False] = False
+    ) -> IterDataset[T_co]: ...
+
+    @overload
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: bool
+    ) -> IterDataset[T_co | None]: ...
+
+    def to_iter_dataset(
+        self, read_options: ReadOptions | None = None, *, allow_nones: bool = False
+    ) -> IterDataset[Any]:
         """The same elements in order, as a stream.
 
         Args:
@@ -598,7 +697,7 @@ class MapDataset(Dataset, Generic[T], metaclass=_MapDatasetMeta):
         return IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
 
 
-class MapPipeline(MapDataset[T]):
+class MapPipeline(MapDataset[T_co]):
     """A map node as a dataset."""
 
     def __init__(self, map_node: MapNode):
@@ -610,6 +709,12 @@ class MapPipeline(MapDataset[T]):
 
     def __len__(self) -> int:
         return self._node.length
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+
+    @overload
+    def __getitem__(self, index: builtins.slice) -> MapDataset[T_co]: ...
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, builtins.slice):
@@ -642,14 +747,14 @@ class PackedMapDataset(MapPipeline[dict[str, np.ndarray]]):
         return rows.efficiency
 
 
-class ZipMapDataset(MapPipeline[T]):
+class ZipMapDataset(MapPipeline[T_co]):
     """Tuples of the elements of several datasets of one length.
 
     >>> list(ZipMapDataset([MapDataset.range(2), MapDataset.source(["a", "b"])]))
     [(0, 'a'), (1, 'b')]
     """
 
-    def __init__(self, parents: Sequence[MapDataset[Any]]):
+    def __init__(self: ZipMapDataset[tuple[Any, ...]], parents: Sequence[MapDataset[Any]]):
         if not parents:
             raise ValueError("At least one parent must be provided.")
         nodes = _nodes_of(parents, "zip")
@@ -659,10 +764,10 @@ class ZipMapDataset(MapPipeline[T]):
         super().__init__(reindex.Zip(nodes))
 
 
-class FlatMapMapDataset(MapPipeline[T]):
+class FlatMapMapDataset(MapPipeline[T_co]):
     """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
 
-    def __init__(self, parent: MapDataset[Any], transform: tf.FlatMap):
+    def __init__(self, parent: MapDataset[T], transform: FlatMapObject[T, T_co]):
         super().__init__(apply.FlatMap(parent._node, check_flat_map(transform)))
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,6 +182,54 @@ def test_what_a_function_reads_counts(mine, old, new):
 )
 def test_what_it_does_not_read_does_not(mine, old, new):
     assert mine() == mine(old, new)
+
+
+BODIES = [
+    "return x",
+    "return None",
+    "x.y = None",
+    "return 5",
+    "return 5000",
+    "return 'Words.'",
+    "return 'a', 'Words.', 'a'",
+    "return x['a'], 2.5, None, [1, 2, 3], max(x, key=len)",
+    "return [f'{y}!' for y in x if y is not None]",
+]
+
+
+def test_a_docstring_does_not_count():
+    """Wherever Python keeps it among the constants. A constant of the function itself counts."""
+
+    def define(body: str) -> Any:
+        names: dict[str, Any] = {}
+        exec(body, names)
+        return names["f"]
+
+    digests = set()
+    for body in BODIES:
+        plain = define(f"def f(x):\n    {body}\n")
+        documented = define(f"# words\n\ndef f(x):\n    'Words.'\n    {body}\n")
+        assert digest(plain) == digest(documented), body
+        assert whole_digest(plain) == whole_digest(documented), body
+        digests.add(digest(plain))
+    assert len(digests) == len(BODIES)
+
+
+def test_constants_of_a_large_function_count():
+    """Python needs more than one byte for the places of some of them."""
+
+    def define(*numbers: float) -> Any:
+        names: dict[str, Any] = {}
+        exec(f"def f(x):\n    return [{', '.join(f'x + {number}' for number in numbers)}]\n", names)
+        return names["f"]
+
+    numbers = [number + 0.5 for number in range(700)]
+    for place in (0, 3, 254, 255, 256, 257, 511, 512, 699):
+        changed = [*numbers[:place], 1000.5, *numbers[place + 1 :]]
+        assert digest(define(*numbers)) != digest(define(*changed))
+        twice = [*numbers[:place], numbers[place - 1], *numbers[place + 1 :]]
+        assert digest(define(*numbers)) != digest(define(*twice))
+    assert digest(define(*numbers)) == digest(define(*numbers))
 
 
 def test_the_quick_one_does_not_follow(mine):

@@ -30,6 +30,7 @@ class Skips:
     def __init__(self, limit: int | None):
         self.limit = limit
         self.count = 0
+        self._lock = threading.Lock()
         self.collected: dict[int, list[SkipNote]] = {}
         """By thread: the list into which that thread's skips go instead of the count."""
         self.latest: collections.deque[SkipNote] = collections.deque(maxlen=_LATEST)
@@ -42,20 +43,25 @@ class Skips:
         """
         collected = self.collected.get(threading.get_ident())
         if collected is not None:
+            before = sum(note[2] for note in collected) if self.limit is not None else 0
             collected.append((which, error, number))
-        # Collected skips are checked against the limit, too: a stream of nothing but failures would never end.
-        before = self.count if collected is None else len(collected) - 1
-        count = before + number
-        if self.limit is not None and count > self.limit:
+            # Collected skips are checked against the limit, too: a stream of nothing but failures would never end.
+            self._check_limit(which, error, before, number)
+            return
+        with self._lock:  # two threads could otherwise add to the same count
+            before, count = self.count, self.count + number
+            self._check_limit(which, error, before, number)
+            self.count = count
+            self.latest.append((which, error, number))
+        if not before or len(str(count)) > len(str(before)):
+            logger.warning("Skipped %s (%d skipped so far): %s", which, count, error)
+
+    def _check_limit(self, which: str, error: str, before: int, number: int) -> None:
+        if self.limit is not None and before + number > self.limit:
             allowed = "as many as skip_limit allows" if before == self.limit else f"and skip_limit is {self.limit}"
             raise TooManySkipped(
                 f"{which} failed, and {before} elements were skipped already, {allowed}. It failed with\n{error}"
             )
-        if collected is None:
-            self.count = count
-            self.latest.append((which, error, number))
-            if not before or len(str(count)) > len(str(before)):
-                logger.warning("Skipped %s (%d skipped so far): %s", which, count, error)
 
 
 @contextlib.contextmanager

@@ -61,13 +61,15 @@ _FORMATS = {
 _WHERE = {name: module for module, names in _FORMATS.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    """Loads the module of a name when the name is first used."""
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # so that a type checker reports missing names
+
+    def __getattr__(name: str) -> Any:
+        """Loads the module of a name when the name is first used."""
+        if name not in _WHERE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

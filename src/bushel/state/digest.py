@@ -10,12 +10,13 @@ from __future__ import annotations
 import collections.abc
 import copyreg
 import dataclasses
+import dis
 import enum
 import functools
 import hashlib
-import inspect
 import logging
 import os
+import re
 import sys
 import types
 from typing import Any
@@ -231,7 +232,9 @@ def _feed_callable(sink: _Sink, function: Any, depth: int) -> None:
             _feed(sink, vars(function), depth + 1)
             sink.pending += globals_of(function)
     elif isinstance(function, type) or _is_builtin(function):
-        _put(sink, "named", getattr(function, "__qualname__", type(function).__qualname__))
+        # Before NumPy 2.2, a ufunc such as np.sin has a name, but no qualified one.
+        name = getattr(function, "__name__", type(function).__qualname__)
+        _put(sink, "named", getattr(function, "__qualname__", name))
         owner = getattr(function, "__self__", None)  # of a method such as {...}.get
         if owner is not None and not isinstance(owner, types.ModuleType):
             _feed(sink, owner, depth + 1)
@@ -246,22 +249,33 @@ def _is_builtin(function: Any) -> bool:
 
 
 def _feed_code(sink: _Sink, code: types.CodeType, depth: int) -> None:
-    _put(sink, "code", code.co_code)
+    instructions, constants = _without_docstring(code)
+    _put(sink, "code", instructions)
     _put(sink, "names", repr((code.co_names, code.co_varnames, code.co_freevars)))
-    constants = code.co_consts
-    if _has_docstring(code):  # docstrings do not count
-        constants = (None, *constants[1:])
     for constant in constants:
         _feed(sink, constant, depth + 1)
 
 
-def _has_docstring(code: types.CodeType) -> bool:
-    if sys.version_info >= (3, 14):
-        return bool(code.co_flags & inspect.CO_HAS_DOCSTRING)
-    # Before Python 3.14 the first constant of a `def` is its docstring or None. Lambdas and comprehensions have none.
-    return not code.co_name.startswith("<") and bool(code.co_consts) and isinstance(code.co_consts[0], str)
+def _without_docstring(code: types.CodeType) -> tuple[bytes, list[Any]]:
+    """The instructions and the constants that they use. They are the same with and without a docstring.
+
+    A docstring is a constant that no instruction uses. It takes the first place, which otherwise may belong to None, to
+    the first constant of the function, or to nothing; so it can move the others. The constants are therefore numbered
+    anew, in the order in which they are used. An instruction is two bytes: what to do, and with what. A place above 255
+    needs an instruction more: in such a large function, a docstring counts.
+    """
+    instructions = bytearray(code.co_code)
+    numbers: dict[int, int] = {}
+    for found in _USES_CONSTANT.finditer(instructions[::2]):
+        at = 2 * found.start()
+        place = instructions[at + 1]
+        if at and instructions[at - 2] == dis.EXTENDED_ARG:
+            place += instructions[at - 1] << 8
+        instructions[at + 1] = numbers.setdefault(place, len(numbers)) & 255
+    return bytes(instructions), [code.co_consts[place] for place in numbers]
 
 
+_USES_CONSTANT = re.compile(b"[%s]" % b"".join(re.escape(bytes([operation])) for operation in dis.hasconst))
 _BEHAVIOUR = {"__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__"}
 
 

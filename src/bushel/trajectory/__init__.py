@@ -146,14 +146,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Loads the module of a name that is asked for the first time."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_WHERE.get(name, name)}")
-    value = getattr(module, name) if name in _WHERE else module
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # so that a type checker reports missing names
+
+    def __getattr__(name: str) -> Any:
+        """Loads the module of a name that is asked for the first time."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(f"{__name__}.{_WHERE.get(name, name)}")
+        value = getattr(module, name) if name in _WHERE else module
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

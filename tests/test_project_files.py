@@ -1,0 +1,73 @@
+"""Files around the code say the same: versions, bounds, lists of tests, workflows."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import bushel
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def requirements():
+    for group in [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]:
+        yield from group
+
+
+def bounds(sign: str) -> dict[str, str]:
+    """Versions in pyproject.toml by package, of the requirements with this sign."""
+    found = (re.match(rf"([\w-]+)(?:\[\w+\])?{sign}([\d.]+)", text) for text in requirements())
+    return {match[1].replace("-", "_"): match[2] for match in found if match}
+
+
+def test_the_oldest_packages_are_those_that_are_promised():
+    lines = (ROOT / "tests" / "oldest.txt").read_text(encoding="utf-8").splitlines()
+    oldest = dict(line.split("==") for line in lines if "==" in line)
+    promised = bounds(">=")
+    for name, version in oldest.items():
+        if name != "jaxlib":
+            assert version.removesuffix(".0").startswith(promised[name]), name
+    # Of these no old version is tried: they need a cluster, a JAX that is newer than the oldest, or a browser.
+    not_tried = {"ray", "orbax_checkpoint", "gymnax", "rerun_sdk", "starlette", "uvicorn"}
+    assert promised.keys() - oldest.keys() <= not_tried
+
+
+def test_hooks_have_the_versions_of_the_tests():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    versions = {hook["repo"].rpartition("/")[2]: hook["rev"] for hook in hooks["repos"]}
+    exact = bounds("==")
+    assert versions["ruff-pre-commit"] == f"v{exact['ruff']}"
+    assert versions["pyright-python"] == f"v{exact['pyright']}"
+
+
+def test_every_promised_python_is_tested():
+    promised = sorted(text.rpartition(" ")[2] for text in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", text))
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+    assert workflow["jobs"]["test"]["strategy"]["matrix"]["python"] == promised
+    assert PROJECT["requires-python"] == f">={promised[0]}"
+
+
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_run_what_the_makefile_has(workflow):
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"run: make ([\w-]+)", workflow.read_text(encoding="utf-8")):
+        if target != "docs":
+            assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_tests_without_extras_exist():
+    names = (ROOT / "tests" / "core.txt").read_text(encoding="utf-8").split()
+    assert len(names) > 40
+    assert [name for name in names if not (ROOT / name).is_file()] == []
+
+
+def test_the_changelog_has_this_version():
+    assert f"\n## [{bushel.__version__}] - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert ".".join(map(str, bushel.__version_info__)) == bushel.__version__
