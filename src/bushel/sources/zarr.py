@@ -31,7 +31,7 @@ class ZarrDataSource(ArraySource):
     Args:
       paths: one or many folders, patterns or URLs, each of a Zarr store.
       names: read only these arrays; all by default.
-      group: which groups are records, such as "data/*". "/" makes each whole store a record.
+      group: which groups are records, such as `data/*`. `/` makes each whole store a record.
       storage_options: options of the object store that holds the Zarr stores.
     """
 
