@@ -40,7 +40,7 @@ PROMISED = {"bushel.engine": ["Executor", "Ticket"]}
 """Modules of which only some names are for users."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Name:
     """One exported name: `module.name`, and what it stands for."""
 
@@ -95,6 +95,18 @@ def homes() -> dict[int, Name]:
         if before is None or (_is_own(name) and not _is_own(before)):
             described[id(name.value)] = name
     return described
+
+
+def page_names(described: dict[int, Name]) -> dict[Name, str]:
+    """The file name of the page of each described name, without its ending.
+
+    `bushel.device.Keys` and `bushel.device.keys` would be one file on macOS, so the page of the function has another name.
+    """
+    pages: dict[Name, str] = {}
+    for name in sorted(described.values(), key=lambda name: (name.kind == "function", name.full)):
+        taken = {page.lower() for page in pages.values()}
+        pages[name] = name.full if name.full.lower() not in taken else f"{name.full}-{name.kind}"
+    return pages
 
 
 def _is_own(name: Name) -> bool:

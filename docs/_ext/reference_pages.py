@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from public_names import MODULES, Name, homes, names_of
+from public_names import MODULES, Name, homes, names_of, page_names
 from sphinx.util.docutils import SphinxDirective
 
 import bushel
@@ -31,9 +31,10 @@ def write_pages(folder: Path) -> list[str]:
     """Write all pages into `folder` and remove those that are no longer wanted. Returns their file names."""
     folder.mkdir(parents=True, exist_ok=True)
     described = homes()
-    pages = {f"{module}.rst": module_page(module, described) for module in MODULES}
+    files = page_names(described)
+    pages = {f"{module}.rst": module_page(module, described, files) for module in MODULES}
     pages["index.rst"] = index_page()
-    pages |= {f"{name.full}.rst": name_page(name, described) for name in described.values()}
+    pages |= {f"{file}.rst": name_page(name, described) for name, file in files.items()}
     for path in folder.glob("*.rst"):
         if path.name not in pages:
             path.unlink()
@@ -52,17 +53,21 @@ def heading(text: str, line: str = "=") -> str:
 def index_page() -> str:
     """The list of all modules."""
     text = heading("Public names")
-    text += "Every name that Bushel exports, generated from the docstrings. Names that are not listed here may change.\n\n"
+    text += (
+        "Every name that Bushel exports, generated from the docstrings. Names that are not listed here may change.\n\n"
+    )
     text += _table([(f":py:mod:`{module}`", title) for module, title in MODULES.items()])
     return text + ".. toctree::\n   :hidden:\n\n" + "".join(f"   {module}\n" for module in MODULES)
 
 
-def module_page(module: str, described: dict[int, Name]) -> str:
+def module_page(module: str, described: dict[int, Name], files: dict[Name, str]) -> str:
     """The page of a module: its docstring, tables of its names, and short entries for names that are described elsewhere."""
     names = names_of(module)
-    here = [name for name in names if described.get(id(name.value)) == name]
+    here = [name for name in files if name.module == module]
+    here.sort(key=lambda name: name.full.lower())
+    shown = {name.full for name in here}
     values = [name for name in names if name.kind == "data"]
-    other = [name for name in names if name.kind not in ("data", "module") and name not in here]
+    other = [name for name in names if name.kind not in ("data", "module") and name.full not in shown]
     text = heading(module)
     text += f".. automodule:: {module}\n\n"
     text += _tables(module, here)
@@ -77,7 +82,7 @@ def module_page(module: str, described: dict[int, Name]) -> str:
         text += "These names are described under the name that is used elsewhere.\n\n"
         text += "".join(_alias(name, described) for name in other)
     if here:
-        text += ".. toctree::\n   :hidden:\n\n" + "".join(f"   {name.full}\n" for name in here)
+        text += ".. toctree::\n   :hidden:\n\n" + "".join(f"   {files[name]}\n" for name in here)
     return text
 
 
@@ -174,7 +179,7 @@ def _members(cls: type, described_base: type):
     """Names of the members that Bushel's own classes define, those of the class itself first."""
     seen = set()
     for base in cls.__mro__:
-        if not base.__module__.startswith("bushel.") or issubclass(described_base, base):
+        if not base.__module__.startswith("bushel.") or base in described_base.__mro__:
             continue
         for name, value in vars(base).items():
             if name in seen:
