@@ -1,4 +1,4 @@
-"""Check the built site: every public name is in its inventory, every link leads somewhere, nothing is loaded from elsewhere.
+"""Check the built site: public names are in its inventory, links lead somewhere, nothing comes from elsewhere.
 
 python docs/check_site.py docs/_build/html
 """

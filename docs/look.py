@@ -48,8 +48,7 @@ def look(pages: list[str], folder: Path, chromium: str) -> list[str]:
             for scheme in ("light", "dark"):
                 context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
                 page = context.new_page()
-                page.on("pageerror", lambda error: faults.append(f"{page.url}: a script raised {error}"))
-                page.on("request", lambda request: _note_request(request.url, site, faults))
+                _watch(page, site, faults)
                 for name in pages:
                     page.goto(f"{site}/{name}.html")
                     page.wait_for_load_state("load")
@@ -78,6 +77,11 @@ def _search(page, address: str, faults: list[str]) -> None:
         page.wait_for_selector("#search-results li a", timeout=30_000)
     except Exception as error:
         faults.append(f"the search at {address} found nothing: {error}")
+
+
+def _watch(page, site: str, faults: list[str]) -> None:
+    page.on("pageerror", lambda error: faults.append(f"{page.url}: a script raised {error}"))
+    page.on("request", lambda request: _note_request(request.url, site, faults))
 
 
 def _note_request(url: str, site: str, faults: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The documentation site, without building it: pages in its lists, names in its reference, anchors of links, its own checks."""
+"""The documentation site, without building it: its lists of pages, the names of its reference, anchors, its checks."""
 
 import ast
 import importlib

@@ -34,7 +34,7 @@ MODULES = {
     "bushel.python": "What Grain keeps under grain.python",
     "bushel.engine": "Executors of your own",
 }
-"""Every public module, with a title. A new public module is added here; tests/test_site.py finds one that is missing."""
+"""Every public module, with a title. Add new public modules here; a test finds one that is missing."""
 
 PROMISED = {"bushel.engine": ["Executor", "Ticket"]}
 """Modules of which only some names are for users."""
@@ -100,7 +100,7 @@ def homes() -> dict[int, Name]:
 def page_names(described: dict[int, Name]) -> dict[Name, str]:
     """The file name of the page of each described name, without its ending.
 
-    `bushel.device.Keys` and `bushel.device.keys` would be one file on macOS, so the page of the function has another name.
+    `bushel.device.Keys` and `bushel.device.keys` would be one file on macOS, so a function gets another one.
     """
     pages: dict[Name, str] = {}
     for name in sorted(described.values(), key=lambda name: (name.kind == "function", name.full)):

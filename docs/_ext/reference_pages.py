@@ -8,6 +8,7 @@ from typing import ClassVar
 from docutils import nodes
 from docutils.parsers.rst import directives
 from public_names import MODULES, Name, homes, names_of, page_names
+from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
 import bushel
@@ -61,7 +62,7 @@ def index_page() -> str:
 
 
 def module_page(module: str, described: dict[int, Name], files: dict[Name, str]) -> str:
-    """The page of a module: its docstring, tables of its names, and short entries for names that are described elsewhere."""
+    """The page of a module: its docstring, tables of its names, and a line for each name described elsewhere."""
     names = names_of(module)
     here = [name for name in files if name.module == module]
     here.sort(key=lambda name: name.full.lower())
@@ -115,7 +116,8 @@ def _summary(value: object) -> str:
 
 def _value(name: Name) -> str:
     if name.name == "config":
-        return f".. py:data:: {name.full}\n\n   {_summary(name.value)}\n\n   .. autoclass:: {_path(type(name.value))}\n      :no-index:\n      :members:\n\n"
+        directive = f"   .. autoclass:: {_path(type(name.value))}\n      :no-index:\n      :members:\n"
+        return f".. py:data:: {name.full}\n\n   {_summary(name.value)}\n\n{directive}\n"
     value = "" if name.name.startswith("__version") else f"   :value: {name.value!r}\n"
     return f".. py:data:: {name.full}\n{value}\n"
 
@@ -181,6 +183,9 @@ def _members(cls: type, described_base: type):
     for base in cls.__mro__:
         if not base.__module__.startswith("bushel.") or base in described_base.__mro__:
             continue
+        documented_fields = [name for name in _attribute_docs(base) if _is_public(name)]
+        yield from (name for name in documented_fields if name not in seen)
+        seen.update(documented_fields)
         for name, value in vars(base).items():
             if name in seen:
                 continue
@@ -191,12 +196,18 @@ def _members(cls: type, described_base: type):
                 yield name
 
 
+def _attribute_docs(cls: type) -> list[str]:
+    """Attributes and fields of a class that have a docstring below them."""
+    documented = ModuleAnalyzer.for_module(cls.__module__).find_attr_docs()
+    return [name for owner, name in documented if owner == cls.__qualname__]
+
+
 def _is_enum_member(cls: type, name: str) -> bool:
     return name in getattr(cls, "__members__", ())
 
 
 def _member_kind(cls: type, name: str) -> str:
-    value = inspect.getattr_static(cls, name)
+    value = inspect.getattr_static(cls, name, None)
     if isinstance(value, property) or type(value).__name__ == "cached_property":
         return "property"
     return "method" if inspect.isroutine(value) or isinstance(value, staticmethod | classmethod) else "attribute"

@@ -18,6 +18,13 @@ class StateMismatch(ValueError):
     """A state that belongs to another pipeline, or a value that is not a state.
 
     If one place in the state is wrong, `path` leads there: keys of dicts and numbers in lists.
+
+    >>> from bushel import MapDataset
+    >>> state = iter(MapDataset.range(10).seed(0).shuffle()).get_state()
+    >>> iter(MapDataset.range(10).seed(1).shuffle()).set_state(state)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    bushel.base.errors.StateMismatch: This state belongs to another pipeline. ...
     """
 
     def __init__(self, message: str, *path: str | int):
@@ -91,7 +98,17 @@ class RowFailed(Exception):
 
 
 class TooManySkipped(RuntimeError):
-    """More elements failed than `skip_limit` allows."""
+    """More elements failed than `skip_limit` allows.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.source(["1", "x", "y"]).map(int).to_iter_dataset()
+    >>> list(ds.with_options(on_error="skip", skip_limit=2))
+    [1]
+    >>> list(ds.with_options(on_error="skip", skip_limit=1))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    bushel.base.errors.TooManySkipped: ...
+    """
 
 
 def describe_error(error: BaseException) -> str:
