@@ -8,6 +8,7 @@ the search finds nothing, also in a copy of the site that is opened as files.
 """
 
 import argparse
+import contextlib
 import functools
 import shutil
 import sys
@@ -33,8 +34,8 @@ PAGES = [
 WIDTHS = {"wide": 1440, "narrow": 390}
 
 
-def look(pages: list[str], folder: Path, chromium: str) -> list[str]:
-    """Write the pictures into `folder`. Returns a sentence for each fault."""
+def look(pages: list[str], folder: Path, chromium: str, *, whole: bool = False) -> list[str]:
+    """Write the pictures into `folder`, of whole pages or of their first screen. Returns a sentence for each fault."""
     from playwright.sync_api import sync_playwright
 
     faults: list[str] = []
@@ -55,7 +56,8 @@ def look(pages: list[str], folder: Path, chromium: str) -> list[str]:
                     wide = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
                     if wide > 0:
                         faults.append(f"{name} is {wide} pixels wider than a window of {width}")
-                    page.screenshot(path=folder / f"{name.replace('/', '_')}-{width_name}-{scheme}.png")
+                    picture = folder / f"{name.replace('/', '_')}-{width_name}-{scheme}.png"
+                    page.screenshot(path=picture, full_page=whole)
                 _search(page, f"{site}/search.html", faults)
                 page.screenshot(path=folder / f"search-{width_name}-{scheme}.png")
                 context.close()
@@ -65,10 +67,15 @@ def look(pages: list[str], folder: Path, chromium: str) -> list[str]:
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """A web server that prints nothing."""
+    """Answers a request and prints nothing, also if the browser leaves before the answer."""
 
     def log_message(self, *words: object) -> None:
         """Print nothing."""
+
+    def copyfile(self, source, outputfile) -> None:
+        """Send a file."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            super().copyfile(source, outputfile)
 
 
 def _search(page, address: str, faults: list[str]) -> None:
@@ -95,8 +102,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where the pictures go")
     parser.add_argument("pages", nargs="*", help="pages without .html")
     parser.add_argument("--chromium", default=shutil.which("chromium") or shutil.which("google-chrome"))
+    parser.add_argument("--whole", action="store_true", help="whole pages, not only their first screen")
     options = parser.parse_args()
-    faults = look(options.pages or PAGES, options.folder, options.chromium)
+    faults = look(options.pages or PAGES, options.folder, options.chromium, whole=options.whole)
     sys.exit("\n".join(faults) or None)
 
 

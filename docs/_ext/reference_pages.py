@@ -117,9 +117,9 @@ def _summary(value: object) -> str:
 def _value(name: Name) -> str:
     if name.name == "config":
         directive = f"   .. autoclass:: {_path(type(name.value))}\n      :no-index:\n      :members:\n"
-        return f".. py:data:: {name.full}\n\n   {_summary(name.value)}\n\n{directive}\n"
-    value = "" if name.name.startswith("__version") else f"   :value: {name.value!r}\n"
-    return f".. py:data:: {name.full}\n{value}\n"
+        return f".. py:data:: {name.name}\n\n   {_summary(name.value)}\n\n{directive}\n"
+    value = "" if name.name.startswith("__version") else f"   :value: {name.value!r}\n"  # it changes by itself
+    return f".. py:data:: {name.name}\n{value}\n"
 
 
 def _path(value: object) -> str:
@@ -127,7 +127,7 @@ def _path(value: object) -> str:
 
 
 def _alias(name: Name, described: dict[int, Name]) -> str:
-    option = "   :canonical:\n" if name.full == _path(name.value) else ""
+    option = "   :canonical:\n" if name.kind != "function" and name.full == _path(name.value) else ""
     return f".. other-name:: {name.full} {name.kind} {described[id(name.value)].full}\n{option}\n"
 
 

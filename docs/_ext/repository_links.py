@@ -1,10 +1,14 @@
-"""Links of a page to files outside of docs/, such as ../examples/digits.py, lead to the repository on the site."""
+"""Links that a code host shows well and the site would not: out of docs/, and with a file name as their text.
+
+On the site `../examples/digits.py` leads to the repository, and `[state.md](state.md)` shows the title of that page.
+"""
 
 import re
 from pathlib import Path, PurePosixPath
 
 REPOSITORY = "https://github.com/bushel-data/bushel"
 LINK = re.compile(r"\]\((\.\./[^)\s]+)\)")
+FILE_NAME = re.compile(r"(?<!!)\[[\w/]+\.md\](\((?!https?:)[^)\s]+\.md(?:#[^)\s]*)?\))")
 
 
 def to_repository(text: str, page: str) -> str:
@@ -24,9 +28,14 @@ def to_repository(text: str, page: str) -> str:
     return LINK.sub(whole, text)
 
 
+def with_titles(text: str) -> str:
+    """The text of a page; links whose text is a file name have no text, and Sphinx fills in the title of the page."""
+    return FILE_NAME.sub(r"[]\1", text)
+
+
 def _rewrite(app, docname: str, source: list[str]) -> None:
     page = Path(app.env.doc2path(docname)).relative_to(app.srcdir).as_posix()
-    source[0] = to_repository(source[0], page)
+    source[0] = with_titles(to_repository(source[0], page))
 
 
 def setup(app) -> dict[str, bool]:
