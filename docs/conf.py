@@ -74,7 +74,7 @@ html_theme_options = {
     "show_navbar_depth": 1,
     "show_toc_level": 2,
     "collapse_navigation": True,
-    "navigation_depth": 2,  # modules, not their names: a list of all names in each page would double the time of a build
+    "navigation_depth": 2,  # modules without their names: all names in the list of every page take time to build
     "home_page_in_toc": False,
     "navbar_persistent": [],
 }

@@ -1,5 +1,6 @@
 """The public names of Bushel: which modules have a page in the reference, and which names each of them exports."""
 
+import functools
 import importlib
 import inspect
 import types
@@ -63,6 +64,7 @@ class Name:
         return "function" if inspect.isroutine(self.value) else "data"
 
 
+@functools.cache
 def names_of(module_name: str) -> list[Name]:
     """The exported names of a module. Without `__all__`, those that the module itself defines."""
     module = importlib.import_module(module_name)
@@ -95,6 +97,12 @@ def homes() -> dict[int, Name]:
         if before is None or (_is_own(name) and not _is_own(before)):
             described[id(name.value)] = name
     return described
+
+
+def value_home(name: Name) -> str:
+    """The first public module that has this value under this name: the value is described there."""
+    same = [other for module in MODULES for other in names_of(module) if other.name == name.name]
+    return next(other.full for other in same if other.value is name.value)
 
 
 def page_names(described: dict[int, Name]) -> dict[Name, str]:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from public_names import MODULES, Name, homes, names_of, page_names
+from public_names import MODULES, Name, homes, names_of, page_names, value_home
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util.docutils import SphinxDirective
 
@@ -16,6 +16,11 @@ import bushel
 ROOT = Path(__file__).parent.parent.parent
 SPECIAL = ("__call__", "__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
 """Methods that are called by Python's own syntax; they are described where they have a docstring of their own."""
+
+VERSIONS = {
+    "__version__": "The version of Bushel as a text.",
+    "__version_info__": "The version of Bushel as three numbers.",
+}
 
 GROUPS = {
     "Datasets and iterators": ["MapDataset", "IterDataset", "DatasetIterator", "Column", "Explanation", "Report"],
@@ -67,8 +72,9 @@ def module_page(module: str, described: dict[int, Name], files: dict[Name, str])
     here = [name for name in files if name.module == module]
     here.sort(key=lambda name: name.full.lower())
     shown = {name.full for name in here}
-    values = [name for name in names if name.kind == "data"]
-    other = [name for name in names if name.kind not in ("data", "module") and name.full not in shown]
+    values = [name for name in names if name.kind == "data" and value_home(name) == name.full]
+    shown |= {name.full for name in values}
+    other = [name for name in names if name.kind != "module" and name.full not in shown]
     text = heading(module)
     text += f".. automodule:: {module}\n\n"
     text += _tables(module, here)
@@ -118,8 +124,18 @@ def _value(name: Name) -> str:
     if name.name == "config":
         directive = f"   .. autoclass:: {_path(type(name.value))}\n      :no-index:\n      :members:\n"
         return f".. py:data:: {name.name}\n\n   {_summary(name.value)}\n\n{directive}\n"
-    value = "" if name.name.startswith("__version") else f"   :value: {name.value!r}\n"  # it changes by itself
-    return f".. py:data:: {name.name}\n{value}\n"
+    value = f"   :value: {name.value!r}\n" if isinstance(name.value, str) and not name.name.startswith("__") else ""
+    text = VERSIONS.get(name.name) or _value_docstring(name)
+    return f".. py:data:: {name.name}\n{value}\n   {text}\n\n"
+
+
+def _value_docstring(name: Name) -> str:
+    """The docstring below a value, in the module itself or in the one where the value is defined."""
+    for module in (name.module, "bushel.base.transforms"):
+        docs = ModuleAnalyzer.for_module(module).find_attr_docs()
+        if text := docs.get(("", name.name)):
+            return " ".join(text).strip()
+    raise ValueError(f"{name.full} has no docstring: write one below it, where it is defined.")
 
 
 def _path(value: object) -> str:
@@ -127,6 +143,8 @@ def _path(value: object) -> str:
 
 
 def _alias(name: Name, described: dict[int, Name]) -> str:
+    if name.kind == "data":
+        return f".. other-name:: {name.full} data {value_home(name)}\n\n"
     option = "   :canonical:\n" if name.kind != "function" and name.full == _path(name.value) else ""
     return f".. other-name:: {name.full} {name.kind} {described[id(name.value)].full}\n{option}\n"
 
