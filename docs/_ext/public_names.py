@@ -25,6 +25,7 @@ MODULES = {
     "bushel.trajectory.data_utils": "Helpers for trees, grippers and mixtures",
     "bushel.checkpoint": "Iterators in Orbax checkpoints",
     "bushel.ray": "Jobs on a Ray cluster",
+    "bushel.view": "Look at your data in a browser",
     "bushel.testing": "Checks for your own pipelines",
     "bushel.prometheus": "Figures for Prometheus",
     "bushel.experimental": "What Grain keeps under grain.experimental",
