@@ -20,7 +20,7 @@ PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 
-.PHONY: demo test test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check lint types clean parallel-tests all-parallel-tests \
+.PHONY: demo test test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check docs lint types clean parallel-tests all-parallel-tests \
 	quick-types quick-tests
 
 demo: $(VENV)/.jax-installed
@@ -92,8 +92,13 @@ bench: $(BENCH_VENV)/.bench-installed
 bench-check: $(BENCH_VENV)/.bench-installed
 	$(BENCH_VENV)/bin/python -m benchmarks.run --check all
 
+# The site, in docs/_build/html. The tutorials run while it is built; what they gave is kept until they change.
+docs: $(VENV)/.docs-installed $(SERVERS_VENV)/.installed
+	$(VENV)/bin/python -m sphinx --fail-on-warning --keep-going --jobs auto --quiet docs docs/_build/html
+	$(VENV)/bin/python docs/check_site.py docs/_build/html
+
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) $(LEROBOT_VENV) $(CORE_VENV) $(OLDEST_VENV) $(RELEASE_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) $(SERVERS_VENV) $(LIBRARIES_VENV) $(LEROBOT_VENV) $(CORE_VENV) $(OLDEST_VENV) $(RELEASE_VENV) build dist docs/_build docs/reference .pytest_cache .ruff_cache .hypothesis
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The stamps are newer than pyproject.toml when the venv holds what it asks for.
@@ -105,6 +110,11 @@ $(VENV)/.jax-installed: pyproject.toml
 $(VENV)/.test-installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python $(PIP_INSTALL) -e '.[test]'
+	touch $(VENV)/.jax-installed $@
+
+$(VENV)/.docs-installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python $(PIP_INSTALL) -e '.[docs]'
 	touch $(VENV)/.jax-installed $@
 
 $(LIBRARIES_VENV)/.installed: pyproject.toml

@@ -87,6 +87,8 @@ def _tests_of_one(path: PurePosixPath, root: Path) -> list[str]:
         return [f"tests/{more[0]}"]  # data beside tests, such as golden outputs
     if top in ("examples", "benchmarks"):
         return [f"tests/test_{top}.py"]
+    if top == "docs" and path.suffix in (".md", ".py"):
+        return ["tests/test_docs.py", "tests/test_site.py"]
     if path.suffix == ".md":
         return ["tests/test_docs.py"]
     return []

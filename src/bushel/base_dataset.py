@@ -48,7 +48,14 @@ class Dataset(abc.ABC):
         """The text of an AttributeError for a method that only the other kind of dataset has."""
 
     def pipe(self, func: Callable[Concatenate[Self, P], R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """`func(self, *args, **kwargs)`, so that functions on datasets chain like methods."""
+        """`func(self, *args, **kwargs)`, so that functions on datasets chain like methods.
+
+        >>> from bushel import MapDataset
+        >>> def every_other(ds, start=0):
+        ...     return ds[start::2]
+        >>> list(MapDataset.range(6).pipe(every_other, start=1))
+        [1, 3, 5]
+        """
         return func(self, *args, **kwargs)
 
     @property

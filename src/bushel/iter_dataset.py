@@ -162,7 +162,12 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         return True  # also if it has no elements: `if ds:` asks whether there is a dataset
 
     def apply(self, transformations: tf.Transformation | tf.Transformations) -> IterDataset[Any]:
-        """One transformation after the other, each by its kind."""
+        """One transformation after the other, each by its kind.
+
+        >>> from bushel import MapDataset, transforms
+        >>> list(MapDataset.range(4).to_iter_dataset().apply([transforms.Batch(2)]))
+        [array([0, 1]), array([2, 3])]
+        """
         return apply_all(self, transformations)
 
     @overload
@@ -210,6 +215,10 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
           batch_size: how many elements make a batch.
           drop_remainder: leaves out the last batch if it is smaller.
           batch_fn: makes a batch from a list of elements; by default they are stacked.
+
+        >>> from bushel import MapDataset
+        >>> [batch.tolist() for batch in MapDataset.range(5).to_iter_dataset().batch(2)]
+        [[0, 1], [2, 3], [4]]
         """
         size = checks.positive(batch_size, "batch_size")
         return IterPipeline(ordered.BatchStream(self._node, size, bool(drop_remainder), batch_fn))
@@ -231,7 +240,12 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     def filter(self, transform: VectorizedFilter, *, vectorized: bool) -> IterDataset[T_co]: ...
 
     def filter(self, transform: Any, *, vectorized: bool = False) -> IterDataset[Any]:
-        """Only the elements for which `transform` returns True. Warns if it drops nearly all elements."""
+        """Only the elements for which `transform` returns True. Warns if it drops nearly all elements.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 3 == 0))
+        [0, 3]
+        """
         return IterPipeline(
             elementwise.FilterStream(self._node, check_transform(transform, tf.Filter, "filter"), vectorized)
         )
@@ -243,7 +257,12 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
     def map(self, transform: VectorizedFunction, *, vectorized: bool) -> IterDataset[Any]: ...
 
     def map(self, transform: Any, *, vectorized: bool = False) -> IterDataset[Any]:
-        """`transform` of each element; see `MapDataset.map`."""
+        """`transform` of each element; see `MapDataset.map`.
+
+        >>> from bushel import MapDataset
+        >>> list(MapDataset.range(3).to_iter_dataset().map(lambda x: x * 10))
+        [0, 10, 20]
+        """
         return IterPipeline(elementwise.MapStream(self._node, check_transform(transform, tf.Map, "map"), vectorized))
 
     def map_with_index(self, transform: MapWithIndexFunction[T_co, S]) -> IterDataset[S]:
@@ -262,6 +281,11 @@ class IterDataset(Dataset, Iterable[T_co], metaclass=_IterDatasetMeta):
         Args:
           transform: a function of an element and a generator, or a RandomMap.
           seed: for this operation alone; by default it follows from `ds.seed(...)` and the place in the pipeline.
+
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(3).to_iter_dataset().seed(0).random_map(lambda x, rng: x + rng.random())
+        >>> list(ds) == list(ds)
+        True
         """
         chosen = derive_random_map_seed(self, seed)
         checked = check_transform(transform, tf.RandomMap, "random_map")

@@ -78,20 +78,54 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @abc.abstractmethod
     def get_state(self) -> State:
-        """Returns the position as plain JSON data."""
+        """Returns the position as plain JSON data.
+
+        >>> import json
+        >>> from bushel import MapDataset
+        >>> it = iter(MapDataset.range(10))
+        >>> next(it), next(it)
+        (0, 1)
+        >>> saved = json.dumps(it.get_state())
+        """
 
     @abc.abstractmethod
     def set_state(self, state: State) -> None:
-        """Goes to a position that `get_state` returned."""
+        """Goes to a position that `get_state` returned.
+
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(10)
+        >>> it = iter(ds)
+        >>> _ = next(it)
+        >>> later = iter(ds)
+        >>> later.set_state(it.get_state())
+        >>> next(later)
+        1
+        """
 
     @optional
     def explain(self, steps: int = 1) -> list[Explanation]:
-        """The source records that the next elements are made of. Nothing is read; see `MapDataset.explain`."""
+        """The source records that the next elements are made of. Nothing is read; see `MapDataset.explain`.
+
+        >>> from bushel import MapDataset
+        >>> it = iter(MapDataset.range(10).shuffle(seed=1).batch(2))
+        >>> print(it.explain()[0])
+        element 0 is made of
+          record 5 of range(10), epoch 0
+          record 7 of range(10), epoch 0
+        """
         raise NotImplementedError(f"{type(self).__name__} cannot say what comes next without reading.")
 
     @optional
     def report(self) -> Report:
-        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it."""
+        """Where the time goes: the time of each stage, which stage waits for which, and what to try. Print it.
+
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(100).map(str).to_iter_dataset()
+        >>> it = iter(ds.with_options(execution_tracking_mode="stage_timing"))
+        >>> _ = [next(it) for _ in range(50)]
+        >>> [stage.call for stage in it.report().stages]
+        ['range(100)', 'map(str)', 'to_iter_dataset()']
+        """
         raise NotImplementedError(f"{type(self).__name__} is not measured: only iterators of Bushel's datasets are.")
 
     @property
@@ -108,7 +142,12 @@ class DatasetIterator(abc.ABC, Iterator[T_co], Generic[T_co]):
 
     @optional
     def close(self) -> None:
-        """Frees threads and other resources. `next` raises ValueError afterwards; closing again does nothing."""
+        """Frees threads and other resources. `next` raises ValueError afterwards; closing again does nothing.
+
+        >>> from bushel import MapDataset
+        >>> with iter(MapDataset.range(10)) as it:  # the end of the block closes it
+        ...     first = next(it)
+        """
         if not self._closed:
             self._closed = True
             for parent in getattr(self, "_parents", ()):

@@ -390,6 +390,11 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         """Seeds the operations that follow: each derives a seed from this one and from its place in the pipeline.
 
         If you add an operation before a shuffle, the seed of the shuffle changes. `shuffle(seed=...)` avoids that.
+
+        >>> from bushel import MapDataset
+        >>> ds = MapDataset.range(4).seed(1).shuffle()
+        >>> list(ds) == list(MapDataset.range(4).seed(1).shuffle())
+        True
         """
         return MapPipeline(reindex.Seed(self._node, checks.seed(seed)))
 
@@ -456,7 +461,16 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         return ZipMapDataset([self, *others])
 
     def flat_map(self, transform: FlatMapObject[T_co, S]) -> MapDataset[S]:
-        """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing."""
+        """Splits each element into up to `transform.max_fan_out` elements. If there are fewer, the rest are missing.
+
+        >>> from bushel import transforms
+        >>> class Words(transforms.FlatMap):
+        ...     max_fan_out = 3
+        ...     def flat_map(self, text):
+        ...         return text.split()
+        >>> list(MapDataset.source(["a b", "c"]).flat_map(Words()))
+        ['a', 'b', 'c']
+        """
         return FlatMapMapDataset(self, transform)
 
     def slice(self, sl: builtins.slice | Sequence[int]) -> MapDataset[T_co]:
@@ -670,7 +684,12 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
         unsupported: Literal["keep", "refuse"] = "keep",
         remainder: Literal["drop", "pad"] | None = None,
     ) -> IterDataset[Any]:
-        """The elements in order, as arrays on accelerators: see `IterDataset.to_device`."""
+        """The elements in order, as arrays on accelerators: see `IterDataset.to_device`.
+
+        >>> batch = next(iter(MapDataset.range(8).batch(4).to_device()))
+        >>> type(batch).__name__, batch.tolist()
+        ('ArrayImpl', [0, 1, 2, 3])
+        """
         stream = self.to_iter_dataset()
         return stream.to_device(where, buffer=buffer, unsupported=unsupported, remainder=remainder)
 
@@ -693,6 +712,9 @@ class MapDataset(Dataset, Generic[T_co], metaclass=_MapDatasetMeta):
           read_options: threads that prefetch. By default there are none at first. If elements that may come from files
             take longer than 0.1 ms each, 16 threads prefetch up to 500 elements, as in Grain. The output is the same.
           allow_nones: keeps the elements that a filter dropped, as None.
+
+        >>> list(MapDataset.range(6).to_iter_dataset().filter(lambda x: x % 2 == 0).batch(2))
+        [array([0, 2]), array([4])]
         """
         return IterPipeline(streams.Elements(self._node, read_options, bool(allow_nones)))
 

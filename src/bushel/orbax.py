@@ -16,7 +16,17 @@ except ImportError as error:
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)  # type: ignore[arg-type]
 @dataclasses.dataclass
 class CheckpointSave(ocp.args.CheckpointArgs):
-    """Saves an iterator as an item of a checkpoint: `ocp.args.Composite(..., data=CheckpointSave(iterator))`."""
+    """Saves an iterator as an item of a checkpoint: `ocp.args.Composite(..., data=CheckpointSave(iterator))`.
+
+    >>> import tempfile
+    >>> import orbax.checkpoint as ocp
+    >>> from bushel import MapDataset
+    >>> it = iter(MapDataset.range(10))
+    >>> with ocp.CheckpointManager(tempfile.mkdtemp()) as manager:
+    ...     saved = manager.save(1, args=ocp.args.Composite(data=CheckpointSave(it)))
+    >>> saved
+    True
+    """
 
     item: Any
 
@@ -24,6 +34,19 @@ class CheckpointSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)  # type: ignore[arg-type]
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):
-    """Restores an iterator from an item of a checkpoint."""
+    """Restores an iterator from an item of a checkpoint.
+
+    >>> import tempfile
+    >>> import orbax.checkpoint as ocp
+    >>> from bushel import MapDataset
+    >>> it, fresh = iter(MapDataset.range(10)), iter(MapDataset.range(10))
+    >>> _ = next(it)
+    >>> with ocp.CheckpointManager(tempfile.mkdtemp()) as manager:
+    ...     saved = manager.save(1, args=ocp.args.Composite(data=CheckpointSave(it)))
+    ...     manager.wait_until_finished()
+    ...     restored = manager.restore(1, args=ocp.args.Composite(data=CheckpointRestore(fresh)))
+    >>> next(fresh)
+    1
+    """
 
     item: Any

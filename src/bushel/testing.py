@@ -97,7 +97,14 @@ def _assert_same(expected: list[Any], found: list[Any], when: str, start: int = 
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two elements are equal: structure, types of containers, dtypes, shapes and values (NaN equals NaN)."""
+    """Whether two elements are equal: structure, types of containers, dtypes, shapes and values (NaN equals NaN).
+
+    >>> import numpy as np
+    >>> same({"x": np.array([1.0, np.nan])}, {"x": np.array([1.0, np.nan])})
+    True
+    >>> same({"x": np.int32(1)}, {"x": np.int64(1)})
+    False
+    """
     try:
         verdicts = trees.map_leaves(_same_leaf, a, b)
     except ValueError:

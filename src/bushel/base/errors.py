@@ -18,6 +18,13 @@ class StateMismatch(ValueError):
     """A state that belongs to another pipeline, or a value that is not a state.
 
     If one place in the state is wrong, `path` leads there: keys of dicts and numbers in lists.
+
+    >>> from bushel import MapDataset
+    >>> state = iter(MapDataset.range(10).seed(0).shuffle()).get_state()
+    >>> iter(MapDataset.range(10).seed(1).shuffle()).set_state(state)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    bushel.base.errors.StateMismatch: This state belongs to another pipeline. ...
     """
 
     def __init__(self, message: str, *path: str | int):
@@ -58,15 +65,36 @@ class StoppedByUser(RuntimeError):
 
 
 class WorkerDied(RuntimeError):
-    """Worker processes died one after the other at the same elements, those at positions [low, high) of `at`."""
+    """Worker processes died again and again while they computed the same elements, so Bushel gives these elements up.
+
+    If a worker dies once, another one computes its elements again, and nothing is lost. The message names the elements
+    and the records that they are made of. To continue without such elements, let Bushel skip them:
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.range(10).to_iter_dataset().with_options(on_error="skip", skip_limit=100)
+    """
 
     at: tuple[int, int] | None = None
+    """The positions [low, high) of these elements, where they are known."""
     counted: int = 0
     """How many of the operations that count elements had counted these elements."""
 
 
 class PipelineNotSent(TypeError):
-    """A part of the pipeline cannot be pickled, so the pipeline cannot be sent to worker processes."""
+    """A part of the pipeline cannot be pickled, so the pipeline cannot be sent to worker processes.
+
+    Functions and classes that hold an open file, a lock or a connection cannot be pickled. Open such things inside the
+    function, or leave them out in `__getstate__`: see "Write your own source" in the documents.
+
+    >>> import threading
+    >>> from bushel import MapDataset, MultiprocessingOptions
+    >>> lock = threading.Lock()
+    >>> ds = MapDataset.range(4).map(lambda x: (lock.locked(), x)).to_iter_dataset()
+    >>> next(iter(ds.mp_prefetch(MultiprocessingOptions(num_workers=1))))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    bushel.base.errors.PipelineNotSent: ...
+    """
 
 
 class DamagedFile(ValueError):
@@ -91,7 +119,17 @@ class RowFailed(Exception):
 
 
 class TooManySkipped(RuntimeError):
-    """More elements failed than `skip_limit` allows."""
+    """More elements failed than `skip_limit` allows.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.source(["1", "x", "y"]).map(int).to_iter_dataset()
+    >>> list(ds.with_options(on_error="skip", skip_limit=2))
+    [1]
+    >>> list(ds.with_options(on_error="skip", skip_limit=1))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+      ...
+    bushel.base.errors.TooManySkipped: ...
+    """
 
 
 def describe_error(error: BaseException) -> str:

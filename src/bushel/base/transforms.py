@@ -137,7 +137,9 @@ class DatasetSelectionMap(abc.ABC):
 
 
 Transformation = Batch | Map | RandomMap | TfRandomMap | Filter | FlatMap | MapWithIndex
+"""Any of the transformation classes: the type of what `ds.apply` and a `DataLoader` take."""
 Transformations = Sequence[Transformation]
+"""Transformations that are applied one after the other."""
 
 
 def method(transform: Any, kind: type, name: str) -> Callable[..., Any]:

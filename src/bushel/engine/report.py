@@ -129,6 +129,16 @@ class Skip:
 class Report:
     """Where the time of an iterator went. Print it to see all of it; `verdict` has only the last lines.
 
+    `iterator.report()` returns it. Stages are timed only if the options of the pipeline ask for it.
+
+    >>> from bushel import MapDataset
+    >>> ds = MapDataset.range(100).map(str).to_iter_dataset()
+    >>> with iter(ds.with_options(execution_tracking_mode="stage_timing")) as it:
+    ...     elements = [next(it) for _ in range(100)]
+    ...     report = it.report()
+    >>> report.elements, [stage.call for stage in report.stages]
+    (100, ['range(100)', 'map(str)', 'to_iter_dataset()'])
+
     `elapsed_s` is the time from the first `next` to the end of the last one. `waited_s` is the part of it that was
     spent in `next`.
     """

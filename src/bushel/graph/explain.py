@@ -36,7 +36,13 @@ class SourceRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """What one element of a dataset is made of."""
+    """What one element of a dataset is made of.
+
+    >>> from bushel import MapDataset
+    >>> explanation = MapDataset.range(10).shuffle(seed=1).batch(2).explain(0)
+    >>> [record.record for record in explanation.records]
+    [5, 7]
+    """
 
     index: int
     records: tuple[SourceRecord, ...]

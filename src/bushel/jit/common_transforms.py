@@ -148,7 +148,15 @@ def find_device(device: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class NormalizeImageTransform(ElementTransform):
-    """Convert images to floats, as `image * scale + offset`: by default from 0..255 to 0..1."""
+    """Convert images to floats, as `image * scale + offset`: by default from 0..255 to 0..1.
+
+    >>> import numpy as np
+    >>> from bushel.jit import ArraySource, BatchTransform, DataLoader
+    >>> images = {"image": np.full((4, 2, 2, 1), 255, np.uint8)}
+    >>> loader = DataLoader([ArraySource(images), BatchTransform(2), NormalizeImageTransform()])
+    >>> float(loader.batch_at(0, 0)[0]["image"].max())
+    1.0
+    """
 
     image_key: str = "image"
     dtype: Any = jnp.float32
@@ -188,7 +196,15 @@ class FlattenTransform(ElementTransform):
 
 @dataclasses.dataclass(frozen=True)
 class FlattenImageTransform(ElementTransform):
-    """Turn each image into a vector: all axes behind the axes of the mask become one."""
+    """Turn each image into a vector: all axes behind the axes of the mask become one.
+
+    >>> import numpy as np
+    >>> from bushel.jit import ArraySource, BatchTransform, DataLoader
+    >>> images = {"image": np.zeros((4, 8, 8, 3), np.float32)}
+    >>> loader = DataLoader([ArraySource(images), BatchTransform(2), FlattenImageTransform()])
+    >>> loader.batch_at(0, 0)[0]["image"].shape
+    (2, 192)
+    """
 
     image_key: str = "image"
 
@@ -202,7 +218,14 @@ class FlattenImageTransform(ElementTransform):
 
 @dataclasses.dataclass(frozen=True)
 class RenameTransform(ElementTransform):
-    """Rename entries of a dict. `renames` maps old names to new ones."""
+    """Rename entries of a dict. `renames` maps old names to new ones.
+
+    >>> import numpy as np
+    >>> from bushel.jit import ArraySource, BatchTransform, DataLoader
+    >>> loader = DataLoader([ArraySource({"x": np.arange(4)}), BatchTransform(2), RenameTransform({"x": "inputs"})])
+    >>> sorted(loader.batch_at(0, 0)[0])
+    ['inputs']
+    """
 
     renames: Mapping[str, str]
 

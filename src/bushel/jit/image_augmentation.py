@@ -49,7 +49,15 @@ class ImageAugmentation(ElementTransform):
 
 @dataclasses.dataclass(frozen=True)
 class RandomFlipTransform(ImageAugmentation):
-    """Mirror images left to right, each with this probability."""
+    """Mirror images left to right, each with this probability.
+
+    >>> import numpy as np
+    >>> from bushel.jit import ArraySource, BatchTransform, DataLoader
+    >>> images = {"image": np.zeros((4, 8, 8, 3), np.float32)}
+    >>> loader = DataLoader([ArraySource(images), BatchTransform(2), RandomFlipTransform()])
+    >>> loader.batch_at(0, 0)[0]["image"].shape
+    (2, 8, 8, 3)
+    """
 
     image_key: str = "image"
     probability: float = 0.5
@@ -69,6 +77,13 @@ class RandomCropTransform(ImageAugmentation):
       padding: the width of the border in pixels.
       image_key: the name of the entry with the image.
       mode: what the border shows: "constant" for zeros, "reflect" for the mirrored image.
+
+    >>> import numpy as np
+    >>> from bushel.jit import ArraySource, BatchTransform, DataLoader
+    >>> images = {"image": np.zeros((4, 8, 8, 3), np.float32)}
+    >>> loader = DataLoader([ArraySource(images), BatchTransform(2), RandomCropTransform(padding=2)])
+    >>> loader.batch_at(0, 0)[0]["image"].shape
+    (2, 8, 8, 3)
     """
 
     padding: int = 4

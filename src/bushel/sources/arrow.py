@@ -26,6 +26,14 @@ class ArrowDataSource(TableSource):
         decompressed as a whole when it is opened.
       columns: read only these columns; all by default.
       storage_options: options of the store that holds the files. Remote files are read into memory as a whole.
+
+    >>> import os, tempfile, pyarrow
+    >>> path = os.path.join(tempfile.mkdtemp(), "train.arrow")
+    >>> table = pyarrow.table({"x": [1, 2, 3]})
+    >>> with pyarrow.ipc.new_file(path, table.schema) as file:
+    ...     file.write_table(table)
+    >>> ArrowDataSource(path)[2]
+    {'x': np.int64(3)}
     """
 
     part = "record batch"

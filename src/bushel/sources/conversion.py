@@ -247,6 +247,14 @@ def convert(
         the number of records done, and the number of all records.
       run_all: (jobs, workers, report) -> None, which runs all jobs. Other machines may run them if the target lies
         where all of them can write, and the sources where all can read: see `bushel.ray.convert`.
+
+    >>> import os, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with open(os.path.join(folder, "rows.jsonl"), "w") as file:
+    ...     _ = file.write('{"x": 1}\\n{"x": 2}\\n')
+    >>> files = convert(os.path.join(folder, "rows.jsonl"), os.path.join(folder, "rows.array_record"))
+    >>> [os.path.basename(file) for file in files]
+    ['rows.array_record']
     """
     found = record_files.parse_shards(sources, storage_options)
     reading = _Reading(_format_of_sources([path for path, _, _ in found], source_format), storage_options, round_floats)

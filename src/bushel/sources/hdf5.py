@@ -32,7 +32,7 @@ class HDF5DataSource(ArraySource):
       paths: one or many files, patterns or URLs. A folder stands for its files that end in ".h5" or ".hdf5".
       names: read only these datasets, such as "train/images". A link may be named too. By default all datasets are
         read, each once.
-      group: which groups are records, such as "data/*". "/" makes each whole file a record.
+      group: which groups are records, such as `data/*`. `/` makes each whole file a record.
       storage_options: options of the store that holds the files.
 
     >>> import os, tempfile, h5py

@@ -31,6 +31,13 @@ def decode_image(data: bytes, mode: str | None = "RGB") -> np.ndarray:
     Args:
       data: the content of an image file of any format that Pillow can read.
       mode: "RGB", "L" (one channel), "RGBA", another mode of Pillow's, or None for the file's own mode and dtype.
+
+    >>> import io, PIL.Image
+    >>> file = io.BytesIO()
+    >>> PIL.Image.new("RGB", (32, 24), "red").save(file, "png")
+    >>> image = decode_image(file.getvalue())
+    >>> image.shape, image[0, 0].tolist()
+    ((24, 32, 3), [255, 0, 0])
     """
     _check_bytes(data, "decode_image", "an image file")
     if data[:3] == _JPEG and mode in _COLOURS:
@@ -102,6 +109,13 @@ def decode_audio(data: bytes, dtype: str = "float32") -> tuple[np.ndarray, int]:
 
     A sound that was cut short is an error, except in files that do not state their length: some MP3 files, and WAV and
     AIFF files whose writer did not know it.
+
+    >>> import io, numpy as np, soundfile
+    >>> file = io.BytesIO()
+    >>> soundfile.write(file, np.zeros((800, 2)), 16_000, format="wav")
+    >>> samples, rate = decode_audio(file.getvalue())
+    >>> samples.shape, rate
+    ((800, 2), 16000)
     """
     _check_bytes(data, "decode_audio", "a sound file")
     soundfile: Any = import_package("soundfile", "audio", "Sounds")

@@ -88,6 +88,12 @@ class ParquetDataSource(TableSource):
       columns: read only these columns; all by default.
       cache_bytes: the most bytes of decoded row groups that are kept.
       storage_options: options of the store that holds the files.
+
+    >>> import os, tempfile, pyarrow, pyarrow.parquet
+    >>> path = os.path.join(tempfile.mkdtemp(), "train.parquet")
+    >>> pyarrow.parquet.write_table(pyarrow.table({"x": [1, 2, 3], "word": ["a", "b", "c"]}), path)
+    >>> ParquetDataSource(path)[1]
+    {'x': np.int64(2), 'word': 'b'}
     """
 
     part = "row group"

@@ -78,6 +78,13 @@ def file_fingerprint(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[
 
     A path that does not name a local file (a URL, a pattern) counts as text, without user, password and signature. A
     URL that is signed again therefore has the same fingerprint.
+
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "train.txt")
+    >>> with open(path, "w") as file:
+    ...     _ = file.write("one\\ntwo\\n")
+    >>> file_fingerprint(path) == file_fingerprint(path)
+    True
     """
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]

@@ -29,6 +29,9 @@ class Limits:
         the samples of a sound. 1 GiB by default.
       image_pixels: height times width of an image. 2**27 (134 million) by default; an RGB pixel takes 3 bytes.
       array_bytes: the size of an array in a compressed `.npz` file. 16 GiB by default.
+
+    >>> Limits(image_pixels=10**9).image_pixels
+    1000000000
     """
 
     record_bytes: int = 1 << 30

@@ -52,6 +52,15 @@ class TFRecordDataSource(RecordSource):
       verify: whether to compare every record with its checksum. By default records are compared if a package that
         computes the checksums is installed; otherwise there is a warning.
       storage_options: options of the store that holds the files.
+
+    >>> import os, tempfile
+    >>> from bushel.sources import convert
+    >>> folder = tempfile.mkdtemp()
+    >>> with open(os.path.join(folder, "rows.jsonl"), "w") as file:
+    ...     _ = file.write('{"x": 1}\\n{"x": 2}\\n')
+    >>> (path,) = convert(os.path.join(folder, "rows.jsonl"), os.path.join(folder, "rows.tfrecord"))
+    >>> TFRecordDataSource(path)[1]
+    b'{"x": 2}'
     """
 
     def __init__(self, paths: Any, *, verify: bool | None = None, storage_options: Options | None = None):

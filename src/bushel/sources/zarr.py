@@ -31,8 +31,15 @@ class ZarrDataSource(ArraySource):
     Args:
       paths: one or many folders, patterns or URLs, each of a Zarr store.
       names: read only these arrays; all by default.
-      group: which groups are records, such as "data/*". "/" makes each whole store a record.
+      group: which groups are records, such as `data/*`. `/` makes each whole store a record.
       storage_options: options of the object store that holds the Zarr stores.
+
+    >>> import os, tempfile, numpy as np, zarr
+    >>> path = os.path.join(tempfile.mkdtemp(), "train.zarr")
+    >>> group = zarr.open_group(path, mode="w")
+    >>> group["x"] = np.arange(6).reshape(3, 2)
+    >>> ZarrDataSource(path)[1]
+    {'x': array([2, 3])}
     """
 
     def __init__(

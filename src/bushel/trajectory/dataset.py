@@ -189,9 +189,8 @@ class TrajectoryDataset:
     def with_keys(self, seed: int = 0) -> TrajectoryDataset:
         """Adds a "key" for `jax.random` to each frame, uint32[2]: a function of the frame's position in the stream.
 
-        A function on the device can take it: `augment_images(batch["observation"]["image_primary"], batch["key"],
-          ...)`.
-        Its output is then the same for any number of workers.
+        A function on the device can take it: `augment_images(images, batch["key"], ...)`. Its output is then the same
+        for any number of workers.
         """
         return self.random_frame_map(_with_key, seed=seed)
 

@@ -1,0 +1,122 @@
+"""The public names of Bushel: which modules have a page in the reference, and which names each of them exports."""
+
+import functools
+import importlib
+import inspect
+import types
+from dataclasses import dataclass
+
+MODULES = {
+    "bushel": "Datasets, loaders, options and errors",
+    "bushel.sources": "Where records come from",
+    "bushel.transforms": "Transformations as classes",
+    "bushel.device": "Batches on accelerators",
+    "bushel.jit": "The loader inside jit",
+    "bushel.jit.datasets": "Small data sets for the loader inside jit",
+    "bushel.jit.datasets.time_utils": "Windows over time series",
+    "bushel.jit.cereal": "The names of cereal",
+    "bushel.trajectory": "Episodes of robots",
+    "bushel.trajectory.oxe": "Open X-Embodiment by name",
+    "bushel.trajectory.traj_transforms": "Functions of whole trajectories",
+    "bushel.trajectory.obs_transforms": "Functions of the images of a frame",
+    "bushel.trajectory.goal_relabeling": "Goals from the future of a step",
+    "bushel.trajectory.task_augmentation": "Goals and instructions changed at random",
+    "bushel.trajectory.text_processing": "Instructions as tokens",
+    "bushel.trajectory.data_utils": "Helpers for trees, grippers and mixtures",
+    "bushel.checkpoint": "Iterators in Orbax checkpoints",
+    "bushel.ray": "Jobs on a Ray cluster",
+    "bushel.view": "Look at your data in a browser",
+    "bushel.testing": "Checks for your own pipelines",
+    "bushel.prometheus": "Figures for Prometheus",
+    "bushel.experimental": "What Grain keeps under grain.experimental",
+    "bushel.samplers": "Samplers of a DataLoader",
+    "bushel.sharding": "Shards of a DataLoader",
+    "bushel.multiprocessing": "Shared memory and options of workers",
+    "bushel.constants": "Names of the fields of a record",
+    "bushel.python": "What Grain keeps under grain.python",
+    "bushel.engine": "Executors of your own",
+}
+"""Every public module, with a title. Add new public modules here; a test finds one that is missing."""
+
+PROMISED = {"bushel.engine": ["Executor", "Ticket"]}
+"""Modules of which only some names are for users."""
+
+
+@dataclass(frozen=True, eq=False)
+class Name:
+    """One exported name: `module.name`, and what it stands for."""
+
+    module: str
+    name: str
+    value: object
+
+    @property
+    def full(self) -> str:
+        """The name as a user writes it."""
+        return f"{self.module}.{self.name}"
+
+    @property
+    def kind(self) -> str:
+        """The directive of the Python domain that describes it: class, exception, function, module or data."""
+        if isinstance(self.value, types.ModuleType):
+            return "module"
+        if inspect.isclass(self.value):
+            return "exception" if issubclass(self.value, BaseException) else "class"
+        return "function" if inspect.isroutine(self.value) else "data"
+
+
+@functools.cache
+def names_of(module_name: str) -> list[Name]:
+    """The exported names of a module. Without `__all__`, those that the module itself defines."""
+    module = importlib.import_module(module_name)
+    listed = PROMISED.get(module_name) or getattr(module, "__all__", None)
+    if listed is None:
+        listed = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == module_name
+        ]
+    extras = module._EXTRAS if module_name == "bushel" else ()
+    return [Name(module_name, name, getattr(module, name)) for name in sorted({*listed, *extras}, key=str.lower)]
+
+
+def all_names() -> list[Name]:
+    """Every exported name of every public module."""
+    return [name for module in MODULES for name in names_of(module)]
+
+
+def homes() -> dict[int, Name]:
+    """The one name under which each class and function is described, by `id`; elsewhere the reference refers to it.
+
+    A class is described under its own name rather than under another one, and in the first module of the list.
+    """
+    described: dict[int, Name] = {}
+    for name in all_names():
+        if name.kind in ("module", "data"):
+            continue
+        before = described.get(id(name.value))
+        if before is None or (_is_own(name) and not _is_own(before)):
+            described[id(name.value)] = name
+    return described
+
+
+def value_home(name: Name) -> str:
+    """The first public module that has this value under this name: the value is described there."""
+    same = [other for module in MODULES for other in names_of(module) if other.name == name.name]
+    return next(other.full for other in same if other.value is name.value)
+
+
+def page_names(described: dict[int, Name]) -> dict[Name, str]:
+    """The file name of the page of each described name, without its ending.
+
+    `bushel.device.Keys` and `bushel.device.keys` would be one file on macOS, so a function gets another one.
+    """
+    pages: dict[Name, str] = {}
+    for name in sorted(described.values(), key=lambda name: (name.kind == "function", name.full)):
+        taken = {page.lower() for page in pages.values()}
+        pages[name] = name.full if name.full.lower() not in taken else f"{name.full}-{name.kind}"
+    return pages
+
+
+def _is_own(name: Name) -> bool:
+    return getattr(name.value, "__name__", None) == name.name

@@ -1,0 +1,87 @@
+"""Check the built site: public names are in its inventory, links lead somewhere, nothing comes from elsewhere.
+
+python docs/check_site.py docs/_build/html
+"""
+
+import sys
+import zlib
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+
+class Page(HTMLParser):
+    """The links, anchors and loaded files of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Collect what a tag refers to."""
+        values = {name: value or "" for name, value in attrs}
+        self.anchors |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in ("img", "script") and "src" in values:
+            self.loaded.append(values["src"])
+        if tag == "link" and "href" in values and values.get("rel") in ("stylesheet", "preload", "icon"):
+            self.loaded.append(values["href"])
+
+
+def find_bad_links(site: Path) -> list[str]:
+    """A sentence for each link of the site that leads nowhere, and for each file that comes from another site."""
+    pages = {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
+    faults = []
+    for path, page in pages.items():
+        name = path.relative_to(site.resolve())
+        for link in page.loaded:
+            if urlsplit(link).scheme not in ("", "data"):
+                faults.append(f"{name} loads {link}, so the site does not work offline.")
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme in ("http", "https"):
+                if not parts.netloc or " " in link:
+                    faults.append(f"{name} links to {link}, which is no address.")
+                continue
+            if parts.scheme:  # mailto: and the like
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists():
+                faults.append(f"{name} links to {link}, which does not exist.")
+            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors:
+                faults.append(f"{name} links to {link}: the page has no such anchor.")
+    return faults
+
+
+def read_inventory(path: Path) -> set[str]:
+    """The names of the Python domain in an inventory of Sphinx."""
+    content = path.read_bytes()
+    for _ in range(4):  # lines of the header
+        content = content[content.index(b"\n") + 1 :]
+    lines = zlib.decompress(content).decode().splitlines()
+    return {line.split(" ")[0] for line in lines if line.split(" ")[1].startswith("py:")}
+
+
+def find_missing_names(site: Path) -> list[str]:
+    """A sentence for each public name that the reference does not describe."""
+    from public_names import all_names
+
+    described = read_inventory(site / "objects.inv")
+    wanted = {name.value.__name__ if name.kind == "module" else name.full for name in all_names()}
+    return [f"{name} is public, but is not in the reference." for name in sorted(wanted - described)]
+
+
+def find_faults(site: Path) -> list[str]:
+    """All faults of a built site."""
+    return [*find_missing_names(site), *find_bad_links(site)]
+
+
+if __name__ == "__main__":
+    faults = find_faults(Path(sys.argv[1]))
+    sys.exit("\n".join(faults) or None)
