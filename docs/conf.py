@@ -78,19 +78,3 @@ html_theme_options = {
     "home_page_in_toc": False,
     "navbar_persistent": [],
 }
-
-
-OPTIONAL = ("look_at_your_data", "command_line")
-"""Pages in the lists of index.md that are left out while they do not exist."""
-
-
-def leave_out_missing_pages(app, docname: str, source: list[str]) -> None:
-    """Remove the optional pages that are missing from the lists of a page."""
-    for page in OPTIONAL:
-        if not (Path(app.srcdir) / f"{page}.md").exists():
-            source[0] = source[0].replace(f"\n{page}\n", "\n")
-
-
-def setup(app) -> None:
-    """Called by Sphinx."""
-    app.connect("source-read", leave_out_missing_pages)

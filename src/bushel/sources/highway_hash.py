@@ -6,8 +6,10 @@ messages costs as much as for one, so many messages are hashed side by side.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -38,22 +40,30 @@ def compute_hashes(messages: Sequence[bytes | memoryview]) -> np.ndarray:
 
 @functools.cache
 def find_c_function() -> Callable[[bytes | memoryview], int] | None:
-    """The hash function of the package `highwayhash-cffi`; None without the package.
+    """The hash function of the package `highwayhash-cffi`; None without the package."""
+    for load in (_load_inner_function, _load_public_function):
+        with contextlib.suppress(ImportError, AttributeError):
+            hashed = load()
+            if hashed(b"abc") == int(hash_with_numpy([b"abc"])[0]):  # another package may have the same name
+                return hashed
+    return None
 
-    The C function is called directly. The package's own Python function copies each message, makes the key again for
-    each call, and takes four times as long for a short message.
+
+def _load_inner_function() -> Callable[[bytes | memoryview], int]:
+    """The C function itself, which is no public part of the package.
+
+    The public function copies each message, makes the key again for each call, and takes four times as long for a short
+    message.
     """
-    try:
-        package = importlib.import_module("highwayhash._highwayhash")
-        ffi, function = package.ffi, package.lib.HighwayHash64
-        key = ffi.new("uint64_t[4]", _KEY.tolist())
-    except (ImportError, AttributeError):
-        return None
+    package = importlib.import_module("highwayhash._highwayhash")
+    ffi, function = package.ffi, package.lib.HighwayHash64
+    key = ffi.new("uint64_t[4]", _KEY.tolist())
+    return lambda message: function(ffi.from_buffer("uint8_t[]", message), len(message), key)
 
-    def hashed(message: bytes | memoryview) -> int:
-        return function(ffi.from_buffer("uint8_t[]", message), len(message), key)
 
-    return hashed if hashed(b"abc") == int(hash_with_numpy([b"abc"])[0]) else None
+def _load_public_function() -> Callable[[bytes | memoryview], int]:
+    hashed, key = importlib.import_module("highwayhash").highwayhash_64, _KEY.tobytes()
+    return lambda message: int.from_bytes(hashed(key, bytes(message)), sys.byteorder)
 
 
 def hash_with_numpy(messages: Sequence[bytes | memoryview]) -> np.ndarray:
