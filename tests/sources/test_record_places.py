@@ -8,9 +8,15 @@ from bushel.sources.record_places import find_file
 from bushel.sources.whole_files import FileDataSource
 
 
+def find(source, record):
+    place = find_file(source, record)
+    assert place is not None
+    return place
+
+
 def check(source, open_one):
     for record in range(len(source)):
-        path, place = find_file(source, record)
+        path, place = find(source, record)
         assert open_one(path)[place] == source[record], record
 
 
@@ -40,7 +46,7 @@ def test_hdf5_files(tmp_path):
 def test_saved_elements_and_whole_files(tmp_path):
     MapDataset.range(10).map(str).save(tmp_path / "saved", format="bagz", shards=3)
     saved = sources.open(tmp_path / "saved")
-    places = [find_file(saved, record) for record in range(10)]
+    places = [find(saved, record) for record in range(10)]
     assert len({path for path, _ in places}) == 3 and places[0][1] == 0
     (tmp_path / "a.json").write_text("{}")
     assert find_file(FileDataSource(f"{tmp_path}/*.json"), 0) == (f"{tmp_path}/a.json", 0)
