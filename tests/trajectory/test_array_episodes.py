@@ -438,6 +438,24 @@ def test_a_file_is_closed_with_its_last_reader(tmp_path):
         del source
 
 
+def test_a_reader_may_be_gone_while_another_file_is_opened(tmp_path, monkeypatch):
+    """Python collects garbage at any line, also while the pool adds up the memory of its files."""
+    for name in "ab":
+        np.savez(tmp_path / f"{name}.npz", x=np.arange(3))
+    readers = [array_files.ArrayFile("npz", str(tmp_path / "a.npz"))]
+    readers[0].open()
+    key = next(key for key in array_files._pool()._open if "a.npz" in key)
+
+    def measure(self):
+        readers.clear()
+        return 0
+
+    monkeypatch.setattr(array_files._Open, "memory_bytes", property(measure))
+    other = array_files.ArrayFile("npz", str(tmp_path / "b.npz"))
+    assert other.array("x").tolist() == [0, 1, 2]
+    assert not readers and key not in array_files._pool()._open
+
+
 def test_unequal_lengths_in_aloha(tmp_path):
     for number, length in enumerate((3, 4)):
         with h5py.File(tmp_path / f"episode_{number}.hdf5", "w") as file:

@@ -125,28 +125,48 @@ class _Pool:
 
     def __init__(self) -> None:
         self.process = os.getpid()
-        self._lock = threading.RLock()  # a finalizer may run in the thread that holds it
+        self._lock = threading.Lock()
         self._open: collections.OrderedDict[str, _Open] = collections.OrderedDict()
         self._users: dict[str, set[int]] = {}
+        self._released: collections.deque[tuple[str, int]] = collections.deque()
+        """Users that are gone, and have not been taken out of `_users`."""
 
     def open(self, file: ArrayFile) -> _Open:
         key = json.dumps([file.kind, file.path, file.version, dict(file.options)], default=str)
-        with self._lock:
-            users = self._users.setdefault(key, set())
-            if id(file) not in users:
-                users.add(id(file))
-                weakref.finalize(file, self._release, key, id(file)).atexit = False
-            opened = self._open.pop(key, None)
-            if opened is None:
-                _check_version(file)
-                opened = _Open(file)
-            self._open[key] = opened
-            while len(self._open) > 1 and (len(self._open) > _OPEN_FILES or self._memory_bytes() > _KEPT_BYTES):
-                self._open.popitem(last=False)  # it is closed when nobody reads it any more
-            return opened
+        try:
+            with self._lock:
+                self._forget_released()  # this file may have got the id of one that is gone
+                users = self._users.setdefault(key, set())
+                if id(file) not in users:
+                    users.add(id(file))
+                    weakref.finalize(file, self._release, key, id(file)).atexit = False
+                opened = self._open.pop(key, None)
+                if opened is None:
+                    _check_version(file)
+                    opened = _Open(file)
+                self._open[key] = opened
+                while len(self._open) > 1 and (len(self._open) > _OPEN_FILES or self._memory_bytes() > _KEPT_BYTES):
+                    self._open.popitem(last=False)  # it is closed when nobody reads it any more
+                return opened
+        finally:
+            self._close_released()
 
     def _release(self, key: str, user: int) -> None:
-        with self._lock:
+        """Called when an `ArrayFile` is gone: at any time, also in a thread that is in the middle of `open`."""
+        self._released.append((key, user))
+        self._close_released()
+
+    def _close_released(self) -> None:
+        # If another call holds the lock, that call does this as soon as it has released the lock.
+        while self._released and self._lock.acquire(blocking=False):
+            try:
+                self._forget_released()
+            finally:
+                self._lock.release()
+
+    def _forget_released(self) -> None:
+        while self._released:
+            key, user = self._released.popleft()
             users = self._users.get(key, set())
             users.discard(user)
             if not users:
