@@ -27,7 +27,7 @@ COUNT = 40  # elements of each stream that are compared
 
 STREAMS: dict[str, Callable[[], Iterable[Any]]] = {}
 NEEDS: dict[str, str] = {}
-"""The package that a stream needs beyond NumPy and cloudpickle."""
+"""The package that a stream needs beyond the core dependencies."""
 
 
 def stream(function: Callable[[], Iterable[Any]]) -> Callable[[], Iterable[Any]]:
