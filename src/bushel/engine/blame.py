@@ -28,6 +28,8 @@ class _Death(NamedTuple):
     program: int
     low: int
     high: int
+    announced: bool
+    """Whether the worker had announced these positions; otherwise they are those of the whole job."""
 
     def may_have_cause_of(self, job: Job) -> bool:
         """Whether the element at which workers last died in a job may have caused this death, too.
@@ -37,6 +39,10 @@ class _Death(NamedTuple):
         """
         low, high = job.killed_at[-1]
         return self.program == job.program and self.low < high and low < self.high
+
+    def is_within(self, job: Job) -> bool:
+        """Whether an element of the job may have caused this death."""
+        return self.program == job.program and self.low < job.high and job.task.low < self.high
 
 
 class Blame:
@@ -50,23 +56,42 @@ class Blame:
         self._timeout_s = timeout_s
         self._unexplained: list[_Death] = []  # recent deaths that no element was blamed for
 
+    def add_known_deaths(self, job: Job) -> None:
+        """Adds the deaths at a job's positions that happened in other jobs. Called before a job begins.
+
+        The consumer may have forgotten those jobs and submitted their positions again, in other blocks.
+        """
+        if not self._unexplained:
+            return
+        self._drop_old_deaths()
+        known = [death for death in self._unexplained if death.is_within(job)]
+        places = [(death.low, death.high) for death in known if death.announced]
+        job.deaths = max(job.deaths, len(known))
+        if len(places) > len(job.killed_at):
+            job.killed_at = places
+
     def record_death(self, job: Job | None) -> Job | None:
         """Takes note of the death of a worker that computed `job`. Returns it if an element of it is to blame."""
         now = time.monotonic()
         if job is None:
-            self._unexplained.append(_Death(now, -1, 0, 0))
+            self._unexplained.append(_Death(now, -1, 0, 0, announced=False))
             return None
         job.deaths += 1
         if job.announced is not None:
             job.killed_at.append(job.announced)
-        self._unexplained.append(_Death(now, job.program, *(job.announced or (job.task.low, job.high))))
-        return job if job.overdue or self._is_guilty(job, now) else None
+        low, high = job.announced or (job.task.low, job.high)
+        self._unexplained.append(_Death(now, job.program, low, high, announced=job.announced is not None))
+        return job if job.overdue or self._is_guilty(job) else None
 
-    def _is_guilty(self, job: Job, now: float) -> bool:
+    def _drop_old_deaths(self) -> None:
+        oldest = time.monotonic() - RECENT_S
+        self._unexplained = [death for death in self._unexplained if death.when > oldest]
+
+    def _is_guilty(self, job: Job) -> bool:
         """Whether one element of the job has killed so many workers that nothing else can be the cause."""
         if not job.killed_at:
             return False
-        self._unexplained = [death for death in self._unexplained if now - death.when < RECENT_S]
+        self._drop_old_deaths()
         alone = all(death.may_have_cause_of(job) for death in self._unexplained)
         needed = DEATHS_ALONE if alone else DEATHS_AMONG_OTHERS
         last = job.killed_at[-needed:]

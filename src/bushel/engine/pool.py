@@ -72,7 +72,7 @@ class Job(Ticket):
     counted: int = 0
     """How many counting steps the job has reached."""
     deaths: int = 0
-    """How many workers have died while they computed it. After the first death the job runs element by element."""
+    """How many workers have died at its positions. After the first death the job runs element by element."""
     announced: tuple[int, int] | None = None
     """The positions that the worker computes now, if the job runs element by element."""
     killed_at: list[tuple[int, int]] = dataclasses.field(default_factory=list)

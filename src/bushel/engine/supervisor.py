@@ -227,6 +227,7 @@ class Supervisor:
             job.slot = self.buffer.grant_slot(running)
             job.announced, job.count_request, job.counted, job.assigned = None, None, 0, True
             worker.jobs.append(job)
+            self._blame.add_known_deaths(job)
             self._send_job(worker, job)
 
     def _send_job(self, worker: Worker, job: Job) -> None:

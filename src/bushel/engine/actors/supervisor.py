@@ -311,7 +311,8 @@ class ActorSupervisor:
         counts = job.task.counts
         assert counts is not None, "shares_counts is False"
         task = TaskParts(job.number, job.program, job.task.low, job.high, counts, job.row_by_row, job.start)
-        # An actor has died over this job. Now it announces each element, so that the pool knows which one kills.
+        self._blame.add_known_deaths(job)
+        # An actor has died over these positions. Now it announces each element, so that the pool knows which one kills.
         announcer = self._get_announcer() if job.deaths else None
         self._call(member.handle.run, (task, self._rows.get(job.number), announcer), self._on_answer, member, job)
 
