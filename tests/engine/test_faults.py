@@ -573,7 +573,7 @@ def test_deaths_in_blocks_that_nobody_waits_for_any_more_count_too(deaths):
         wait_until(lambda: executor.deaths() == deaths)
         it.set_state(state)
         assert list(itertools.islice(it, 500)) == list(range(100, 600))
-        with pytest.raises(bushel.WorkerDied, match="element 600 of the output .* killed 3 worker processes"):
+        with pytest.raises(bushel.WorkerDied, match=r"element 600 of the output .* killed 3 worker processes"):
             next(it)
         assert executor.deaths() in (3, deaths + 2)  # a worker may have begun the old block again before `set_state`
 
