@@ -56,7 +56,7 @@ def members_of(executor: Actors) -> list[Any]:
     """The actors of an executor that have started."""
     supervisor = executor._supervisor
     with supervisor._lock:
-        return [member for member in supervisor.members if member.place is not None]
+        return [member for member in supervisor.workers if member.place is not None]
 
 
 def test_an_actor_that_is_killed_is_replaced(cluster):
@@ -249,7 +249,7 @@ GCS = """
         found += [next(it) for _ in range(60)]  # while it is away
         cluster.head_node.start_gcs_server()
         found += [next(it) for _ in range(60)]
-        os.kill(executor._supervisor.members[0].place.pid, signal.SIGKILL)  # a new actor can be started again
+        os.kill(executor._supervisor.workers[0].place.pid, signal.SIGKILL)  # a new actor can be started again
         found += it
         assert executor.deaths() == 1
         executor.close()

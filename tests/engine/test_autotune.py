@@ -27,7 +27,7 @@ from bushel.engine.autotune import MAX_STRETCH, Tuned, Tuner
 from bushel.engine.processes import Processes
 from bushel.engine.program import Result
 from bushel.engine.report import SMALL_WAIT_SHARE
-from bushel.engine.supervisor import Supervisor
+from bushel.engine.supervisor import ProcessSupervisor
 from bushel.engine.tasks import Ticket
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -209,14 +209,14 @@ def test_parked_workers_get_nothing_to_do_until_they_are_needed():
 
 
 def test_as_many_workers_as_the_system_allows_will_do(monkeypatch, caplog):
-    start = Supervisor._start_worker
+    start = ProcessSupervisor._start_worker
 
-    def no_room(supervisor: Supervisor, index: int) -> None:
+    def no_room(supervisor: ProcessSupervisor, index: int) -> None:
         if index:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         start(supervisor, index)
 
-    monkeypatch.setattr(Supervisor, "_start_worker", no_room)
+    monkeypatch.setattr(ProcessSupervisor, "_start_worker", no_room)
     pool = Processes(3, at_first=1)
     ds = bushel.MapDataset.range(100).to_iter_dataset()
     with PipelineIterator(ds._node, None, pool) as it:

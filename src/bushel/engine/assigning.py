@@ -19,24 +19,28 @@ waits for begins.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
-from bushel.engine.pool import Job, Worker
+from bushel.engine.pool import Job, PoolWorker
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Ledger
 
 JOBS_PER_WORKER = 2  # the job that it computes, and the next: so a worker need not wait for a message in between
 
 
+W = TypeVar("W", bound=PoolWorker)
+
+
 def choose_job(
-    waiting: Iterable[Job], unfinished: Iterable[Job], full: bool, workers: Sequence[Worker], active: int
-) -> tuple[Job, Worker] | None:
+    waiting: Iterable[Job], unfinished: Iterable[Job], full: bool, workers: Sequence[W], active: int
+) -> tuple[Job, W] | None:
     """The first waiting job that may begin, and the worker for it; None if there is none.
 
     Args:
       waiting: jobs that have not begun, in the order of their numbers.
       unfinished: all jobs without a result.
       full: whether the result buffer is full.
-      workers: all workers.
+      workers: all workers that can get jobs.
       active: workers with an index below it are not parked.
     """
     if all(len(worker.jobs) >= JOBS_PER_WORKER for worker in workers):
@@ -64,7 +68,7 @@ def _find_needed_counts(unfinished: Iterable[Job]) -> dict[Ledger, int]:
     return last
 
 
-def _choose_worker(job: Job, workers: Sequence[Worker], active: int) -> Worker | None:
+def _choose_worker(job: Job, workers: Sequence[W], active: int) -> W | None:
     """The worker that should get a job; None if no worker can take it now.
 
     A stream that is run whole stays with the worker that has it open, parked or not. Parked workers take a job that a

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from bushel.base.errors import WorkerDied
 from bushel.base.memory import ALIGNMENT
 from bushel.engine.dma import DmaMapper
-from bushel.engine.shipping import SharedObject
 from bushel.engine.slabs import Arena, uses_temporary_file
 from bushel.engine.tasks import Ticket
 from bushel.engine.wire import Channel, Packed
@@ -55,8 +54,8 @@ class Job(Ticket):
     program: int
     high: int
     """Where its positions end: before `task.high` once an element has killed too many workers."""
-    rows: SharedObject | None = None
-    """The rows that the task brings along."""
+    rows: Any = None
+    """The rows that the task brings along, as workers receive them."""
     start: tuple[int, bytes] | None = None
     """For a stream that a worker runs whole: the number of the run, and the pickled state to continue from."""
     row_by_row: bool = False
@@ -100,37 +99,43 @@ class Job(Ticket):
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Worker:
-    """A worker process as the pool sees it."""
+class PoolWorker:
+    """A worker of any kind as the pool sees it: a process here, or an actor of a cluster."""
 
     index: int
-    channel: Channel
-    pid: int
-    jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque)
+    jobs: collections.deque[Job] = dataclasses.field(default_factory=collections.deque, kw_only=True)
     """The jobs it has, in the order in which it computes them."""
-    programs: dict[int, bool] = dataclasses.field(default_factory=dict)
+    programs: dict[int, bool] = dataclasses.field(default_factory=dict, kw_only=True)
     """The numbers of the programs it has received, and whether each runs a stream whole."""
-    arena: Arena | None = None
-    """The arena it has mapped."""
-    busy_since: float | None = None
-    """When it began to compute, as far as it has said so; None while it is idle."""
-    pidfd: int = -1
-    """A file descriptor that becomes readable when the process dies; -1 where the system has none.
-
-    The end of the channel is not enough: a child that the user's function has started may keep the socket open.
-    """
-    has_finished: bool = False
+    busy_since: float | None = dataclasses.field(default=None, kw_only=True)
+    """When it began to compute, as far as the pool knows; None while it is idle."""
+    has_finished: bool = dataclasses.field(default=False, kw_only=True)
     """Whether it has finished any job."""
-    has_unsent: bool = False
-    """Whether part of the messages for it is still to be sent, because its socket was full."""
-    connected: bool = True
-    """False once the pool has closed its channel, because it is dead or the pool has ended."""
 
     @property
     def running(self) -> Job | None:
         """The job that it computes; None if it is idle, or waits for the count of another block."""
         job = self.jobs[0] if self.jobs else None
         return job if job is not None and self.busy_since is not None and job.count_request is None else None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Worker(PoolWorker):
+    """A worker process."""
+
+    channel: Channel
+    pid: int
+    arena: Arena | None = None
+    """The arena it has mapped."""
+    pidfd: int = -1
+    """A file descriptor that becomes readable when the process dies; -1 where the system has none.
+
+    The end of the channel is not enough: a child that the user's function has started may keep the socket open.
+    """
+    has_unsent: bool = False
+    """Whether part of the messages for it is still to be sent, because its socket was full."""
+    connected: bool = True
+    """False once the pool has closed its channel, because it is dead or the pool has ended."""
 
 
 class ResultBuffer:

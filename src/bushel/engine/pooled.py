@@ -1,6 +1,6 @@
 """`PooledExecutor`: what the executors of worker processes and of actors share: how the consumer waits for a result.
 
-The threads that run the members of a pool are in supervisor.py and actors/supervisor.py.
+The threads that run the workers of a pool are in supervisor.py and actors/supervisor.py.
 """
 
 from __future__ import annotations
@@ -8,35 +8,22 @@ from __future__ import annotations
 import abc
 import pickle
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 from bushel.engine import shipping, stall, wire
 from bushel.engine.pool import Job
+from bushel.engine.pool_supervisor import PoolSupervisor
 from bushel.engine.program import Result
 from bushel.engine.tasks import Resizable, Task, Ticket
 
 
-class PoolSupervisor(Protocol):
-    """A pool and its thread, as the consumer sees them."""
-
-    deaths: int
-
-    def submit(self, task: Task, *, row_by_row: bool = False) -> Job: ...
-    def mark_urgent(self, job: Job) -> None: ...
-    def describe_progress(self, job: Job) -> str: ...
-    def forget(self, tickets: list[Ticket]) -> None: ...
-    def resize(self, workers: int) -> None: ...
-    def all_have_finished_one(self) -> bool: ...
-    def stop(self) -> None: ...
-
-
 class PooledExecutor(Resizable):
-    """An executor whose members a supervisor runs. What the consumer holds: it waits for results and unpacks them."""
+    """An executor whose workers a supervisor runs. What the consumer holds: it waits for results and unpacks them."""
 
-    def _hold(self, supervisor: PoolSupervisor) -> None:
+    def _hold(self, supervisor: PoolSupervisor[Any]) -> None:
         """Takes the supervisor, which has started. The last step of `__init__`."""
         self._pool = supervisor
-        # Ends the members when this handle is collected. The pool's thread refers to the supervisor only, never to the
+        # Ends the workers when this handle is collected. The pool's thread refers to the supervisor only, never to the
         # handle; otherwise an iterator that nobody closes would keep its workers for ever.
         self._finalizer = weakref.finalize(self, supervisor.stop)
 

@@ -9,7 +9,7 @@ from bushel.engine import wire
 from bushel.engine.assigning import JOBS_PER_WORKER
 from bushel.engine.dma import DmaMapper
 from bushel.engine.pooled import PooledExecutor
-from bushel.engine.supervisor import Supervisor
+from bushel.engine.supervisor import ProcessSupervisor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 
@@ -44,7 +44,7 @@ class Processes(PooledExecutor):
         self.block_bytes = min(self.block_bytes, budget_bytes // (2 * _count_results(num_workers)))
         self.keeps_all = timeout_s is not None or init is not None
         first = num_workers if at_first is None else at_first
-        self._supervisor = Supervisor(
+        self._supervisor = ProcessSupervisor(
             num_workers, init, budget_bytes, self.block_bytes, timeout_s, portable, first, mapper
         )
         self._hold(self._supervisor)

@@ -11,7 +11,8 @@ from typing import Any
 from bushel.base.options import RayOptions
 from bushel.engine import wire
 from bushel.engine.actors import cluster
-from bushel.engine.actors.supervisor import JOBS_PER_ACTOR, ActorSupervisor
+from bushel.engine.actors.supervisor import ActorSupervisor
+from bushel.engine.assigning import JOBS_PER_WORKER
 from bushel.engine.autotune import Tuned
 from bushel.engine.dma import DmaMapper
 from bushel.engine.pooled import PooledExecutor
@@ -57,7 +58,7 @@ class Actors(PooledExecutor):
         self.parallelism = num_workers
         store_bytes = int(STORE_SHARE * cluster.measure_smallest_store(ray))
         budget_bytes = budget_bytes or min(DEFAULT_BUDGET_BYTES, store_bytes)
-        results = num_workers * (JOBS_PER_ACTOR + 2) + 8
+        results = num_workers * (JOBS_PER_WORKER + 2) + 8
         self.block_bytes = min(self.block_bytes, min(budget_bytes, store_bytes) // results)
         self.keeps_all = timeout_s is not None or init is not None
         first = num_workers if at_first is None else min(at_first, num_workers)

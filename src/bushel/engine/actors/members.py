@@ -6,34 +6,21 @@ import dataclasses
 from typing import Any
 
 from bushel.engine.actors.worker import Place
-from bushel.engine.pool import Job
+from bushel.engine.pool import PoolWorker
 from bushel.engine.report import format_size
 
 
 @dataclasses.dataclass(slots=True, eq=False)
-class Member:
+class Member(PoolWorker):
     """An actor as the pool sees it."""
 
-    index: int
     name: str
     handle: Any
     place: Place | None = None
     """Where it runs; None until it has started. It gets no jobs before."""
-    jobs: list[Job] = dataclasses.field(default_factory=list)
-    """The jobs it has, in the order in which it computes them."""
-    programs: dict[int, bool] = dataclasses.field(default_factory=dict)
-    """The numbers of the programs it has received, and whether each runs a stream whole."""
     loading: int = 0
     """How many programs it is receiving. Until it has them, it computes nothing."""
-    busy_since: float | None = None
-    """When it began with its first job, as far as the pool knows; None while it is idle."""
-    has_finished: bool = False
     alive: bool = True
-
-    @property
-    def running(self) -> Job | None:
-        """The job that it computes; None if it is idle, or starts, or receives a program."""
-        return self.jobs[0] if self.jobs and self.busy_since is not None else None
 
 
 @dataclasses.dataclass(slots=True)

@@ -1,0 +1,321 @@
+"""`PoolSupervisor`: what the threads that run worker processes and actors share: the jobs, and what a death means.
+
+How a worker is started, how it gets a job and how its answer arrives is in supervisor.py (processes) and
+actors/supervisor.py (actors of a Ray cluster).
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ClassVar, Generic, TypeVar
+
+from bushel.base.contract import optional
+from bushel.base.errors import WorkerDied, add_note
+from bushel.base.transforms import short_name
+from bushel.engine import shipping
+from bushel.engine.assigning import choose_job
+from bushel.engine.blame import Blame
+from bushel.engine.pool import Job, PoolWorker, ResultBuffer
+from bushel.engine.stream_program import StreamProgram
+from bushel.engine.tasks import FORKED, Aborted, Task, Ticket
+
+W = TypeVar("W", bound=PoolWorker)
+
+
+class PoolSupervisor(abc.ABC, Generic[W]):
+    """A pool of workers and the thread that talks to them.
+
+    The consumer and the pool's thread share it; `_lock` guards the jobs and the workers. A subclass starts its first
+    workers and then the thread, as the last steps of `__init__`.
+
+    Args:
+      num_workers: how many workers there are at most.
+      at_first: how many of them get jobs until `resize` is called.
+      init: the user's `worker_init_fn`.
+      timeout_s: an element that takes longer is treated like an element that kills its worker; None waits for ever.
+      programs: the programs that workers have received, or will receive.
+      buffer: the memory of finished results.
+    """
+
+    kind: ClassVar[str]
+    """What the workers are called in messages."""
+    stop_s: ClassVar[float]
+    """How long `stop` waits for the thread."""
+
+    def __init__(
+        self,
+        num_workers: int,
+        at_first: int,
+        init: Callable[[int, int], None] | None,
+        timeout_s: float | None,
+        programs: shipping.ProgramTable[Any],
+        buffer: ResultBuffer,
+    ):
+        self._owner = os.getpid()
+        self._num_workers = num_workers
+        self._active = at_first  # workers with an index below it get jobs
+        self._init_name = None if init is None else short_name(init)
+        self._timeout_s = timeout_s
+        self._lock = threading.RLock()
+        self._waiting: collections.deque[Job] = collections.deque()  # no worker has them, in the order of their numbers
+        self._jobs: dict[int, Job] = {}  # all jobs without a result
+        self._next_job = 0
+        self._programs = programs
+        self.buffer = buffer
+        self.workers: list[W] = []
+        self.deaths = 0
+        self._deaths_in_a_row = 0
+        self._blame = Blame(timeout_s)
+        self._stopping = False
+        self._ended_by: BaseException | None = None
+        self._reraises = False  # whether `submit` raises that error itself, because it came from a worker
+        self._thread = threading.Thread(target=self._run, name="bushel-pool", daemon=True)
+
+    # Called by the consumer.
+
+    def submit(self, task: Task, *, row_by_row: bool = False) -> Job:
+        self._check_owner()
+        rows, start = None, None
+        if isinstance(task.program, StreamProgram):
+            run, state = task.given
+            start = run, shipping.pickle_for_workers(state, f"The state of {task.program.node.describe()}")
+        elif task.given is not None:
+            rows = self._pack_rows(task.given)
+        with self._lock:
+            if self._ended_by is not None:
+                if self._reraises:
+                    raise self._ended_by.with_traceback(None)
+                raise RuntimeError(f"The {self.kind} of this iterator have ended.") from self._ended_by
+            program = self._programs.add(task.program)
+            job = Job(task, Future(), self._next_job, program, task.high, rows, start, row_by_row)
+            self._next_job += 1
+            self._jobs[job.number] = job
+            self._waiting.append(job)
+        self._wake()
+        return job
+
+    def mark_urgent(self, job: Job) -> None:
+        """Takes note that the consumer waits for this job: it begins even if the buffer is full."""
+        self._check_owner()
+        job.urgent = True
+        if not job.assigned:
+            self._wake()
+
+    @abc.abstractmethod
+    def describe_progress(self, job: Job) -> str:
+        """Says what each worker computes, and what is known of the worker that has the job."""
+
+    def forget(self, tickets: list[Ticket]) -> None:
+        """Drops jobs. Takes no lock: closing an iterator must not wait while the thread starts a worker."""
+        if self._owner != os.getpid():
+            return
+        for ticket in tickets:
+            assert isinstance(ticket, Job)
+            ticket.footprint.released = True
+            ticket.settle(Aborted())  # another thread may wait for the result
+        self._wake()
+
+    def resize(self, workers: int) -> None:
+        with self._lock:
+            self._active = max(1, min(workers, self._num_workers))
+        self._wake()
+
+    def all_have_finished_one(self) -> bool:
+        with self._lock:
+            active = [worker for worker in self.workers if worker.index < self._active]
+            return sum(worker.has_finished for worker in active) == self._active
+
+    def stop(self) -> None:
+        if self._owner != os.getpid():
+            return
+        self._stopping = True
+        self._wake()
+        # The garbage collector may call this on any thread, also on the pool's own, which cannot join itself.
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=self.stop_s)
+            if self._thread.is_alive():
+                for worker in list(self.workers):
+                    self._kill(worker)
+
+    def _check_owner(self) -> None:
+        if self._owner != os.getpid():
+            raise RuntimeError(FORKED)
+
+    # What a subclass does in its own way.
+
+    @abc.abstractmethod
+    def _wake(self) -> None:
+        """Makes `_handle_events` return. Any thread may call it, without a lock, and also after the pool's end."""
+
+    @abc.abstractmethod
+    def _pack_rows(self, rows: Any) -> Any:
+        """The rows that a task brings along, as workers receive them."""
+
+    @abc.abstractmethod
+    def _handle_events(self) -> None:
+        """Waits until something happens, and handles it. Takes the lock by itself."""
+
+    @abc.abstractmethod
+    def _update_workers(self) -> None:
+        """Starts the workers that `resize` has asked for. Called after events, before jobs are sent."""
+
+    @abc.abstractmethod
+    def _list_ready_workers(self) -> list[W]:
+        """The workers that can get jobs."""
+
+    @abc.abstractmethod
+    def _is_full(self, running_jobs: int) -> bool:
+        """Whether only urgent jobs should begin, given how many jobs the workers have."""
+
+    @abc.abstractmethod
+    def _send_job(self, worker: W, job: Job) -> None:
+        """Sends a job to a worker, which may have to receive its program first."""
+
+    @abc.abstractmethod
+    def _send_forget(self, worker: W, program: int) -> None:
+        """Tells a worker that it will not need a program again."""
+
+    @abc.abstractmethod
+    def _kill(self, worker: W) -> None:
+        """Kills a worker. Its death is reported as an event."""
+
+    @abc.abstractmethod
+    def _start_worker(self, index: int) -> None:
+        """Starts a worker."""
+
+    @abc.abstractmethod
+    def _explain_deaths(self, worker: W) -> str:
+        """What else is known when workers die one after the other, as the end of a sentence; "" if nothing."""
+
+    @optional
+    def _update_announcements(self) -> None:
+        """Finds out which elements the workers compute that run element by element. By default workers say so."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """Ends the workers and all jobs, and frees what the pool has. The last thing that the thread does."""
+
+    # Called by the pool's thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._handle_events()
+                if self._stopping:
+                    break
+                with self._lock:
+                    if self._timeout_s is not None:
+                        self._kill_slow_workers(self._timeout_s)
+                    self._update_workers()
+                    self._assign_jobs()
+                    self._drop_programs()
+        except BaseException as error:
+            self._fail_all(error)
+        finally:
+            self._end()
+
+    def _assign_jobs(self) -> None:
+        """Sends waiting jobs to workers, as long as a job may begin and a worker can take it."""
+        for job in [job for job in self._waiting if job.footprint.released]:
+            self._waiting.remove(job)
+            self._drop_job(job)
+        while self._waiting:
+            full = self._is_full(sum(len(worker.jobs) for worker in self.workers))
+            ready = self._list_ready_workers()
+            choice = choose_job(self._waiting, self._jobs.values(), full, ready, self._active)
+            if choice is None:
+                break
+            job, worker = choice
+            self._waiting.remove(job)
+            job.announced, job.count_request, job.counted, job.assigned = None, None, 0, True
+            self._blame.add_known_deaths(job)
+            worker.jobs.append(job)
+            self._send_job(worker, job)
+
+    def _drop_programs(self) -> None:
+        for number in self._programs.remove_collected():
+            for worker in self.workers:
+                if worker.programs.pop(number, None) is not None:
+                    self._send_forget(worker, number)
+
+    def _settle(self, job: Job, outcome: Any) -> None:
+        """Ends a job with its result or its error."""
+        job.return_slot()
+        # In this order: `_fail_all` tells the jobs in `_jobs` of the pool's end, so a job leaves only with an outcome.
+        job.settle(outcome)
+        self._drop_job(job)
+        if job.task.asks:
+            job.task.ledger.end(job.task.number)
+
+    def _drop_job(self, job: Job) -> None:
+        self._jobs.pop(job.number, None)
+        job.rows = None  # frees their memory: the job will not run again
+
+    def _take_over_jobs(self, worker: W, how: str, *, computing: bool = True) -> bool:
+        """Lets the jobs of a dead worker wait again. The first of them may have killed it.
+
+        Args:
+          how: how the worker ended, in words.
+          computing: whether the job that it ran may be the cause.
+
+        Returns:
+          Whether another worker should start in its place; not if the pool has given up.
+        """
+        self.deaths += 1
+        self._deaths_in_a_row += 1
+        for job in worker.jobs:
+            job.return_slot()
+            job.assigned = False
+        guilty = self._blame.record_death(worker.running if computing else None)
+        if guilty is not None and (error := self._blame.shorten(guilty, how)) is not None:
+            self._settle(guilty, error)
+            worker.jobs.remove(guilty)
+        if self._deaths_in_a_row > 10 * self._num_workers + 10:
+            what = f"{self.kind.capitalize()} keep dying before they finish anything; the last one {how}"
+            self._give_up(WorkerDied(f"{what}{self._explain_deaths(worker)}"))
+            return False
+        # By number, so that the dead worker's jobs begin first: later blocks may wait for their counts.
+        self._waiting = collections.deque(sorted([*worker.jobs, *self._waiting], key=lambda job: job.number))
+        return True
+
+    def _kill_slow_workers(self, timeout_s: float) -> None:
+        self._update_announcements()
+        now = time.monotonic()
+        for worker in self.workers:
+            job = worker.running
+            if job is not None and worker.busy_since is not None and now - worker.busy_since > timeout_s:
+                # A block may be slow although each of its elements is not. So the next attempt runs element by element,
+                # and only a timeout of that attempt blames an element.
+                job.overdue = job.timeouts > 0 and job.announced is not None
+                job.timeouts += 1
+                worker.busy_since = now  # its death arrives later; it is not killed twice until then
+                self._kill(worker)
+
+    def _report_broken(self, worker: W, what: str, error: BaseException) -> None:
+        """Ends the pool with an error that any other worker would meet, too."""
+        add_note(error, f"bushel: {what}.")
+        if worker.jobs and isinstance(error, ImportError):
+            add_note(error, shipping.explain_import_error(worker.jobs[0].task.program, error))
+        self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Ends the pool with an error that `submit` raises from now on."""
+        self._reraises = True
+        self._fail_all(error)
+        self._stopping = True
+
+    def _fail_all(self, error: BaseException) -> None:
+        """Ends all jobs with an error. Later calls of `submit` raise it, too."""
+        with self._lock:
+            self._ended_by = self._ended_by or error
+            for job in self._jobs.values():
+                job.settle(error)
+                job.rows = None
+            self._jobs.clear()
+            self._waiting.clear()
