@@ -81,6 +81,10 @@ class Blame:
             job.killed_at.append(job.announced)
         low, high = job.announced or (job.task.low, job.high)
         self._unexplained.append(_Death(now, job.program, low, high, announced=job.announced is not None))
+        if job.footprint.released:
+            # The consumer has dropped this job, so nobody would read the error. The death stays in the list: it counts
+            # for the job that has the same positions now.
+            return None
         return job if job.overdue or self._is_guilty(job) else None
 
     def _drop_old_deaths(self) -> None:
