@@ -100,7 +100,9 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         with self._lock:
             for kind, *arguments in messages:
                 getattr(self, f"_on_{kind}")(worker, *arguments)
-            if died:  # after its messages: a result that it had sent is not computed again
+            # After its messages: a result that it had sent is not computed again. If the pool is ending, perhaps by one
+            # of these messages, nobody needs another worker.
+            if died and not self._stopping:
                 self._replace_worker(worker)
 
     def _update_workers(self) -> None:

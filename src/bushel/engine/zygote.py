@@ -58,8 +58,10 @@ MAX_STARTS = 10
 KEEP_S = 2.0
 """How long the zygote is kept after the last pool has ended, in case another pool begins."""
 
+_DYING_S = 5.0
+"""How long a process may take from the end of its channel to its end. On a busy machine, that can be a second."""
+
 _IDLE_S = 0.01
-_DYING_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -215,7 +217,7 @@ class Starter:
         with self._lock:
             process = self._spawned.pop(pid, None)
             try:
-                code = self._request("exit_code", pid) if process is None else process.wait(1.0)
+                code = self._request("exit_code", pid) if process is None else process.wait(_DYING_S)
             except (subprocess.TimeoutExpired, _ZygoteLost):
                 code = None
         return "ended for an unknown reason" if code is None else describe_exit(code)
@@ -228,7 +230,7 @@ class Starter:
         process = self._spawned.pop(pid, None)  # without the lock, which a start may hold for long
         if process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
+                process.wait(_DYING_S)
 
     def reset_in_child(self) -> None:
         """In a forked child: forgets the zygote, which belongs to the parent."""
@@ -322,7 +324,7 @@ def main(descriptor: int) -> None:
             children.add(pid)
             control.send((number, pid))
         else:
-            deadline = time.monotonic() + 1.0  # a dying worker's channel is closed before its exit code is known
+            deadline = time.monotonic() + _DYING_S  # a dying worker's channel is closed before its exit code is known
             while arguments[0] in children and time.monotonic() < deadline:
                 _reap(children, exit_codes)
                 time.sleep(0.001)
