@@ -58,23 +58,36 @@ class Stuck:
 
 
 def lies_here(gate: Path) -> None:
-    while gate.exists():
+    while os.access(gate, os.F_OK):  # written in C: `Path.exists` would be in the stack now and then
         time.sleep(0.01)
 
 
-def read(it: Iterator[Any], caplog: Any, *, until: str, times: int, then: Callable[[], Any]) -> list[str]:
-    """Reads to the end; calls `then` when `until` was told so many `times`, and returns what was told with it."""
+def read(
+    it: Iterator[Any],
+    caplog: Any,
+    *,
+    until: str,
+    times: int,
+    then: Callable[[], Any],
+    but_not: str = "nothing",
+    elements: range = range(8),
+) -> list[str]:
+    """Reads to the end; calls `then` when `until` was told so many `times`, and returns what was told with it.
+
+    On a busy machine other workers may be at work when the first warnings come: messages with `but_not` do not count.
+    """
 
     def told() -> list[str]:
-        return [message for message in map(logging.LogRecord.getMessage, list(caplog.records)) if until in message]
+        messages = map(logging.LogRecord.getMessage, list(caplog.records))
+        return [message for message in messages if until in message and not re.search(but_not, message)]
 
     def watch() -> None:
-        wait_until(lambda: len(told()) >= times, 60)
+        wait_until(lambda: len(told()) >= times)
         then()
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
-    assert list(it) == list(range(8))
+    assert list(it) == list(elements)
     watching.join()
     return told()
 
@@ -83,11 +96,13 @@ def read(it: Iterator[Any], caplog: Any, *, until: str, times: int, then: Callab
 def test_a_worker_that_is_stuck_is_named_with_its_stack(caplog, portable, tmp_path):
     stuck, executor = Stuck(tmp_path), Processes(2, portable=portable)
     with opened(numbers(8).map(stuck), executor) as it:
-        first, second, *_ = read(it, caplog, until="lies_here", times=2, then=stuck.gate.unlink)
+        but_not = r"Worker [^$]*Worker"  # the other one has something to do, too
+        first, second, *_ = read(it, caplog, until="lies_here", times=2, then=stuck.gate.unlink, but_not=but_not)
         pids = executor.pids()
     executor.close()
     waited = [float(message.removeprefix("No result has arrived for ").split()[0]) for message in (first, second)]
-    assert waited[1] == pytest.approx(waited[0] + 0.3)  # once every so often
+    turns = (waited[1] - waited[0]) / 0.3  # once every so often
+    assert turns == pytest.approx(max(round(turns), 1))
     lines = first.splitlines()
     assert any(f"s. Worker {number} (process {pid}) has been computing " in lines[0] for number, pid in enumerate(pids))
     assert re.search(r"(elements \d to \d|element 3) of the output for \d+\.\d s:$", lines[0])
@@ -147,7 +162,7 @@ def test_a_worker_that_finishes_while_it_is_asked_is_no_error(caplog, monkeypatc
 
     def too_late(pid: int) -> str:
         found = ask(pid)
-        stuck.gate.unlink()
+        stuck.gate.unlink(missing_ok=True)
         wait_until(lambda: executor._supervisor.workers[0].busy_since is None)
         return found
 
@@ -161,14 +176,14 @@ def test_a_worker_that_finishes_while_it_is_asked_is_no_error(caplog, monkeypatc
 def test_a_stuck_thread_is_named_with_its_stack(caplog, tmp_path):
     stuck = Stuck(tmp_path)
     with opened(numbers(8).map(stuck), executor := Threads(2)) as it:
-        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
+        but_not = r"Thread bushel-read[^$]*Thread bushel-read"
+        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink, but_not=but_not)
     executor.close()
     assert first.startswith("No result has arrived for ") and " s. Thread bushel-read-" in first
     assert "in lies_here\n" in first and "/bushel/engine/" not in first
-    assert first.count("Thread bushel-read") == 1  # the other has nothing to do
 
 
-def test_a_thread_that_pulls_ahead_is_named_once(caplog, tmp_path):
+def test_a_thread_that_pulls_ahead_is_named_once(caplog, monkeypatch, tmp_path):
     stuck = Stuck(tmp_path)
     with opened(ex.ThreadPrefetchIterDataset(numbers(8).map(stuck), prefetch_buffer_size=2)) as it:
         first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
@@ -176,8 +191,11 @@ def test_a_thread_that_pulls_ahead_is_named_once(caplog, tmp_path):
     caplog.clear()
     stuck = Stuck(tmp_path)
     ds = numbers(8).map(stuck).mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))
-    with opened(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=2)) as it:
-        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink)
+    with opened(ex.ThreadPrefetchIterDataset(ds, prefetch_buffer_size=1)) as it:
+        monkeypatch.setattr(stall, "STALL_S", 600.0)
+        assert next(it) == 0  # before that the thread starts a worker, and does not yet wait for it
+        monkeypatch.setattr(stall, "STALL_S", 0.3)
+        first, *_ = read(it, caplog, until="lies_here", times=1, then=stuck.gate.unlink, elements=range(1, 8))
     assert "Worker 0" in first and "Thread" not in caplog.text  # the worker is what it waits for
 
 

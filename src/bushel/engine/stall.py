@@ -29,6 +29,7 @@ STALL_S = 60.0
 
 _ANSWER_S = 1.0
 _STACK_SIGNAL = getattr(signal, "SIGRTMIN", signal.SIGUSR2)
+_LAST_LINES = (b" in <module>\n", b"  ...\n")  # of the outermost frame; of a stack with more than 100 frames
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
@@ -91,12 +92,15 @@ class Stacks:
         os.lseek(self.descriptor, 0, os.SEEK_SET)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, _STACK_SIGNAL)
-        # The answer is complete when the file is not empty and has stopped to grow.
-        before, deadline = -1, time.monotonic() + _ANSWER_S
-        while time.monotonic() < deadline and (not (size := os.fstat(self.descriptor).st_size) or size != before):
-            before = size
+        answer, deadline = b"", time.monotonic() + _ANSWER_S
+        while time.monotonic() < deadline:
+            before, answer = answer, os.pread(self.descriptor, 1 << 16, 0)
+            # faulthandler writes line by line, and on a busy machine it may be interrupted for long. So it is not
+            # enough that the file has stopped to grow: the last line must be that of the outermost frame.
+            if answer == before and answer.endswith(_LAST_LINES):
+                break
             time.sleep(0.02)
-        lines = _unescape(os.pread(self.descriptor, 1 << 16, 0).decode(errors="replace")).splitlines()
+        lines = _unescape(answer.decode(errors="replace")).splitlines()
         return _hide_library(lines[1:]) if lines else "  (the worker does not answer)"
 
 
