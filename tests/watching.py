@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-SOON_S = 45.0  # what takes longer hangs
+SOON_S = 150.0  # what takes longer hangs, also on a machine with ten times as much to do
 
 
 def wait_until(true: Callable[[], Any], timeout_s: float = SOON_S) -> Any:
@@ -100,7 +100,7 @@ def start_script(folder: Path, text: str, *options: str, **more: Any) -> subproc
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, **more)
 
 
-def run_script(folder: Path, text: str, *options: str, timeout_s: float = 60) -> tuple[int, str, str]:
+def run_script(folder: Path, text: str, *options: str, timeout_s: float = SOON_S) -> tuple[int, str, str]:
     """Runs a script of its own: exit code, standard output, standard error."""
     with start_script(folder, text, *options) as child:
         try:

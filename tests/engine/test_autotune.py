@@ -21,6 +21,7 @@ import strategies
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import as_stream
+from watching import SOON_S
 
 import bushel
 from bushel.engine.autotune import MAX_STRETCH, Tuned, Tuner
@@ -187,11 +188,11 @@ def test_parked_workers_get_nothing_to_do_until_they_are_needed():
         return os.getpid()
 
     pool = Processes(3, at_first=1)
-    ds = bushel.MapDataset.range(10_000).map(who).to_iter_dataset()
+    ds = bushel.MapDataset.range(10**6).map(who).to_iter_dataset()
     with PipelineIterator(ds._node, None, pool) as it:
 
         def workers_until(count: int) -> None:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + SOON_S
             while len({next(it) for _ in range(100)}) != count:
                 assert time.monotonic() < deadline
 
@@ -243,7 +244,7 @@ def test_a_slow_map_gets_more_workers(monkeypatch, ds):
     none = bushel.MultiprocessingOptions(num_workers=None)
     stream = stream.mp_prefetch() if ds == "mp_prefetch()" else stream.mp_prefetch(none)
     with iter(stream) as it:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + SOON_S
         elements = iter(it)
         for expected, element in enumerate(elements):
             assert element == expected
@@ -264,7 +265,7 @@ def test_slow_elements_that_hold_up_the_others_make_it_work_further_ahead(monkey
     executor = Tuned(Processes(3))
     executor._tuner.workers = 3
     stream = bushel.MapDataset.range(1_000_000).map(mostly_quick).to_iter_dataset()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON_S
     with PipelineIterator(stream._node, None, executor) as it:
         for expected, element in enumerate(it):
             assert element == expected
@@ -285,7 +286,7 @@ def test_a_consumer_that_is_the_limit_gets_one_worker(monkeypatch):
     monkeypatch.setattr(Tuner, "judge", noted)
     monkeypatch.setattr("bushel.engine.opener.cores", lambda: 3)
     monkeypatch.setattr("bushel.engine.autotune.WINDOW_S", 0.1)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + SOON_S
     with iter(bushel.MapDataset.range(1_000_000).batch(4).to_iter_dataset().mp_prefetch()) as it:
         while judged[-5:] != [1] * 5:
             next(it)

@@ -19,6 +19,7 @@ from cases import cases
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from recipes import Facts, Leaf, Recipe, as_stream
+from watching import SOON_S
 
 import bushel
 from bushel import experimental as ex
@@ -34,8 +35,6 @@ from bushel.iterator import PipelineIterator
 from bushel.testing import same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
-
-SOON_S = 45.0
 
 
 class Careful(Stepped):

@@ -27,6 +27,7 @@ from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recipes import Recipe, build
+from watching import SOON_S
 
 import bushel
 from bushel.engine import Executor, Ticket, opener, positions
@@ -34,7 +35,6 @@ from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests
 
-SOON_S = 45.0  # what takes longer hangs
 EXECUTORS = [(0, 0), (1, 1), (3, 7), (16, 500)]
 executors = pytest.mark.parametrize("executor", EXECUTORS, ids=["inline", "1 thread", "3 threads", "16 threads"])
 threaded = pytest.mark.parametrize("executor", EXECUTORS[1:], ids=["1 thread", "3 threads", "16 threads"])
@@ -596,7 +596,7 @@ def test_close_does_not_wait_for_what_is_being_read():
     started = reading_threads() - before
     at = time.monotonic()
     it.close()
-    assert time.monotonic() - at < 5.0
+    assert time.monotonic() - at < SOON_S / 2  # the read waits for SOON_S
     go_on.set()
     assert_end_soon(started)
 
@@ -661,7 +661,7 @@ SLOW_READS = """
     class Slow:
         def __len__(self): return 1000
         def __getitem__(self, index):
-            if index > 2: time.sleep(60)
+            if index > 2: time.sleep(600)
             return index
 
     it = iter(bushel.MapDataset.source(Slow()).to_iter_dataset(bushel.ReadOptions(4, 16)))
@@ -682,9 +682,7 @@ SLOW_READS = """
 )
 def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complaint):
     script = textwrap.dedent(SLOW_READS) + ending
-    at = time.monotonic()
-    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    took = time.monotonic() - at
+    child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SOON_S)
     assert child.returncode == code
     assert child.stdout == "0 1\n"
     if complaint:
@@ -692,7 +690,6 @@ def test_the_interpreter_exits_at_once_and_without_a_word(ending, code, complain
         assert child.stderr.count("Traceback") == 1
     else:
         assert child.stderr == ""
-    assert took < 30  # a read lasts 60
 
 
 # ---------------------------------------------------------------------------------------------------------------------

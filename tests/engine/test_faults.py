@@ -197,16 +197,21 @@ STREAMS = {
 
 
 def run_with_kills(ds: Any, executor: Processes, kills: int, seed: int, *, at_least: int = 0) -> int:
-    """Reads a stream while workers are killed, compares each element and state, and returns how many were killed."""
+    """Reads a stream while workers are killed, compares each element and state, and returns how many were killed.
+
+    All workers are killed in the first turn. So the pool knows that somebody kills workers, and blames no element that
+    happens to be at work in the next turns.
+    """
     rng, killed = random.Random(seed), 0
     with opened(ds, None) as undisturbed, opened(ds, executor) as it:
         for count, expected in enumerate(undisturbed, 1):
             if killed < kills and rng.random() < 0.3:
-                for pid in rng.sample(executor.pids(), min(rng.choice([1, 1, 2]), len(executor.pids()))):
-                    if alive([pid]):
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
-                            killed += 1
+                # On a slow machine the elements may be in the buffer while the workers of the last turn are replaced.
+                pids = sorted(wait_until(lambda: alive(executor.pids())))
+                for pid in rng.sample(pids, min(rng.choice([1, 1, 2]), len(pids))) if killed else pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        killed += 1
             assert same(next(it), expected)
             assert it.get_state() == undisturbed.get_state()
             if killed >= kills and at_least and count >= at_least:
@@ -476,11 +481,11 @@ def test_a_killed_worker_is_noticed_though_its_child_lives(tmp_path, how):
 
     def leave_a_child() -> None:
         if how == "os.system":
-            os.system(f"sleep 60 & echo $! > {children}")
+            os.system(f"sleep 600 & echo $! > {children}")
         else:
             child = os.fork()
             if not child:
-                time.sleep(60)
+                time.sleep(600)
                 os._exit(0)
             children.write_text(str(child))
         kill_myself()
@@ -500,7 +505,7 @@ def test_workers_that_die_before_they_have_begun_are_an_error(monkeypatch):
     before = workers()
     with pool(init=lambda index, count: kill_myself()) as executor, opened(numbers(20), executor) as it:
         with pytest.raises(bushel.WorkerDied, match="keep dying before they finish anything; the last one was killed"):
-            read_in_time(it, 30)
+            read_in_time(it)
         thread = executor._supervisor._thread
     wait_until(lambda: not thread.is_alive())
     assert not died
@@ -559,21 +564,36 @@ def test_each_of_several_records_that_kill_costs_three_workers_and_is_skipped_al
         assert executor.deaths() in (6, 7)
 
 
+@pytest.mark.parametrize("begun_again", [False, True], ids=["at once", "after the old block has begun again"])
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_deaths_in_blocks_that_nobody_waits_for_any_more_count_too(deaths):
+def test_deaths_in_blocks_that_nobody_waits_for_any_more_count_too(deaths, begun_again, tmp_path):
     """After `set_state` the same records come in new blocks: workers that died over the old ones died of them, too."""
+    waiting, allowances = tmp_path / "waiting", tmp_path / "allowances"
+    allowances.mkdir()
 
     def wait_and_die() -> None:
-        time.sleep(0.3)
+        waiting.touch()
+        while not (allowed := list(allowances.iterdir())):
+            time.sleep(0.002)
+        waiting.unlink()
+        allowed[0].unlink()
         kill_myself()
+
+    def allow(count: int) -> None:
+        for number in range(count):
+            (allowances / str(number)).touch()
 
     with pool(1) as executor, opened(numbers(1000).map(Always(600, wait_and_die)), executor) as it:
         assert list(itertools.islice(it, 100)) == list(range(100))
         state = it.get_state()
+        allow(deaths)
         wait_until(lambda: executor.deaths() == deaths)
+        if begun_again:
+            wait_until(waiting.exists)
         it.set_state(state)
+        allow(20)
         assert list(itertools.islice(it, 500)) == list(range(100, 600))
-        with pytest.raises(bushel.WorkerDied, match=r"element 600 of the output .* killed 3 worker processes"):
+        with pytest.raises(bushel.WorkerDied, match=r"element 600 of the output .* killed [34] worker processes"):
             next(it)
         assert executor.deaths() in (3, deaths + 2)  # a worker may have begun the old block again before `set_state`
 
@@ -1432,33 +1452,82 @@ def test_a_timeout_is_for_one_element():
         assert list(it) == list(range(3080))
 
 
-def test_a_slow_start_is_no_timeout():
-    def slowly(index: int, count: int) -> None:
-        time.sleep(1.5)
+class Clock:
+    """Stands for the module `time` of the pool's thread. `let_pass` makes it later, in no time."""
 
-    with pool(timeout_s=1.0, init=slowly) as executor, opened(numbers(20), executor) as it:
-        assert list(it) == list(range(20))
+    def __init__(self) -> None:
+        self.added_s, self.read = 0.0, 0
+
+    def monotonic(self) -> float:
+        self.read += 1
+        return time.monotonic() + self.added_s
+
+    def let_pass(self, seconds: float) -> None:
+        """Returns after the pool's thread has looked twice how late it is. With a limit it does so all the time."""
+        self.added_s += seconds
+        read = self.read
+        wait_until(lambda: self.read > read + 2)
 
 
-def test_waiting_for_the_consumer_is_no_timeout():
-    with pool(timeout_s=1.0) as executor, opened(numbers(2000).map(image), executor) as it:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("bushel.engine.supervisor.time", clock)
+    return clock
+
+
+def test_a_slow_start_is_no_timeout(tmp_path, clock):
+    waits = Waits(tmp_path)
+    with (
+        pool(1, timeout_s=600.0, init=lambda index, count: waits(0) and None) as executor,
+        opened(numbers(20), executor) as it,
+    ):
+        it.start_prefetch()
+        wait_until(lambda: jobs_of(executor) != [[]])
+        wait_until(waits.begun.exists)
+        clock.let_pass(1000)
+        waits.go_on.touch()
+        assert read_in_time(it) == list(range(20))
+        assert executor.deaths() == 0
+
+
+def test_waiting_for_the_consumer_is_no_timeout(clock):
+    with pool(timeout_s=600.0) as executor, opened(numbers(2000).map(image), executor) as it:
         next(it)
-        before = executor.pids()
-        time.sleep(1.5)  # nothing is to happen for longer than the limit
+        wait_until(lambda: not any(jobs_of(executor)))  # the buffer is full
+        clock.let_pass(1000)
         next(it)
-        assert executor.pids() == before
+        assert executor.deaths() == 0
 
 
-def test_waiting_for_counts_of_another_is_no_timeout():
-    def slowly(at: int) -> Any:
-        return lambda x: time.sleep(1.5) or x if x == at else x
-
+def test_waiting_for_counts_of_another_is_no_timeout(tmp_path, clock):
+    (tmp_path / "one").mkdir()
+    one, other = Waits(tmp_path, 0), Waits(tmp_path / "one", 1)
     # Element 1 waits for the count of element 0, and is as slow itself: more than the limit in all, and less each.
-    ds = numbers(200).map(slowly(0)).filter(lambda x: True).map_with_index(lambda i, x: x).map(slowly(1))
-    with pool(timeout_s=2.5) as executor, opened(ds, executor) as it:
-        before = executor.pids()
-        assert list(it) == list(range(200))
-        assert executor.pids() == before
+    ds = numbers(200).map(one).filter(lambda x: True).map_with_index(lambda i, x: x).map(other)
+    with pool(timeout_s=600.0) as executor, opened(ds, executor) as it:
+        it.start_prefetch()
+        both = executor._supervisor.workers
+        wait_until(lambda: any(worker.jobs and worker.jobs[0].count_request for worker in both))
+        wait_until(lambda: any(worker.jobs and worker.jobs[0].task.low == 0 and worker.running for worker in both))
+        clock.let_pass(400)
+        one.go_on.touch()
+        wait_until(other.begun.exists)
+        clock.let_pass(400)
+        other.go_on.touch()
+        assert read_in_time(it) == list(range(200))
+        assert executor.deaths() == 0
+
+
+def test_the_checks_of_timeouts_can_fail(tmp_path, clock):
+    waits = Waits(tmp_path)
+    with pool(1, timeout_s=600.0) as executor, opened(numbers(20).map(waits), executor) as it:
+        it.start_prefetch()
+        wait_until(lambda: any(worker.running for worker in executor._supervisor.workers))
+        clock.let_pass(1000)
+        waits.go_on.touch()
+        assert read_in_time(it) == list(range(20))
+        assert executor.deaths() == 1
 
 
 @pytest.mark.parametrize("deed", [hang, spin, stop_myself, run_in_c], ids=lambda deed: deed.__name__)
@@ -1471,7 +1540,7 @@ def test_close_does_not_wait_for_workers(deed):
     begun = time.monotonic()
     it.close()
     executor.close()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < SOON_S
     wait_until(lambda: not alive(pids))
 
 
@@ -1482,7 +1551,7 @@ def test_close_does_not_wait_for_a_worker_that_is_stopped_from_outside():
         for pid in mine:
             os.kill(pid, signal.SIGSTOP)
         begun = time.monotonic()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < SOON_S
     wait_until(lambda: not alive(mine))
 
 
@@ -1514,7 +1583,7 @@ class OfLargeStates(bushel.IterDataset[bytes]):
 def test_large_states_and_large_elements_do_not_wait_for_one_another():
     ds = bushel.IterDataset.mix([OfLargeStates() for _ in range(6)])
     with iter(ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=1))) as it:
-        assert read_in_time(it, 30) == [b"z" * 300_000] * 90
+        assert read_in_time(it) == [b"z" * 300_000] * 90
 
 
 def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
@@ -1532,7 +1601,7 @@ def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
         begun = time.monotonic()
         it.close()
         executor.close()
-        assert time.monotonic() - begun < 5
+        assert time.monotonic() - begun < SOON_S
         wait_until(lambda: not alive(pids))
     finally:
         os.kill(helper, signal.SIGCONT)
@@ -1577,8 +1646,8 @@ def test_workers_go_with_the_consumer(tmp_path, number):
         assert len(mine) == 3  # two workers and the process that forks them
         assert not named_memory([child.pid, *mine])  # so that nothing can stay there
         child.send_signal(number)
-        assert child.wait(5) == -number
-        wait_until(lambda: not alive(mine), 2)
+        assert child.wait(SOON_S) == -number
+        wait_until(lambda: not alive(mine))
         assert child.stderr.read() == ""
 
 
@@ -1597,8 +1666,8 @@ def test_workers_that_were_not_forked_go_with_the_consumer_too(tmp_path):
         mine = set(map(int, said(child).split()))
         assert len(alive(mine)) == 2
         child.kill()
-        child.wait(5)
-        wait_until(lambda: not alive(mine), 2)
+        child.wait(SOON_S)
+        wait_until(lambda: not alive(mine))
 
 
 def test_workers_that_were_not_forked_are_gone_after_closing():
@@ -1607,8 +1676,7 @@ def test_workers_that_were_not_forked_are_gone_after_closing():
         assert zygote() not in mine and len(alive(mine)) == 2
         with opened(numbers(10), executor) as it:
             assert list(it) == list(range(10))
-    wait_until(lambda: not alive(mine))
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in mine)  # nor as zombies
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in mine))  # nor as zombies
 
 
 def test_the_check_of_named_memory_can_fail():
@@ -1631,7 +1699,7 @@ def test_workers_go_with_the_consumer_though_its_child_lives(tmp_path):
         child = os.fork()
         if not child:
             os.close(1), os.close(2)
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
         print(child, flush=True)
         list(it)
@@ -1642,7 +1710,7 @@ def test_workers_go_with_the_consumer_though_its_child_lives(tmp_path):
         assert len(mine) == 3
         script.kill()
         try:
-            wait_until(lambda: not alive(mine), 2)
+            wait_until(lambda: not alive(mine))
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -1657,8 +1725,8 @@ def test_ctrl_c_ends_at_once_with_one_traceback(tmp_path, busy):
         assert said(child) == "ready"
         mine = offspring(child.pid)
         os.killpg(child.pid, signal.SIGINT)
-        assert child.wait(5) != 0
-        wait_until(lambda: not alive(mine), 2)
+        assert child.wait(SOON_S) != 0
+        wait_until(lambda: not alive(mine))
         shown = child.stderr.read()
     assert shown.count("Traceback (most recent call last)") == 1
     assert shown.rstrip().endswith("KeyboardInterrupt")
@@ -1677,15 +1745,13 @@ ENDINGS = {
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_a_script_ends_without_a_word(tmp_path, ending):
     text, code = ENDINGS[ending]
-    begun = time.monotonic()
-    returned, out, err = run_script(tmp_path, dedented(STREAMING, text, ""), "-X", "dev")
+    returned, out, err = run_script(tmp_path, dedented(STREAMING, text, ""), "-X", "dev")  # not in 600 s
     assert returned == code
     assert out == ""
     if ending == "fails":
         assert err.count("Traceback") == 1 and err.rstrip().endswith("RuntimeError: by design")
     else:
         assert err == ""
-    assert time.monotonic() - begun < 30  # work lasts 600
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1796,7 +1862,7 @@ CLOSED = """
         return found
 
     def in_time(true):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 100
         while not true() and time.monotonic() < deadline:
             time.sleep(0.01)
         return true()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import signal
@@ -315,14 +314,18 @@ def test_workers_are_told_who_they_are():
         time.sleep(0.005)
         return os.environ["BUSHEL_WORKER"], os.getpid()
 
-    with pool(3, init=init) as executor, opened(numbers(90).map(look), executor) as it:
-        seen = dict(itertools.islice(it, 45))
+    with pool(3, init=init) as executor, opened(numbers(10**6).map(look), executor) as it:
+        seen: dict[str, int] = {}
+        while len(seen) < 3:
+            seen.update([next(it)])
         assert set(seen) == {"0 of 3", "1 of 3", "2 of 3"}
         assert len(set(seen.values())) == 3
         victim = seen["1 of 3"]
         os.kill(victim, signal.SIGKILL)
-        again = dict(it)
-        assert again["1 of 3"] != victim and set(again) <= set(seen)
+        again: dict[str, int] = {}
+        while again.get("1 of 3", victim) == victim:
+            again.update([next(it)])
+            assert set(again) <= set(seen)
 
 
 def test_what_a_worker_was_given_at_its_start_is_there_for_each_task():
@@ -479,8 +482,8 @@ def test_iterators_of_one_pool_leave_nothing_open():
             once(number)
         gc.collect()
         wait_until(lambda: descriptors() <= before + 2)
-        for pid, count in in_worker.items():
-            assert len(os.listdir(f"/proc/{pid}/fd")) <= count + 1  # the arena may have come later
+        for pid, count in in_worker.items():  # the arena may have come later
+            wait_until(lambda pid=pid, count=count: len(os.listdir(f"/proc/{pid}/fd")) <= count + 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -499,7 +502,7 @@ def test_closing_ends_the_workers():
     assert len(mine) == 3
     begun = time.monotonic()
     it.close()
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < SOON_S
     wait_until(lambda: not alive(mine))
     it.close()
     with pytest.raises(ValueError, match="closed iterator"):
@@ -702,7 +705,7 @@ def test_a_child_forked_at_any_moment_can_close(tmp_path):
         held.wait()
         child = os.fork()
         if not child:
-            signal.alarm(5)
+            signal.alarm(100)
             it.close()
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from watching import SOON_S
 
 import bushel
 from bushel.base.rng import RngPool
@@ -27,7 +28,6 @@ from bushel.graph.leaves import Range
 from bushel.graph.skips import Skips
 from bushel.testing import same
 
-SOON_S = 45.0  # what takes longer hangs
 THREADS = 4
 
 
