@@ -36,7 +36,7 @@ PIPELINES = {
 def run(program):
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
@@ -74,6 +74,32 @@ def busy(index):
 its = [iter(records.map(fn).to_iter_dataset(bushel.ReadOptions(4, 16))) for fn in (stuck, busy)]
 for it in its:
     for _ in range(5): next(it)
+print("ended")
+"""
+    run(BEGIN + stuck)
+
+
+def test_a_thread_that_is_ended_in_a_finalizer_ends_without_a_word():
+    """Python cannot raise an error in a finalizer, so it prints the error and goes on."""
+    stuck = """
+class Endless:
+    def __del__(self):
+        while True:
+            pass
+
+inside = threading.Event()
+
+def stuck(index):
+    if index > 50:
+        inside.set()
+        Endless()
+        while True:
+            pass
+    return index
+
+it = iter(records.map(stuck).to_iter_dataset(bushel.ReadOptions(1, 64)))
+next(it)
+inside.wait()
 print("ended")
 """
     run(BEGIN + stuck)

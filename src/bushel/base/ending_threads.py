@@ -11,13 +11,17 @@ import atexit
 import contextlib
 import ctypes
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 _EXIT_S = 1.0
-"""How long the end of Python waits, for all threads together. They may be in the middle of the user's code."""
+"""How long the end of Python waits while the threads do nothing. They may be in the middle of the user's code."""
+
+_BUSY_EXIT_S = 10.0
+"""How long it waits at most while the threads compute. On a busy machine, letting go of their arrays takes long."""
 
 _stops: dict[threading.Thread, tuple[int, Callable[[], None]]] = {}
 """The threads that run, each with its process and the function that tells it to end."""
@@ -53,23 +57,42 @@ def start_thread(name: str, stop: Callable[[], None], run: Callable[..., None], 
 
 
 def _end_all() -> None:
-    deadline = time.monotonic() + _EXIT_S
     threads = {thread: stop for thread, (process, stop) in list(_stops.items()) if process == os.getpid()}
     try:
         for stop in threads.values():
             stop()
-        _join(threads, deadline - _EXIT_S / 2)
-        for thread in threads:
-            if thread.is_alive():
-                _raise_in(thread)
-        _join(threads, deadline)
+        _hide_system_exits()
+        _join(threads)
     except KeyboardInterrupt:
         pass  # somebody is in a hurry
 
 
-def _join(threads: Iterable[threading.Thread], deadline: float) -> None:
-    for thread in threads:
-        thread.join(max(deadline - time.monotonic(), 0))
+def _join(threads: Iterable[threading.Thread]) -> None:
+    """Waits until the threads have ended. Gives up when they stand still, or when they compute for too long."""
+    begun = last_seen_busy = time.monotonic()
+    raise_at, spent_s = begun + _EXIT_S / 2, time.process_time()
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        now = time.monotonic()
+        if time.process_time() > spent_s + 0.01:  # more than this loop needs, so a thread is at work
+            last_seen_busy, spent_s = now, time.process_time()
+        if now > last_seen_busy + _EXIT_S or now > begun + _BUSY_EXIT_S:
+            return
+        if now > raise_at:
+            for thread in alive:
+                _raise_in(thread)
+            raise_at = now + _EXIT_S / 4  # again, since code that runs in a garbage collection swallows it
+        alive[0].join(0.02)
+
+
+def _hide_system_exits() -> None:
+    """Prints nothing if `_raise_in` has hit a thread in code whose errors Python cannot raise, such as `__del__`."""
+    before = sys.unraisablehook
+
+    def hide(unraisable: Any) -> None:
+        if unraisable.exc_type is not SystemExit:
+            before(unraisable)
+
+    sys.unraisablehook = hide
 
 
 def _raise_in(thread: threading.Thread) -> None:
