@@ -16,6 +16,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
+from watching import SOON_S
 
 import bushel
 from bushel import cli
@@ -28,7 +29,7 @@ import sys, time
 import bushel
 
 def decode(x):
-    time.sleep(0.002)
+    time.sleep(0.01)  # far longer than the consumer takes, also on a busy machine
     if x == 30:
         raise ValueError("record 30 is <b>broken</b>")
     return x
@@ -66,7 +67,7 @@ def ask(server, path="/report", *, method="GET", host=None, **headers):
     given = {"Host": host or parts.netloc, "X-Bushel-Token": token} | {
         name.replace("_", "-"): value for name, value in headers.items()
     }
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=120)
     with contextlib.closing(connection):
         connection.request(method, path, headers={name: value for name, value in given.items() if value is not None})
         answer = connection.getresponse()
@@ -75,7 +76,7 @@ def ask(server, path="/report", *, method="GET", host=None, **headers):
 
 def test_another_process_is_attached_to(training):
     attachment = Attachment(training)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + SOON_S
     while True:
         found = attachment.read()
         enough = found["report"]["elements"] > 20 and len(found["series"]["at_s"]) > 5 and found["report"]["skipped"]
@@ -101,7 +102,7 @@ def test_the_command_attaches(training):
         try:
             assert line.startswith("the program at 127.0.0.1:") and training.partition("token=")[2] not in line
             page = urllib.parse.urlsplit(line.split()[-1])
-            connection = http.client.HTTPConnection(page.netloc, timeout=30)
+            connection = http.client.HTTPConnection(page.netloc, timeout=120)
             with contextlib.closing(connection):
                 token = urllib.parse.parse_qs(page.fragment)["token"][0]
                 connection.request("GET", "/api/running/snapshot", headers={"X-Bushel-Token": token})
@@ -154,7 +155,7 @@ def test_the_port_closes_with_the_server_and_with_the_iterator():
     port, thread = server.port, server._thread
     del it
     gc.collect()
-    thread.join(20)
+    thread.join(SOON_S)
     assert not thread.is_alive()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
@@ -247,7 +248,7 @@ def test_redirects_and_proxies_do_not_get_the_token(monkeypatch):
     for _ in range(2):
         with pytest.raises(ConnectionError, match="refuses: status 302"):
             Attachment(f"http://127.0.0.1:{listener.getsockname()[1]}/#token=secret").read()
-    thread.join(10)
+    thread.join(SOON_S)
     listener.close()
     assert len(asked) == 2
 

@@ -15,6 +15,8 @@ CHROMIUM = os.environ.get("BUSHEL_TEST_CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 
+PATIENCE_MS = 120_000  # on a busy machine, a browser takes its time
+
 
 # Once per module and not per session: while Playwright's sync API is open, asyncio takes its loop for a running one in
 # this thread, and other tests (Orbax) call asyncio.run.
@@ -24,7 +26,7 @@ def browser() -> Iterator[Any]:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
         yield chromium
         chromium.close()
 
@@ -47,7 +49,7 @@ def open_page(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(PATIENCE_MS)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.goto(view.url + "".join(f"&{name}={value}" for name, value in place.items()))

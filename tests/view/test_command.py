@@ -21,20 +21,20 @@ def test_the_command_serves_until_it_is_stopped(tmp_path, sent):
         address = program.stdout.readline().decode().split(" at ")[1].strip()
         base, token = address.split("#token=")
         request = urllib.request.Request(f"{base}api/info", headers={"X-Bushel-Token": token})
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=250) as response:
             info = json.load(response)
             policy = response.headers["content-security-policy"]
         assert info["start"] == 7 and info["target"] == "train.py:make" and len(info["steps"]) == 4
         assert "frame-ancestors 'none'" in policy
         program.send_signal(sent)
-        _, errors = program.communicate(timeout=60)
+        _, errors = program.communicate(timeout=250)
         assert program.returncode in (0, 130, -sent) and b"Traceback" not in errors
 
 
 def test_targets_that_cannot_be_opened(tmp_path):
     for target, message in (("nothing.xyz", "does not know the format"), ("nothing.py:ds", "does not exist")):
         command = [sys.executable, "-m", "bushel", "view", target, "--no-browser"]
-        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
         assert ended.returncode == 1 and message in ended.stderr and "Traceback" not in ended.stderr
 
 
@@ -47,4 +47,4 @@ def test_the_server_is_imported_only_for_a_page():
         "import bushel.view\n"
         "assert not {'starlette', 'uvicorn'} & set(sys.modules) and callable(bushel.view)\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=250)

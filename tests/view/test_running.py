@@ -19,7 +19,7 @@ import time
 import bushel
 
 def decode(x):
-    time.sleep(0.002)
+    time.sleep(0.01)  # far longer than the consumer takes, also on a busy machine
     if x == 30:
         raise ValueError("record 30 is <b>broken</b>")
     return x

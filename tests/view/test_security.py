@@ -21,7 +21,7 @@ def view():
 def ask(view, path, *, method="GET", host=None, token=True, **headers):
     """The status, headers and body of the answer to a request that is sent as it is."""
     address = urlsplit(view.url)
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=250)
     connection.putrequest(method, path, skip_host=True)
     if host is not False:
         connection.putheader("Host", host or address.netloc)
