@@ -116,7 +116,7 @@ def worker_processes() -> set[int]:
 
 
 @contextlib.contextmanager
-def leaving_nothing(timeout_s: float = 30.0) -> Iterator[None]:
+def leaving_nothing(timeout_s: float = 120.0) -> Iterator[None]:
     """Checks that nothing of ours stays: no actor, no object and no process that was not there before."""
     before = set(living_actors()), held_objects(), worker_processes()
     yield

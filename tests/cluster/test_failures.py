@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import signal
@@ -82,8 +83,7 @@ def one_on_each_node(count: int) -> Actors:
 
 
 def test_a_node_that_dies_and_a_node_that_joins(cluster):
-    ds = two_kinds(4000)
-    expected = list(two_kinds(4000, quickly))
+    ds = two_kinds(100_000)  # more than Ray lets pass until it notices something
     node = clusters.add_node(cluster)
     with clusters.leaving_nothing(), contextlib.closing(one_on_each_node(4)) as executor:
         it = ds.iterate_on(executor)
@@ -96,9 +96,9 @@ def test_a_node_that_dies_and_a_node_that_joins(cluster):
         node = clusters.add_node(cluster)
         found += [next(it) for _ in range(10)]
         wait_until(lambda: len(members_of(executor)) == 4)  # the one that waited has started on the new node
-        found += it
-        assert same(found, expected)
+        found += [next(it) for _ in range(100)]
         it.close()
+    assert same(found, list(itertools.islice(two_kinds(100_000, quickly), len(found))))
     cluster.remove_node(node)
 
 
@@ -132,10 +132,10 @@ def hangs_at_20(x: int) -> int:
 
 def test_an_element_that_never_ends_is_given_up(cluster):
     ds = bushel.MapDataset.range(40).map(hangs_at_20).to_iter_dataset()
-    options = bushel.RayOptions(num_workers=1, timeout_s=1.0)
+    options = bushel.RayOptions(num_workers=1, timeout_s=3.0)
     with clusters.leaving_nothing(), iter(ds.ray_prefetch(options)) as it:
         assert [next(it) for _ in range(20)] == list(range(20))
-        with pytest.raises(bushel.WorkerDied, match=r"Computing element 20 .* took longer than timeout_s=1.0 s, twice"):
+        with pytest.raises(bushel.WorkerDied, match=r"Computing element 20 .* took longer than timeout_s=3.0 s, twice"):
             next(it)
 
 
@@ -162,11 +162,11 @@ def test_if_the_program_is_killed_its_actors_and_objects_go(cluster):
         return ray.available_resources().get("object_store_memory", 0)
 
     with clusters.leaving_nothing():
-        before = free_bytes()
+        before, actors = free_bytes(), set(clusters.living_actors())
         script = textwrap.dedent(DRIVER.format(address=cluster.address))
         driver = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
         assert driver.stdout is not None and driver.stdout.readline() == "ready\n"
-        assert len(clusters.living_actors()) == 2
+        wait_until(lambda: len(set(clusters.living_actors()) - actors) == 2)
         wait_until(lambda: free_bytes() < before - (1 << 25))  # the table is there
         driver.kill()
         driver.wait()

@@ -97,7 +97,7 @@ def test_a_head_without_a_token_cannot_be_used_with_one(tmp_path):
         )
     finally:
         head.terminate()  # it ends the processes that it has started
-        head.communicate(timeout=60)
+        head.communicate(timeout=250)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -119,7 +119,7 @@ def test_the_warning_of_an_open_cluster_comes_once(cluster, monkeypatch):
 def test_the_cluster_of_the_tests_refuses_strangers(cluster):
     script = f"import ray; ray.init(address={cluster.address!r}, log_to_driver=False)"
     variables = os.environ | {"RAY_AUTH_TOKEN": "0" * 64, "RAY_raylet_start_wait_time_s": "1"}
-    run = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=100)
+    run = subprocess.run([sys.executable, "-c", script], env=variables, capture_output=True, text=True, timeout=250)
     assert run.returncode != 0 and "token" in run.stderr
 
 
