@@ -61,7 +61,7 @@ def run_until_death(devices: list[int], **job: Any) -> list[int]:
         wait_for_any_failure(processes)
         for process, _ in processes:
             process.kill()
-        return [process.wait(timeout=30) for process, _ in processes]
+        return [process.wait(timeout=250) for process, _ in processes]
 
 
 def wait_for_any_failure(processes: list[tuple[subprocess.Popen[str], IO[str]]]) -> None:

@@ -283,7 +283,7 @@ def test_two_jax_processes(tmp_path):
         )
         for index in range(2)
     ]  # fmt: skip
-    found = [process.communicate(timeout=120)[0].strip() for process in processes]
+    found = [process.communicate(timeout=250)[0].strip() for process in processes]
     assert found == ["0 2 [0, 1]", "1 2 [5, 6]"]
     assert sorted(path.name for path in pathlib.Path(tmp_path).iterdir()) == [
         f"process_{i}-of-2.json" for i in range(2)
@@ -322,7 +322,7 @@ with ocp.CheckpointManager(sys.argv[1], item_handlers={"it": bushel.python.PyGra
 def test_a_handler_that_is_made_first_is_known(way, tmp_path):
     script = IN_A_NEW_PROCESS + WAYS[way] + "print(next(other))"
     command = [sys.executable, "-c", script, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
     assert done.stdout == "2\n", done.stderr
 
 
@@ -340,7 +340,7 @@ except ImportError as error:
     print(error)
 bushel.checkpoint.CheckpointHandler()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
     assert done.stdout == "Checkpoints with Orbax need it: pip install 'bushel[orbax]'.\n"
 
 

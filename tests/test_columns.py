@@ -174,7 +174,7 @@ def test_two_processes_compute_it_once(tmp_path):
     script = SCRIPT.format(log=str(log), cache=str(cache), workers=0, count=500)
     children = [start_script(folder(tmp_path / str(n)), script) for n in range(2)]
     for child in children:
-        _, err = child.communicate(timeout=60)
+        _, err = child.communicate(timeout=250)
         assert child.returncode == 0, err
     assert len(log.read_text().split()) == 500
 

@@ -45,7 +45,7 @@ except ImportError as error:
     print(error)
 print(bushel.ShardByJaxProcess())
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250, check=True)
     first, second = done.stdout.splitlines()
     assert first == "device_put needs JAX: pip install 'bushel[jax]'."
     assert second == "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False)"

@@ -30,7 +30,7 @@ def reading_threads():
 
 def wait_for_threads_to_end(threads):
     for thread in threads:
-        thread.join(timeout=10)
+        thread.join(timeout=250)
         assert not thread.is_alive()
 
 
@@ -219,7 +219,7 @@ def test_eight_threads_share_one_iterator(build, restless):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=120)
+        thread.join(timeout=250)
         assert not thread.is_alive()
     assert errors == []
     elements = [int(x) for mine in taken for element in mine for x in np.atleast_1d(element)]
@@ -239,7 +239,7 @@ def test_states_taken_by_another_thread_are_those_of_whole_elements(restless):
     saver.start()
     assert list(it) == list(range(COUNT))
     done.set()
-    saver.join(timeout=60)
+    saver.join(timeout=250)
     assert states
     assert all(state["parent"]["next_index"] == state["index_for_rng"] for state in states)
 
@@ -257,7 +257,7 @@ def test_random_access_from_several_threads(restless):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=250)
     assert same([found[i] for i in range(len(ds))], expected)
 
 

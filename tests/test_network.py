@@ -55,6 +55,6 @@ def test_nothing_listens_is_sent_or_written(guard_fails, tmp_path):
     path.write_text(PROGRAM.replace("import bushel.prometheus", bad) if guard_fails else PROGRAM)
     environment = {name: value for name, value in os.environ.items() if "PYGRAIN" not in name}
     environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, env=environment)
+    ended = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=250, env=environment)
     assert ended.returncode == 0, ended.stderr
     assert [event for event, _ in json.loads(ended.stdout)] == (["socket.bind", "open"] if guard_fails else [])

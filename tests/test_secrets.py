@@ -533,7 +533,7 @@ def test_odd_addresses_in_every_form(url, form, caplog, tmp_path, monkeypatch):
 
 def bushel_command(*words):
     return subprocess.run(
-        [sys.executable, "-m", "bushel", *map(str, words)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "bushel", *map(str, words)], capture_output=True, text=True, timeout=250, check=False
     )
 
 

@@ -44,7 +44,7 @@ def test_workers_read_the_same_memory_and_do_not_remove_it(source):
 
 def test_a_process_that_attached_and_ended_leaves_it(source):
     program = f"from bushel.sources import SharedMemoryDataSource as S; s = S(name={source.shm.name!r}); print(s[4])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250, check=True)
     assert (done.stdout, done.stderr) == ("text\n", "")
     assert SharedMemoryDataSource(name=source.shm.name)[4] == "text"
 

@@ -210,6 +210,6 @@ def test_programs_end_soon_and_without_noise(how, workers):
     assert process.stdout is not None and process.stdout.readline() == "running\n"
     if how == "Ctrl-C":
         process.send_signal(signal.SIGINT)
-    _, noise = process.communicate(timeout=60)
+    _, noise = process.communicate(timeout=250)
     assert process.returncode == code, noise
     assert noise.count("Traceback") == (1 if last else 0) and noise.rstrip().endswith(last), noise

@@ -16,6 +16,7 @@ import pytest
 import strategies
 from hypothesis import HealthCheck, given, settings
 from recipes import as_stream
+from watching import SOON_S
 
 import bushel
 from bushel.engine import Executor, Observer, open_stream
@@ -309,13 +310,13 @@ def test_a_report_can_be_asked_while_an_element_is_waited_for():
     def wait(x: int) -> int:
         if x == 3:
             asked.set()
-            assert go_on.wait(10)
+            assert go_on.wait(SOON_S)
         return x
 
     it = iter(timed(bushel.MapDataset.range(5).map(wait).to_iter_dataset()))
     thread = threading.Thread(target=lambda: list(it))
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(SOON_S)
     report = it.report()
     go_on.set()
     thread.join(10)

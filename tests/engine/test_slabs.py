@@ -271,7 +271,7 @@ def test_a_small_file_system_costs_copies_and_no_worker(tmp_path):
     if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True).returncode:
         pytest.skip("may not mount a file system")
     command = f"{mount} && TMPDIR={tmp_path}/small exec {sys.executable} {tmp_path}/script.py"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["unshare", "-rm", "sh", "-c", command], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (0, "True\nTrue\n"), done.stderr
     assert "No shared memory for results" in done.stderr and "No space left" in done.stderr
 

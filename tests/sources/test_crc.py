@@ -69,7 +69,7 @@ def run(tmp_path, body, blocked):
     (tmp_path / "bad.tfrecord").write_bytes(content)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.format(blocked=blocked, folder=str(tmp_path), body="\n        ".join(body.splitlines())))
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return done.stderr
 

@@ -21,7 +21,7 @@ DISK = "mount -t tmpfs -o size=128k tmpfs {0}"
 
 
 def outcomes(command: list[str]) -> dict[str, tuple[str, list[str]]]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -32,7 +32,7 @@ print(len(source), tokenizer.get_vocab_size() > 0)
 
 def test_a_tokenizer_reads_remote_parquet_from_its_own_threads():
     """Its threads are not Python's: one that ended with an open file in its `threading.local` hung for ever."""
-    done = subprocess.run([sys.executable, "-c", TOKENIZER], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", TOKENIZER], capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (0, "40 True\n"), done.stderr
 
 

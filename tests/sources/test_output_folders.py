@@ -389,7 +389,7 @@ def run(tmp_path, what, base, deadly):
     (tmp_path / "in.txt").write_text("".join(f"{number}\n" for number in range(40)))
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py"), what, base, str(deadly)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=250)
 
 
 def opened(what, base):

@@ -295,7 +295,7 @@ def test_it_is_the_same_in_every_process():
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=250,
         )
         found.add(run.stdout)
     assert len(found) == 1

@@ -236,7 +236,7 @@ def test_a_missing_decoder_is_named_and_not_replaced(missing, data):
         f"try: decode_image({data!r})\n"
         "except ImportError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)
     assert f"need the package '{missing}': pip install 'bushel[robots]'" in done.stdout
 
 
