@@ -52,7 +52,8 @@ def test_training_killed_and_resumed_has_the_same_losses_to_the_last_bit(tmp_pat
     assert list(expected) == list(range(1, 25))
     assert len(set(expected.values())) == 24
     first = min(resumed)
-    assert first in (6, 11)  # after the last checkpoint that was complete
+    # After the last checkpoint that was complete. The program may have gone on until the signal arrived.
+    assert first in (6, 11, 16, 21)
     assert losses(before).items() <= expected.items()
     assert resumed == {step: loss for step, loss in expected.items() if step >= first}
 
@@ -113,11 +114,13 @@ def check_killed_and_resumed(folder, processes, fewer, how):
     expected = checksums_of_the_host()
     assert len(set(expected.values())) == 16
     found = batches(output)
-    assert min(found) in (5, 9) and max(found) == 16  # after the last checkpoint that was complete
+    # After the last checkpoint that was complete. The program may have gone on until the signal arrived.
+    assert min(found) in (5, 9, 13) and max(found) == 16
     assert batches(before).items() <= expected.items()
     assert found == {step: checksum for step, checksum in expected.items() if step >= min(found)}
 
 
+@pytest.mark.slow  # tests/test_global_arrays.py does the same with a program of its own
 def test_a_job_of_two_processes_is_killed_and_resumed_on_one(tmp_path):
     check_killed_and_resumed(tmp_path, 2, 1, signal.SIGKILL)
 
@@ -160,6 +163,7 @@ def robot_policy(*arguments):
     return first, last, {robot: float(off) / float(length) for robot, off, length in moves}
 
 
+@pytest.mark.slow  # test_a_policy_on_a_lerobot_data_set_resumes trains and resumes, too, and is faster
 def test_a_policy_for_two_robots_learns_and_resumes():
     first, last, _ = robot_policy("--steps", 30, "--episodes", 40)
     assert last < 0.8 * first

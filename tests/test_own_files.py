@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 import pytest
+from cases import cases
 from formats import written
 
 from bushel import MapDataset
@@ -227,9 +228,10 @@ def check_damages(kind, tmp_path, count, seed):
 
 
 def test_damage_of_our_own_files_is_told_or_harmless(kind, tmp_path):
-    told = check_damages(kind, tmp_path, 200, seed=0)
+    count = cases(100, 200)
+    told = check_damages(kind, tmp_path, count, seed=0)
     # Statistics are told by a logger; and a byte of JSON may say nothing.
-    assert told > 180 or kind[0] in ("statistics", "the original's statistics")
+    assert told > 0.9 * count or kind[0] in ("statistics", "the original's statistics")
 
 
 @pytest.mark.slow

@@ -31,7 +31,11 @@ def finished(process):
     return process.returncode, output, errors
 
 
-@pytest.mark.parametrize("name", NAMES)
+# Each starts Grain itself. What these two do, test_data_loader.py and test_subclasses.py compare with Grain, too.
+SLOW = {"loader", "own_classes"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in NAMES])
 def test_a_program_for_grain_prints_the_same(name):
     script = PROGRAMS / f"{name}.py"
     theirs, ours = started([sys.executable, script]), started([*BUSHEL, script])

@@ -199,8 +199,11 @@ ENDS = {
 }
 
 
+SLOW_ENDS = {"sys.exit", "closed in the middle"}  # a program that breaks, and one that fails, end in the same ways
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(0, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how in SLOW_ENDS)) for how in ENDS])
 def test_programs_end_soon_and_without_noise(how, workers):
     line, code, last = ENDS[how]
     script = textwrap.dedent(PROGRAM).replace("WORKERS", str(workers)).replace("HOW", line)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from watching import wait_until
@@ -165,7 +166,7 @@ def test_results_of_workers_lie_in_mapped_memory(portable):
 # Memory of elements that the consumer makes
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=cases(10, 30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(sizes=st.lists(st.integers(8, 40), min_size=1, max_size=20), keep=st.data(), slots=st.integers(1, 4))
 def test_no_element_is_written_over_while_it_is_kept(sizes, keep, slots):
     client = Client()

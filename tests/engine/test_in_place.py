@@ -183,7 +183,7 @@ def test_what_a_function_has_seen_never_changes(bag, maker, function, end):
     assert same(elements(ds, Overwriting()), elements(ds))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("function", ["map", "random_map of a stream", "filter"])
 @pytest.mark.parametrize("maker", ["fixed records", "packed rows", "buckets", "filled rows of a stream"])
 def test_what_a_function_has_seen_never_changes_in_workers(bag, maker, function, num_workers):

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cases import cases
 from formats import FORMATS, opened, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,7 +87,7 @@ def test_a_file_cut_short_is_never_read_as_whole(stored, data, tmp_path_factory)
         assert length == 0 or name.startswith("bag")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=cases(12, 25), deadline=None)
 @given(data=st.data())
 def test_a_changed_byte_is_reported_or_harmless_where_there_are_checksums(checked, data, tmp_path_factory):
     name, path = checked

@@ -12,11 +12,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from cases import cases
 from damaging import FAULTY, SILENT, TABLE, Format, share
 
 TESTS = Path(__file__).parent.parent
 HANGS_S = 60
-SOME, MANY = 200, 5_000
+SOME, MANY = cases(100, 200), 5_000
 
 Outcome = tuple[int, str, str]
 """Number of the damage, what came of it, and more."""
