@@ -1473,6 +1473,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("bushel.engine.supervisor.time", clock)
+    monkeypatch.setattr("bushel.engine.pool_supervisor.time", clock)
     return clock
 
 
