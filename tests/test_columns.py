@@ -144,7 +144,7 @@ def test_killed_it_goes_on_where_it_was(tmp_path, workers, count):
     for _ in range(2):  # killed twice
         before = len(list(cache.glob("*.parts/*.npy")))
         child = start_script(tmp_path, script)
-        wait_until(lambda before=before: len(list(cache.glob("*.parts/*.npy"))) > before, 30)
+        wait_until(lambda before=before: len(list(cache.glob("*.parts/*.npy"))) > before)
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
         assert not list(cache.glob("*.npy"))

@@ -105,7 +105,7 @@ def test_a_bar_starts_no_thread_and_no_process(terminal):
     before = set(threading.enumerate())
     with Progress("work", 3) as progress:
         progress.show(1)
-        assert set(threading.enumerate()) == before
+        assert set(threading.enumerate()) <= before  # one that another test has left may end meanwhile
         import tqdm
 
         assert type(progress._bar)._lock is not getattr(tqdm.tqdm, "_lock", None)

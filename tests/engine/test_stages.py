@@ -129,7 +129,7 @@ def test_work_that_is_slow_at_first_comes_home_too(pool):
 
 
 def test_with_a_limit_of_time_light_work_stays_with_the_workers():
-    executor = Processes(2, timeout_s=30)
+    executor = Processes(2, timeout_s=600)
     with opened(AFTER["a mixture"]().map(light), executor) as it:
         assert {process for _, process in it} <= set(executor.pids())
     executor.close()
@@ -160,7 +160,7 @@ def poisoned(x: Any) -> Any:
 
 def hanging(x: Any) -> Any:
     if x[0] == 60:
-        time.sleep(60)
+        time.sleep(600)
     return light(x)
 
 
@@ -174,7 +174,7 @@ def test_a_row_that_kills_its_process_does_so_in_a_worker(pool):
 
 
 def test_a_row_that_takes_too_long_is_given_up_however_light_the_others():
-    executor = Processes(2, timeout_s=1.0)
+    executor = Processes(2, timeout_s=2.0)
     with opened(numbers(300).filter(lambda x: True).batch(2).map(hanging), executor) as it:
         assert len(list(itertools.islice(it, 30))) == 30
         with pytest.raises(bushel.WorkerDied, match=r"Computing an element of map\(hanging @ .*\) took longer than"):
@@ -183,7 +183,7 @@ def test_a_row_that_takes_too_long_is_given_up_however_light_the_others():
 
 
 def test_an_element_of_a_stream_that_takes_too_long_has_no_number():
-    executor = Processes(2, timeout_s=1.0)
+    executor = Processes(2, timeout_s=2.0)
     ds = bushel.IterDataset.mix([Lines(0, 30).map(_hanging_line), Lines(1, 30)])
     says = r"Computing an element of map\(_hanging_line @ .*\) took longer"
     with opened(ds, executor) as it, pytest.raises(bushel.WorkerDied, match=says):
@@ -193,7 +193,7 @@ def test_an_element_of_a_stream_that_takes_too_long_has_no_number():
 
 def _hanging_line(element: Any) -> Any:
     if element["line"] == 7:
-        time.sleep(60)
+        time.sleep(600)
     return element
 
 

@@ -692,10 +692,11 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 def test_descriptors_go_when_their_file_does(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(CONTENT)
-    before = threading.active_count(), len(os.listdir("/dev/fd"))
+    threads, descriptors = threading.active_count(), len(os.listdir("/dev/fd"))
     for _ in range(20):
         file_access.open_file(path).read(0, 10)
-    assert (threading.active_count(), len(os.listdir("/dev/fd"))) == before
+    # Fewer is right, too: what another test has left, such as the process that forks workers, may end meanwhile.
+    assert threading.active_count() <= threads and len(os.listdir("/dev/fd")) <= descriptors
 
 
 def test_a_path_with_signs_of_a_pattern_is_a_path_first(tmp_path):
