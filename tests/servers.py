@@ -79,7 +79,7 @@ def _running(program):
     finally:
         server.stdin.close()
         server.stdout.close()
-        server.wait(10)
+        server.wait(200)
 
 
 @contextlib.contextmanager

@@ -104,7 +104,7 @@ def test_over_http_from_the_registry_of_the_client():
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(100)
     assert 'bushel_elements_total{iterator="over http"} 10.0' in text
 
 

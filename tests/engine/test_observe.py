@@ -319,7 +319,7 @@ def test_a_report_can_be_asked_while_an_element_is_waited_for():
     assert asked.wait(SOON_S)
     report = it.report()
     go_on.set()
-    thread.join(10)
+    thread.join(100)
     assert report.elements == 3
     assert it.report().elements == 5
 

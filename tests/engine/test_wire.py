@@ -341,7 +341,7 @@ def test_what_was_posted_goes_out_with_the_next_message_or_before_waiting(ends):
     waits.start()
     assert other.receive() == ("answer", [])
     other.send("bye")
-    waits.join(10)
+    waits.join(100)
     assert not waits.is_alive()
 
 
@@ -401,7 +401,7 @@ def test_messages_larger_than_any_buffer_arrive(ends):
     sender = threading.Thread(target=Channel(one).send, args=(message,), daemon=True)
     sender.start()
     assert Channel(other).receive() == (message, [])
-    sender.join(10)
+    sender.join(100)
     sender = threading.Thread(target=Channel(one).send, args=(message,), daemon=True)
     sender.start()
     channel, found = Channel(other), []
