@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -323,7 +324,7 @@ def test_scrubbing_changes_the_frame(open_page, formats):
     wait_for_step(page, 2)
     page.get_by_label("next").click()  # the next episode, from its beginning: epochs follow each other
     wait_for_step(page, 0)
-    assert page.locator(".episode-number").inner_text() == "episode 0"
+    page.locator(".episode-number", has_text=re.compile("^episode 0$")).wait_for()
     page.get_by_label("play").click()  # plays to the end, and stops there
     wait_for_step(page, LENGTHS[0] - 1)
     page.locator(".robots .play", has_text="▶").wait_for()
