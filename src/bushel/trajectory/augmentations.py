@@ -44,16 +44,14 @@ def draw(chosen: Sequence[Operation], rng: Rng, same: bool) -> list[Any]:
     >>> draw(make_operations(["random_flip_up_down"]), 0, same=False)
     [np.False_]
     """
-    counts = [operation.uniforms for operation in chosen]
-    if is_jax(rng):
-        xp = get_namespace(rng)
-        uniforms = xp.split(draw_uniform(rng, sum(counts), np.float32), np.cumsum(counts)[:-1]) if counts else []
-    else:
-        xp, source = np, np.random.default_rng(rng)
-        uniforms = [source.random(count, dtype=np.float32) for count in counts]
-    return [
-        operation.parameter(xp.full_like(own, own[0]) if same else own, xp) for operation, own in zip(chosen, uniforms)
-    ]
+    count = sum(operation.uniforms for operation in chosen)
+    xp = get_namespace(rng) if is_jax(rng) else np
+    uniforms = draw_uniform(rng, count, np.float32)
+    parameters, start = [], 0
+    for operation in chosen:
+        own, start = uniforms[start : start + operation.uniforms], start + operation.uniforms
+        parameters.append(operation.parameter(xp.full_like(own, own[0]) if same else own, xp))
+    return parameters
 
 
 def augment_image(

@@ -24,7 +24,7 @@ from bushel.trajectory.image_operations import (
 from bushel.trajectory.scratch import Scratch
 
 _BAND = 16  # columns that one matrix product computes
-_STRIP = 32_768  # pixels whose colours are changed together, so that intermediate results fit into the CPU's cache
+_STRIP = 1 << 16  # pixels whose colours are changed together, so that intermediate results fit into the CPU's cache
 _SHORT_STRIP = 8_192  # the same where results lie in new memory: the C library asks the system for more than 128 KiB
 _TINY = np.float32(1e-30)  # instead of zero as a divisor
 _SIGN_BIT = np.int32(-(1 << 31))

@@ -59,10 +59,9 @@ class RandomResizedCrop(Operation):
         """The box. The four numbers give its area, its ratio, and its two offsets."""
         area = _scale_uniform(uniforms[0], *self.scale)
         ratio = xp.exp(_scale_uniform(uniforms[1], math.log(self.ratio[0]), math.log(self.ratio[1])))
-        height = xp.clip(xp.sqrt(area / ratio), 0, 1)
-        width = xp.clip(xp.sqrt(area * ratio), 0, 1)
+        height, width = xp.minimum(xp.sqrt(area / ratio), 1), xp.minimum(xp.sqrt(area * ratio), 1)
         top, left = uniforms[2] * (1 - height), uniforms[3] * (1 - width)
-        return xp.stack([top, left, top + height, left + width])
+        return xp.asarray([top, left, top + height, left + width])
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """The box, stretched over the whole image."""

@@ -338,7 +338,10 @@ def _share_images(leaf: np.ndarray, known: dict[int, _SharedImage]) -> np.ndarra
 
 
 def _stack_steps(*steps: Any) -> np.ndarray:
-    if isinstance(steps[0], bytes | _SharedImage):
+    first = steps[0]
+    if len(steps) == 1 and isinstance(first, np.ndarray) and first.base is None:
+        return first[None]  # nothing else uses its memory: it is new, not a step of the given window
+    if isinstance(first, bytes | _SharedImage):
         return to_objects([step.data if isinstance(step, _SharedImage) else step for step in steps])
     if len(shapes := {np.shape(step) for step in steps}) > 1:
         raise ValueError(

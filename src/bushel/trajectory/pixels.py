@@ -194,7 +194,9 @@ def resize_image(image: Any, size: Sequence[int]) -> Any:
     resized = _resample(values, channels, new, _lanczos3)
     np.rint(resized, out=resized)
     np.clip(resized, 0, 255, out=resized)
-    return resized.astype(np.uint8).reshape(*new, channels)
+    pixels = np.empty((*new, channels), np.uint8)
+    np.copyto(pixels, resized.reshape(pixels.shape), casting="unsafe")
+    return pixels
 
 
 def resize_depth_image(depth: Any, size: Sequence[int]) -> Any:
