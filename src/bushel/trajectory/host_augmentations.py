@@ -152,11 +152,11 @@ def _shift_colours(planes: np.ndarray, factor: Any, turn: Any) -> np.ndarray:
 def _shift_strip(pixels: np.ndarray, factor: np.float32, sixths: float | None) -> None:
     """Changes pixels (3, count) in place. The turn of the hue is between -1 and 1 sixths of the circle.
 
-    Let h, m and l be the channels of a pixel in descending order. Saturation moves each channel away from h. The distance
-    of the hue from red is (h + m - 2 red) / (h - l) - 1 sixths. This is a linear function of the channels, so no hue is
-    computed. If green is larger than blue, the distance grows with the turn, else it shrinks. So red becomes
-    h - clip(h + m - 2 red +- turn * (h - l), 0, h - l). The same holds for the other channels. All terms are computed as
-    halves, which saves the pass for 2 red.
+    Let h, m and l be the channels of a pixel in descending order. Saturation moves each channel away from h. The
+    distance of the hue from red is (h + m - 2 red) / (h - l) - 1 sixths. This is a linear function of the channels, so
+    no hue is computed. If green is larger than blue, the distance grows with the turn, else it shrinks. So red becomes
+    h - clip(h + m - 2 red +- turn * (h - l), 0, h - l). The same holds for the other channels. All terms are computed
+    as halves, which saves the pass for 2 red.
     """
     red, green, blue = pixels
     high, low, half, work = _scratch.get("colours", (4, _STRIP), np.float32)[:, : red.size]

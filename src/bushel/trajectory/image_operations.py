@@ -1,8 +1,8 @@
 """The random changes of images: what each operation draws, and what it does with the drawn parameter.
 
 An operation turns uniform numbers into a parameter, and applies a parameter to planes of float32 between 0 and 1, with
-NumPy or JAX (`xp`). `augmentations.py` draws the numbers on the host, `device_augmentations.py` on a device. On the host
-`host_augmentations.py` applies most operations in less time than the definitions here would take.
+NumPy or JAX (`xp`). `augmentations.py` draws the numbers on the host, `device_augmentations.py` on a device. On
+the host `host_augmentations.py` applies most operations in less time than the definitions here would take.
 """
 
 from __future__ import annotations

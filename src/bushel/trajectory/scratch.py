@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_LARGEST = 32 << 20  # bytes of one array. A larger one is not kept, so that a single huge image does not fill the memory
+_LARGEST = 32 << 20  # bytes. A larger array is not kept, so that a single huge image does not fill the memory
 
 
 class Scratch(threading.local):
