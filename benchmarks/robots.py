@@ -3,15 +3,23 @@
 The data set is that of the published figures of the original: episodes of 75 steps with two cameras of 256 x 256, as
 JPEG; frames are decoded, resized to 224 x 224, shuffled over all data and put into batches of 64. It is written to a
 temporary folder first, as RLDS.
+
+    python -m benchmarks.robots                                 # this version: speed, latency, memory
+    python -m benchmarks.robots --base /path/to/old/checkout    # only CPU time per image, beside an older version's
+
+With `--base` the versions take turns, each run in a process of its own, and their first batches are compared: values of
+pixels may differ by 1 where the exact result lies within float32's error of a border.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import resource
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +34,9 @@ ORIGINAL_MS = (3.63, 3.91)
 """CPU milliseconds per image of the original, decode and resize, on two shared cores."""
 TARGET_MS = 2.0
 RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+CASES = {"frames": (1, False, 10), "five augmentations": (1, True, 6)}
+"""What is compared with an older version: window, whether images are augmented, batches of one run."""
 
 
 def episodes(count: int, pixels: int, quality: int) -> Iterator[dict[str, Any]]:
@@ -129,12 +140,66 @@ def alone(*arguments: Any) -> dict[str, float]:
         return pool.apply(measured, arguments)
 
 
+def compare(folder: str, base: Path, repetitions: int) -> list[str]:
+    """A table of CPU time per image: this version, and the one in the folder `base`."""
+    lines = ["| case | base | Bushel | base / Bushel | values that differ |", "| --- | --- | --- | --- | --- |"]
+    versions = {"base": base, "bushel": ROOT}
+    for name in CASES:
+        outputs = [os.path.join(folder, f"{version}.npz") for version in versions]
+        for (_, tree), output in zip(versions.items(), outputs):
+            _run_version(tree, folder, name, output)
+        differing = _compare_outputs(name, *outputs)
+        taken: dict[str, list[float]] = {version: [] for version in versions}
+        for repetition in range(repetitions):
+            order = list(versions)
+            for version in reversed(order) if repetition % 2 else order:
+                taken[version].append(_run_version(versions[version], folder, name)["cpu_ms_per_image"])
+        old, new = (statistics.median(times) for times in taken.values())
+        ratios = [a / b for a, b in zip(*taken.values(), strict=True)]
+        ratio = f"{statistics.median(ratios):.2f} [{min(ratios):.2f}..{max(ratios):.2f}]"
+        lines.append(f"| {name} | {old:.2f} ms | {new:.2f} ms | {ratio} | {differing} |")
+    return lines
+
+
+def _run_version(tree: Path, folder: str, case: str, output: str = "") -> dict[str, float]:
+    """`measured` in a process that imports Bushel from the folder `tree`. With `output` it saves the first batch."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(ROOT)])}
+    command = [sys.executable, "-m", "benchmarks.robots", "--one", folder, case, output]
+    done = subprocess.run(command, env=variables, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def _run_one(folder: str, case: str, output: str) -> dict[str, float]:
+    window, augment, batches = CASES[case]
+    if not output:
+        return measured(folder, 224, window, augment, 0, batches)
+    with pipeline(folder, 224, window, augment).iterator() as iterator:
+        batch = next(iterator)
+    np.savez(output, **{name: batch["observation"][f"image_{name}"] for name in ("primary", "wrist")})
+    return {}
+
+
+def _compare_outputs(case: str, *paths: str) -> str:
+    """How many pixel values of two runs differ. Raises SystemExit if one differs by more than 1, or one in 1,000."""
+    old, new = (np.load(path) for path in paths)
+    apart = np.concatenate([np.abs(old[name].astype(int) - new[name]).ravel() for name in old.files])
+    count = np.count_nonzero(apart)
+    if apart.max() > 1 or count > 1e-3 * apart.size:
+        raise SystemExit(f"{case}: {count} of {apart.size} values differ, by up to {apart.max()}.")
+    return f"{count} of {apart.size:,}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.robots", description=__doc__)
+    parser.add_argument("--base", type=Path, help="the folder of another checkout of Bushel, to compare with")
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--episodes", type=int, default=40, help="as many as the published figures had")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.md")
     options = parser.parse_args()
+    if options.one:
+        print(json.dumps(_run_one(*options.one)))
+        return
     from benchmarks.libraries import machine
     from bushel.trajectory.rlds.writer import write_rlds
 
@@ -142,10 +207,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         large, small, smaller = (os.path.join(folder, name) for name in ("large", "ten", "one"))
         write_rlds(large, "robot", {"train": list(episodes(options.episodes, 256, 90))}, shards=4)
-        lines += _speed(large, options.repetitions)
-        write_rlds(smaller, "robot", {"train": list(episodes(40, 64, 90))})
-        write_rlds(small, "robot", {"train": list(episodes(400, 64, 90))})
-        lines += _memory(smaller, small)
+        if options.base is not None:
+            lines += compare(large, options.base.resolve(), options.repetitions)
+        else:
+            lines += _speed(large, options.repetitions)
+            write_rlds(smaller, "robot", {"train": list(episodes(40, 64, 90))})
+            write_rlds(small, "robot", {"train": list(episodes(400, 64, 90))})
+            lines += _memory(smaller, small)
     where["load_average_after"] = machine()["load_average"]
     text = "\n".join([", ".join(f"{name} {value}" for name, value in where.items()), "", *lines])
     print(text)

@@ -74,13 +74,22 @@ class PlainRobot(Robot):
         return {"action": acted, "image": self.images[seen], "real": chunk, "state": self.states[seen]}
 
 
-def w5(settings: Settings) -> list[Row]:
-    """Samples of a mixture of three robots, shuffled, in batches of 64; per sample."""
+def make_robots() -> list[Robot]:
+    """The three data sets."""
+    return [Robot(seed, episodes) for seed, episodes in enumerate(EPISODES)]
+
+
+def opaque_stream(library: ModuleType, robots: Sequence[Robot]) -> Any:
+    """Batches of the samples that the user's own class returns one by one."""
+    parts = [library.MapDataset.source(robot).shuffle(seed=number).repeat() for number, robot in enumerate(robots)]
+    return library.MapDataset.mix(parts, WEIGHTS).batch(BATCH).to_iter_dataset(read_inline(library))
+
+
+def table_stream(robots: Sequence[Robot]) -> Any:
+    """The same batches from tables of episodes, which the library knows."""
     from bushel.trajectory.dataset import TrajectoryDataset
     from bushel.trajectory.dataset_transforms import apply_trajectory_transforms
     from bushel.trajectory.episodes import Episodes
-
-    robots = [Robot(seed, episodes) for seed, episodes in enumerate(EPISODES)]
 
     def known(robot: Robot) -> TrajectoryDataset:
         """The library knows episodes: a table."""
@@ -92,15 +101,17 @@ def w5(settings: Settings) -> list[Row]:
         windows: dict[str, Any] = {"window_size": WINDOW, "action_horizon": HORIZON}
         return apply_trajectory_transforms(trajectories, train=True, **windows).flatten().repeat()
 
-    def opaque(library: ModuleType, robots: Sequence[Robot]) -> Any:
-        parts = [library.MapDataset.source(robot).shuffle(seed=number).repeat() for number, robot in enumerate(robots)]
-        return library.MapDataset.mix(parts, WEIGHTS).batch(BATCH).to_iter_dataset(read_inline(library))
-
     tables = TrajectoryDataset.sample_from_datasets([known(robot) for robot in robots], WEIGHTS).shuffle(seed=0)
+    return tables.batch(BATCH).dataset.to_iter_dataset(read_inline(BUSHEL))
+
+
+def w5(settings: Settings) -> list[Row]:
+    """Samples of a mixture of three robots, shuffled, in batches of 64; per sample."""
+    robots = make_robots()
     streams = {
-        "grain": opaque(GRAIN, robots),
-        "bushel": tables.batch(BATCH).dataset.to_iter_dataset(read_inline(BUSHEL)),
-        "bushel, Grain's source": opaque(BUSHEL, robots),
+        "grain": opaque_stream(GRAIN, robots),
+        "bushel": table_stream(robots),
+        "bushel, Grain's source": opaque_stream(BUSHEL, robots),
     }
     count = settings.count(sum(map(len, robots)) // BATCH, 20)  # an epoch
     for stream in streams.values():
@@ -115,17 +126,17 @@ def w5(settings: Settings) -> list[Row]:
         return run
 
     contenders = {name: batches(stream) for name, stream in streams.items()}
-    contenders["floor: the user's class alone"] = _calls(robots[0], count)
-    contenders["floor: gather of images"] = _gathers(robots[0], count)
+    contenders["floor: the user's class alone"] = call_class(robots[0], count)
+    contenders["floor: gather of images"] = gather_images(robots[0], count)
     targets = {"bushel": 20.0, "bushel, Grain's source": 3.0}
     notes = {"bushel": "a table of episodes", "bushel, Grain's source": "opaque: the user's own class"}
     found = compare("W5 windows", contenders, settings, targets=targets, notes=notes)
     plain = [PlainRobot(seed, episodes) for seed, episodes in enumerate(EPISODES)]
-    streams = {"grain": opaque(GRAIN, plain), "bushel, Grain's source": opaque(BUSHEL, plain)}
-    ours, theirs = (itertools.islice(opaque(library, plain), 20) for library in (BUSHEL, GRAIN))
+    streams = {"grain": opaque_stream(GRAIN, plain), "bushel, Grain's source": opaque_stream(BUSHEL, plain)}
+    ours, theirs = (itertools.islice(opaque_stream(library, plain), 20) for library in (BUSHEL, GRAIN))
     require_same_elements("W5 without masks", ours, theirs)
     contenders = {name: batches(stream) for name, stream in streams.items()}
-    contenders["floor: the user's class alone"] = _calls(plain[0], count)
+    contenders["floor: the user's class alone"] = call_class(plain[0], count)
     return found + compare("W5 windows without masks", contenders, settings, targets={"bushel, Grain's source": 3.0})
 
 
@@ -155,7 +166,8 @@ def _sorted(tree: Any) -> Any:
     return {key: value for key, value in found.items() if not isinstance(value, dict) or value}
 
 
-def _gathers(robot: Robot, batches: int) -> Contender:
+def gather_images(robot: Robot, batches: int) -> Contender:
+    """The images of batches alone, gathered from the array."""
     frames = np.random.default_rng(9).integers(0, len(robot), (batches, BATCH, WINDOW))
 
     def run() -> int:
@@ -166,7 +178,8 @@ def _gathers(robot: Robot, batches: int) -> Contender:
     return run
 
 
-def _calls(robot: Robot, batches: int) -> Contender:
+def call_class(robot: Robot, batches: int) -> Contender:
+    """The user's class alone."""
     frames = np.random.default_rng(9).integers(0, len(robot), batches * BATCH).tolist()
 
     def run() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import colorsys
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bushel.trajectory.augmentations import augment_image, draw_parameters
-from bushel.trajectory.image_operations import OPERATIONS, RandomResizedCrop
+from bushel.trajectory.image_operations import OPERATIONS, RandomResizedCrop, make_operations
 
 FOLDER = Path(__file__).parent / "golden"
 GOLDEN = np.load(FOLDER / "frame" / "augment_ops.npz")
@@ -119,6 +120,47 @@ def test_hue_is_turned_in_hue_saturation_value(seed, delta):
     for pixel, changed in zip(image.reshape(-1, 3).tolist(), found.reshape(-1, 3)):
         hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
         np.testing.assert_allclose(changed, colorsys.hsv_to_rgb((hue + delta) % 1, saturation, value), atol=5e-6)
+
+
+@given(seed=st.integers(0, 99), factor=st.floats(0, 3, width=32), delta=st.floats(-0.5, 0.5, width=32))
+@settings(max_examples=60, deadline=None)
+def test_saturation_and_hue_together_are_one_after_the_other(seed, factor, delta):
+    image = np.random.default_rng(seed).random((4, 5, 3), dtype=np.float32)
+    image[0], image[1, 0] = [(0, 0, 0), (1, 1, 1), (0.5, 0.5, 0.25), (0.25, 0.5, 0.5), (1, 0, 1)], (0, 0.75, 0)
+    order, parameters = ["random_saturation", "random_hue"], [factor, delta]
+    found = augment_image(image, order, parameters=parameters, **ARGUMENTS)
+    for pixel, changed in zip(image.reshape(-1, 3).tolist(), found.reshape(-1, 3)):
+        hue, saturation, value = colorsys.rgb_to_hsv(*pixel)
+        expected = colorsys.hsv_to_rgb((hue + delta) % 1, min(saturation * factor, 1), value)
+        np.testing.assert_allclose(changed, expected, atol=5e-6)
+
+
+@given(
+    seed=st.integers(0, 1 << 40),
+    order=st.lists(st.sampled_from(EVERY), max_size=5),
+    shape=st.sampled_from([(1, 1), (1, 9), (12, 7), (300, 250)]),
+)
+@settings(max_examples=40, deadline=None)
+def test_images_of_the_host_follow_the_definitions(seed, order, shape):
+    """`Operation.apply` defines an operation; on the host it is computed in strips, in place, two at once."""
+    image = np.random.default_rng(0).random((*shape, 3), dtype=np.float32)
+    parameters = draw_parameters(order, rng=seed, **ARGUMENTS)
+    planes = np.moveaxis(image, -1, 0)
+    for operation, parameter in zip(make_operations(order, **ARGUMENTS), parameters):
+        planes = operation.apply(planes, parameter, np).clip(0, 1)
+    found = augment_image(image, order, parameters=parameters, **ARGUMENTS)
+    np.testing.assert_allclose(found, np.moveaxis(planes, 0, -1), atol=2e-5)
+
+
+def test_images_of_different_threads_do_not_mix():
+    """Threads keep memory for intermediate results, each its own."""
+    images = [picture(60 + number, 50, 3, seed=number) for number in range(8)]
+    alone = [augment_image(image, EVERY, rng=5, **ARGUMENTS) for image in images]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(10):
+            changed = list(pool.map(lambda image: augment_image(image, EVERY, rng=5, **ARGUMENTS), images))
+            for ours, theirs in zip(changed, alone):
+                np.testing.assert_array_equal(ours, theirs)
 
 
 @given(height=st.integers(1, 40), width=st.integers(1, 40), box=st.tuples(units, units, units, units))

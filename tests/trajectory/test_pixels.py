@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from bushel.trajectory.pixels import decode_depth, decode_image, resize_depth_image, resize_image
+from bushel.trajectory.pixels import decode_depth, decode_image, decode_resized, resize_depth_image, resize_image
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "frame" / "decode_resize.npz")
 # Made by TensorFlow 2.15: one small picture, and what `tf.io.decode_image` gave for it.
@@ -289,6 +289,21 @@ def test_large_images_in_narrow_bands_are_the_same_sum(shape):
     image = picture(*shape)
     exact = resized(image, (24, 40), 3).clip(0, 255)
     assert np.abs(resize_image(image, (24, 40)) - exact).max() <= 0.5 + 5e-3
+
+
+@given(
+    images=st.lists(st.tuples(lengths, lengths, st.sampled_from([1, 3])), min_size=1, max_size=4),
+    size=st.tuples(lengths, lengths),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_decoded_image_is_resized_in_memory_that_the_next_one_uses(images, size):
+    """Results stay as they are when images of other sizes follow, also where an image has the asked size already."""
+    pictures = [picture(*shape, seed=number) for number, shape in enumerate([*images, (*size, 3)])]
+    colours = {1: "GRAY", 3: "RGB"}
+    contents = [simplejpeg.encode_jpeg(image, colorspace=colours[image.shape[2]]) for image in pictures]
+    found = [decode_resized(content, size) for content in contents]
+    for ours, content in zip(found, contents):
+        np.testing.assert_array_equal(ours, resize_image(decode_image(content), size))
 
 
 @given(value=st.integers(0, 255), height=lengths, width=lengths, size=st.tuples(lengths, lengths))

@@ -56,6 +56,32 @@ def same(ours, theirs) -> None:
         np.testing.assert_array_equal(ours[path], leaf, err_msg=str(path))
 
 
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=lengths_of_episodes, relabel=st.booleans(), transformed=st.booleans(), twice=st.booleans(), compat=compats
+)
+def test_the_arrays_of_samples_are_new(lengths, relabel, transformed, twice, compat):
+    """The engine does not copy them, so a consumer that writes into a batch writes into them."""
+    options = {
+        "relabel_goals": relabel,
+        "keep_image_prob": 0.5,
+        "max_action_dim": 5,
+        "head_to_dataset": {"a": [], "b": []},
+    }
+    transforms = Transforms(Windows(2, 3), **options) if transformed else None
+    samples = samples_of(lengths, transforms=transforms, compat=compat)
+    joined = join_samples([samples, samples]) if twice else samples
+    assert joined is not None and joined.makes_new_arrays
+    known = joined.ahead(np.arange(len(joined)))
+    sources = [value for column in flatten_tree(joined.episodes.columns).values() for value in vars(column).values()]
+    others = [value for value in (*known.values(), *sources) if isinstance(value, np.ndarray)]
+    for _, leaf in sorted(flatten_tree(joined.after(known)).items()):
+        assert type(leaf) is np.ndarray and len(leaf) == len(joined) and leaf.flags.writeable
+        assert not any(np.shares_memory(leaf, other) for other in others)
+        others.append(leaf)
+    assert not dataclasses.replace(samples, row_functions=(lambda rows: rows,)).makes_new_arrays
+
+
 # The same as the functions on whole trajectories.
 
 

@@ -67,9 +67,12 @@ def own(rows: list[Any]) -> list[Any]:
 
 
 def own_columns(block: Columns) -> Columns:
-    """Columns with a copy in place of each array that something else refers to."""
-    tree = own([block.tree])[0]
-    return dataclasses.replace(block, tree=tree)
+    """Columns with a copy in place of each array that something else refers to. Only the caller may hold the block."""
+    if not _COUNTS:
+        return dataclasses.replace(block, tree=copy_value(block.tree))
+    (count,) = map(getrefcount, [block.tree])
+    kept = count > _FRESH + 1  # the block holds the tree, too
+    return dataclasses.replace(block, tree=copy_value(block.tree) if kept else _own_inside(block.tree))
 
 
 def own_block(block: Block) -> Block:

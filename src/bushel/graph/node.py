@@ -112,6 +112,11 @@ class InTwoSteps(abc.ABC):
     def after(self, known: Any) -> Any:
         """The second step: the elements. It must not write into `known`, which all rows of a plan share."""
 
+    @property
+    @abc.abstractmethod
+    def makes_new_arrays(self) -> bool:
+        """Whether `after` returns new NumPy arrays only, each with one entry per element. They need no checks then."""
+
     def __call__(self, values: Any) -> Any:
         return self.after(self.ahead(values))
 

@@ -20,7 +20,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.effects import may_share, may_write
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.rng import RngPool
-from bushel.graph.node import Node, raise_for_row
+from bushel.graph.node import InTwoSteps, Node, raise_for_row
 
 CallEach = Callable[[Iterator[Any], "Operation", Sequence[int]], list[Any]]
 """(rows, the operation, numbers of the rows) -> what the user's function returns for each row."""
@@ -68,7 +68,11 @@ class Operation:
     @functools.cached_property
     def shares(self) -> bool:
         """Whether the function could return an object that it keeps."""
-        return self.kind.splits or (not self.kind.drops and may_share(self.transform))
+        return self.kind.splits or not (self.kind.drops or self._makes_new_arrays or not may_share(self.transform))
+
+    @functools.cached_property
+    def _makes_new_arrays(self) -> bool:
+        return isinstance(self.transform, InTwoSteps) and self.transform.makes_new_arrays
 
     @functools.cached_property
     def generators(self) -> RngPool:
@@ -143,6 +147,8 @@ class Operation:
         if not count:
             return [None] * len(block)
         result = self.function(columns.tree)
+        if self._makes_new_arrays:
+            return Columns(result, columns.length, columns.present)
 
         def as_column(leaf: Any) -> np.ndarray:
             column = leaf if type(leaf) is np.ndarray else np.asarray(leaf)

@@ -1,6 +1,6 @@
 """Random changes of images as dlimp makes them: operations one after another, each clipped to black and white.
 
-The operations themselves are in `image_operations.py`.
+The operations themselves are in `image_operations.py`, and with NumPy in `host_augmentations.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bushel.trajectory.compat import is_faithful
-from bushel.trajectory.image_operations import Array, Operation, make_operations, split_strips
+from bushel.trajectory.host_augmentations import change_image
+from bushel.trajectory.image_operations import Array, Operation, make_operations
 from bushel.trajectory.numpy_or_jax import Rng, draw_uniform, get_namespace, is_jax, is_traced
 
 
@@ -43,16 +44,14 @@ def draw(chosen: Sequence[Operation], rng: Rng, same: bool) -> list[Any]:
     >>> draw(make_operations(["random_flip_up_down"]), 0, same=False)
     [np.False_]
     """
-    counts = [operation.uniforms for operation in chosen]
-    if is_jax(rng):
-        xp = get_namespace(rng)
-        uniforms = xp.split(draw_uniform(rng, sum(counts), np.float32), np.cumsum(counts)[:-1]) if counts else []
-    else:
-        xp, source = np, np.random.default_rng(rng)
-        uniforms = [source.random(count, dtype=np.float32) for count in counts]
-    return [
-        operation.parameter(xp.full_like(own, own[0]) if same else own, xp) for operation, own in zip(chosen, uniforms)
-    ]
+    count = sum(operation.uniforms for operation in chosen)
+    xp = get_namespace(rng) if is_jax(rng) else np
+    uniforms = draw_uniform(rng, count, np.float32)
+    parameters, start = [], 0
+    for operation in chosen:
+        own, start = uniforms[start : start + operation.uniforms], start + operation.uniforms
+        parameters.append(operation.parameter(xp.full_like(own, own[0]) if same else own, xp))
+    return parameters
 
 
 def augment_image(
@@ -102,58 +101,25 @@ def change(chosen: Sequence[Operation], image: Array, parameters: Sequence[Any],
     >>> change(make_operations(["random_flip_up_down"]), np.zeros((4, 6, 3), np.uint8), [True]).shape
     (4, 6, 3)
     """
-    planes = to_planes(image, xp)
-    for operation, parameter in zip(chosen, parameters):
-        planes = _apply(operation, planes, parameter, xp)
-    return from_planes(planes, image.dtype, xp)
-
-
-def to_planes(image: Array, xp: Any = np) -> Array:
-    """Images (..., height, width, channels) as planes (..., channels, height, width) of float32, 255 as 1.
-
-    >>> to_planes(np.full((4, 6, 3), 255, np.uint8)).shape
-    (3, 4, 6)
-    """
     if image.ndim < 3 or image.dtype not in (np.uint8, np.float32):
         raise ValueError(
             f"Augmentations take uint8 or float32 images (..., height, width, channels), "
             f"got {image.dtype} {image.shape}."
         )
+    if xp is np:
+        return _change_on_host(chosen, image, parameters)
     planes = xp.moveaxis(image, -1, -3)
-    if image.dtype == np.float32:
-        return planes.copy()
-    if xp is not np:
-        return planes * np.float32(1 / 255)
-    return np.multiply(planes, np.float32(1 / 255), dtype=np.float32, order="C")
-
-
-def from_planes(planes: Array, dtype: Any, xp: Any = np) -> Array:
-    """Planes between 0 and 1 as images (..., height, width, channels). The values of uint8 stand for equal ranges.
-
-    >>> from_planes(np.ones((3, 4, 6), np.float32), np.uint8).shape
-    (4, 6, 3)
-    """
+    planes = planes * np.float32(1 / 255) if image.dtype == np.uint8 else planes
+    for operation, parameter in zip(chosen, parameters):
+        planes = operation.apply(planes, parameter, xp).clip(0, 1)
     images = xp.moveaxis(planes, -3, -1)
-    if dtype != np.uint8:
-        return np.ascontiguousarray(images) if xp is np else images
-    if xp is not np:
-        return (images * np.float32(255.5)).astype(np.uint8)
-    pixels = np.empty(images.shape, np.uint8)
-    for channel in range(images.shape[-1]):  # a single product would be slow: it would access memory with large strides
-        np.multiply(images[..., channel], np.float32(255.5), out=pixels[..., channel], casting="unsafe")
-    return pixels
+    return (images * np.float32(255.5)).astype(np.uint8) if image.dtype == np.uint8 else images
 
 
-def _apply(operation: Operation, planes: Array, parameter: Any, xp: Any) -> Array:
-    """Planes after an operation, clipped to [0, 1]. They are changed in place if the operation allows it."""
-    if operation.needs_mean:
-        parameter = parameter, planes.mean(axis=(-2, -1), keepdims=True)
-    if xp is not np:
-        return operation.apply(planes, parameter, xp).clip(0, 1)
-    if not operation.by_pixel:
-        planes = operation.apply(planes, parameter)
-        return np.clip(planes, 0, 1, out=planes)
-    for rows in split_strips(planes.shape):
-        part = planes[..., rows, :]
-        np.clip(operation.apply(part, parameter), 0, 1, out=part)
-    return planes
+def _change_on_host(chosen: Sequence[Operation], images: np.ndarray, parameters: Sequence[Any]) -> np.ndarray:
+    """One image (height, width, channels) after the other. Together they would not fit into the CPU's cache."""
+    if images.ndim == 3:
+        return change_image(chosen, images, parameters)
+    *lead, height, width, channels = images.shape
+    changed = [change_image(chosen, image, parameters) for image in images.reshape(-1, height, width, channels)]
+    return np.stack(changed).reshape(*lead, *changed[0].shape) if changed else images.copy()

@@ -36,7 +36,7 @@ class Numbers:
 
     def take(self, frames: np.ndarray) -> np.ndarray:
         """The entries of these frames. The result has the axes of `frames`, then those of an entry."""
-        return np.take(self.values, frames, axis=0)
+        return np.asarray(np.take(self.values, frames, axis=0))  # of a mapped file `take` returns a `memmap`
 
     def is_present(self, frames: np.ndarray) -> np.ndarray:
         """One bool per frame: True for data, False for padding."""

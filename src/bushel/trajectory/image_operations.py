@@ -1,7 +1,8 @@
 """The random changes of images: what each operation draws, and what it does with the drawn parameter.
 
 An operation turns uniform numbers into a parameter, and applies a parameter to planes of float32 between 0 and 1, with
-NumPy or JAX (`xp`). `augmentations.py` draws the numbers on the host, `device_augmentations.py` on a device.
+NumPy or JAX (`xp`). `augmentations.py` draws the numbers on the host, `device_augmentations.py` on a device. On
+the host `host_augmentations.py` applies most operations in less time than the definitions here would take.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ Array = Any
 """An array of NumPy or of JAX."""
 
 _TINY = np.float32(1e-30)  # instead of zero as a divisor
-_STRIP = 60_000  # values per part of an image, so that intermediate results fit into the CPU's cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +27,6 @@ class Operation(abc.ABC):
 
     uniforms: ClassVar[int] = 1
     """How many uniform numbers one draw needs."""
-
-    by_pixel: ClassVar[bool] = False
-    """Whether a pixel of the result depends only on the same pixel and the means. Planes are then changed in strips."""
-
-    needs_mean: ClassVar[bool] = False
-    """Whether `apply` takes a pair: the parameter, and the mean of each channel of the whole image."""
 
     @abc.abstractmethod
     def parameter(self, uniforms: Array, xp: Any = np) -> Array:
@@ -65,24 +59,15 @@ class RandomResizedCrop(Operation):
         """The box. The four numbers give its area, its ratio, and its two offsets."""
         area = _scale_uniform(uniforms[0], *self.scale)
         ratio = xp.exp(_scale_uniform(uniforms[1], math.log(self.ratio[0]), math.log(self.ratio[1])))
-        height = xp.clip(xp.sqrt(area / ratio), 0, 1)
-        width = xp.clip(xp.sqrt(area * ratio), 0, 1)
+        height, width = xp.minimum(xp.sqrt(area / ratio), 1), xp.minimum(xp.sqrt(area * ratio), 1)
         top, left = uniforms[2] * (1 - height), uniforms[3] * (1 - width)
-        return xp.stack([top, left, top + height, left + width])
+        return xp.asarray([top, left, top + height, left + width])
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """The box, stretched over the whole image."""
         top, left, bottom, right = xp.asarray(parameter, dtype=np.float32)
-        rows, columns = _interpolate(top, bottom, planes.shape[-2], xp), _interpolate(left, right, planes.shape[-1], xp)
-        if xp is not np:
-            return _sample(_sample(planes, columns, -1, xp), rows, -2, xp)
-        cropped = np.empty_like(planes)
-        for some in split_strips(planes.shape):
-            before, after, share = (values[some] for values in rows)
-            first, last = before.min(), after.max()
-            part = _sample(planes[..., first : last + 1, :], columns, -1, np)
-            cropped[..., some, :] = _sample(part, (before - first, after - first, share), -2, np)
-        return cropped
+        rows, columns = interpolate(top, bottom, planes.shape[-2], xp), interpolate(left, right, planes.shape[-1], xp)
+        return _sample(_sample(planes, columns, -1, xp), rows, -2, xp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +75,6 @@ class RandomBrightness(Operation):
     """A number between -max_delta and max_delta added to all values."""
 
     max_delta: float
-    by_pixel = True
 
     def __post_init__(self) -> None:
         if not self.max_delta >= 0:
@@ -111,8 +95,6 @@ class RandomContrast(Operation):
 
     lower: float
     upper: float
-    by_pixel = True
-    needs_mean = True
 
     def __post_init__(self) -> None:
         _check_ascending(self.lower, self.upper, "random_contrast")
@@ -123,8 +105,8 @@ class RandomContrast(Operation):
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """Values nearer to the mean of their channel, or farther from it."""
-        factor, mean = parameter
-        return (planes - mean) * xp.asarray(factor, dtype=np.float32) + mean
+        mean = planes.mean(axis=(-2, -1), keepdims=True)
+        return (planes - mean) * xp.asarray(parameter, dtype=np.float32) + mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +115,6 @@ class RandomSaturation(Operation):
 
     lower: float
     upper: float
-    by_pixel = True
 
     def __post_init__(self) -> None:
         _check_ascending(self.lower, self.upper, "random_saturation")
@@ -144,7 +125,7 @@ class RandomSaturation(Operation):
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """All channels of a pixel moved towards its largest channel, or away from it, but not below zero."""
-        _check_three_channels(planes, "random_saturation")
+        check_three_channels(planes, "random_saturation")
         high = planes.max(axis=-3, keepdims=True)
         below = high - planes
         most = high / xp.maximum(below.max(axis=-3, keepdims=True), _TINY)  # the factor at which the saturation is 1
@@ -156,7 +137,6 @@ class RandomHue(Operation):
     """The hue of each pixel turned by a number between -max_delta and max_delta of the circle."""
 
     max_delta: float
-    by_pixel = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_delta <= 0.5:
@@ -168,7 +148,7 @@ class RandomHue(Operation):
 
     def apply(self, planes: Array, parameter: Array, xp: Any = np) -> Array:
         """The hue, in sixths of the circle, is turned. Each channel then follows from its distance to the new hue."""
-        _check_three_channels(planes, "random_hue")
+        check_three_channels(planes, "random_hue")
         red, green, blue = (planes[..., channel, :, :] for channel in range(3))
         high, low = planes.max(axis=-3), planes.min(axis=-3)
         spread = high - low
@@ -261,7 +241,7 @@ def make_operations(augment_order: Sequence[str], **augment_kwargs: Any) -> tupl
     return tuple(operations)
 
 
-def _interpolate(start: Array, stop: Array, length: int, xp: Any) -> tuple[Array, Array, Array]:
+def interpolate(start: Array, stop: Array, length: int, xp: Any) -> tuple[Array, Array, Array]:
     """For `length` points from the fraction `start` of an axis to `stop`: the neighbouring indices, and the share."""
     last = length - 1
     points = start * last + xp.arange(length, dtype=np.float32) * ((stop - start) * last / max(last, 1))
@@ -277,13 +257,6 @@ def _sample(planes: Array, places: tuple[Array, Array, Array], axis: int, xp: An
     return low + (xp.take(planes, after, axis=axis) - low) * share.reshape(-1, *[1] * (-1 - axis))
 
 
-def split_strips(shape: tuple[int, ...]) -> list[slice]:
-    """Slices of the rows of planes (..., height, width), each of about `_STRIP` values."""
-    *lead, height, width = shape
-    rows = max(1, _STRIP // max(math.prod(lead) * width, 1))
-    return [slice(start, min(start + rows, height)) for start in range(0, height, rows)]
-
-
 def _scale_uniform(uniform: Array, low: float, high: float) -> Array:
     return uniform * np.float32(high - low) + np.float32(low)
 
@@ -293,6 +266,7 @@ def _check_ascending(lower: float, upper: float, name: str) -> None:
         raise ValueError(f"{name} takes 0 <= lower < upper, got {lower} and {upper}.")
 
 
-def _check_three_channels(planes: Array, name: str) -> None:
+def check_three_channels(planes: Array, name: str) -> None:
+    """Raises ValueError unless planes (..., channels, height, width) have three channels."""
     if planes.shape[-3] != 3:
         raise ValueError(f"{name} needs images with 3 channels, got one with {planes.shape[-3]}.")

@@ -20,7 +20,14 @@ from bushel.trajectory.augmentations import augment_image
 from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.encoded_images import describe_origin
 from bushel.trajectory.numpy_or_jax import draw_uniform, fold_in, get_namespace, is_jax, is_traced, make_key, to_objects
-from bushel.trajectory.pixels import check_size, decode_depth, decode_image, resize_depth_image, resize_image
+from bushel.trajectory.pixels import (
+    check_size,
+    decode_depth,
+    decode_image,
+    decode_resized,
+    resize_depth_image,
+    resize_image,
+)
 
 Size = Sequence[int]
 Seed = Any
@@ -54,9 +61,9 @@ def decode_and_resize(
     depth_axes = (1,) if is_faithful(compat) else ()
     frame = dict(obs)
     for key, size in _choose_sizes(obs, _IMAGE, resize_size):
-        frame[key] = _decode(obs[key], size, key, np.uint8, (3,), decode_image, resize_image)
+        frame[key] = _decode(obs[key], size, key, np.uint8, (3,), _load_image, resize_image)
     for key, size in _choose_sizes(obs, _DEPTH, depth_resize_size):
-        frame[key] = _decode(obs[key], size, key, np.float32, depth_axes, decode_depth, resize_depth_image)
+        frame[key] = _decode(obs[key], size, key, np.float32, depth_axes, _load_depth, resize_depth_image)
     return frame
 
 
@@ -84,25 +91,30 @@ def _decode(
     key: str,
     dtype: Any,
     padding_axes: tuple[int, ...],
-    decode: Callable[..., Any],
+    load: Callable[..., Any],
     resize: Callable[..., Any],
 ) -> Any:
     """Pixels of an image that is encoded, padding, or pixels already, in this size if there is one."""
-
-    def fit(pixels: Any) -> Any:
-        return pixels if size is None else resize(pixels, size)
-
     if not _is_encoded(image):
         if image.dtype != dtype:
             raise ValueError(f"{key} must be encoded or {np.dtype(dtype).name}, got {image.dtype} {image.shape}.")
-        return fit(image)
+        return image if size is None else resize(image, size)
     if len(image) == 0:
         return np.zeros((*(size or (1, 1)), *padding_axes), dtype)
     try:
-        return _compute_once(image, (dtype, size), lambda data: fit(decode(data)))
+        return _compute_once(image, (dtype, size), lambda data: load(data, size))
     except ValueError as error:
         origin = describe_origin(image.data if isinstance(image, _SharedImage) else image)
         raise type(error)(f"{key}{f' ({origin})' if origin else ''}: {error}") from error
+
+
+def _load_image(data: Any, size: tuple[int, int] | None) -> np.ndarray:
+    return decode_image(data) if size is None else decode_resized(data, size)
+
+
+def _load_depth(data: Any, size: tuple[int, int] | None) -> np.ndarray:
+    depth = decode_depth(data)
+    return depth if size is None else resize_depth_image(depth, size)
 
 
 def _is_encoded(value: Any) -> bool:
@@ -326,7 +338,10 @@ def _share_images(leaf: np.ndarray, known: dict[int, _SharedImage]) -> np.ndarra
 
 
 def _stack_steps(*steps: Any) -> np.ndarray:
-    if isinstance(steps[0], bytes | _SharedImage):
+    first = steps[0]
+    if len(steps) == 1 and isinstance(first, np.ndarray) and first.base is None:
+        return first[None]  # nothing else uses its memory: it is new, not a step of the given window
+    if isinstance(first, bytes | _SharedImage):
         return to_objects([step.data if isinstance(step, _SharedImage) else step for step in steps])
     if len(shapes := {np.shape(step) for step in steps}) > 1:
         raise ValueError(

@@ -19,11 +19,13 @@ from bushel.sources.media import check_image
 from bushel.sources.optional_packages import import_package
 from bushel.sources.size_limits import check_pixels
 from bushel.trajectory.numpy_or_jax import get_namespace, is_jax
+from bushel.trajectory.scratch import Scratch
 from bushel.trajectory.stored_pixels import MAGIC, unpack_pixels
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _GREY, _GREY_ALPHA = 0, 4  # colour types of PNG
+_scratch = Scratch()
 _COLOURS = {"Gray": "GRAY", "YCbCr": "RGB", "RGB": "RGB"}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -43,7 +45,23 @@ def decode_image(data: Any) -> np.ndarray:
     Args:
       data: the content of an image file, as `bytes` or as an object that `bytes(data)` reads.
     """
-    pixels = _decode(_read_content(data))
+    return _decode_uint8(_read_content(data))
+
+
+def decode_resized(data: Any, size: Sequence[int]) -> np.ndarray:
+    """The same as `resize_image(decode_image(data), size)`, in less time: no array is made for the decoded image.
+
+    Args:
+      data: the content of an image file, as `bytes` or as an object that `bytes(data)` reads.
+      size: the new height and width.
+    """
+    pixels = _decode_uint8(_read_content(data), _scratch)
+    resized = resize_image(pixels, size)
+    return resized.copy() if resized is pixels else resized
+
+
+def _decode_uint8(content: bytes, scratch: Scratch | None = None) -> np.ndarray:
+    pixels = _decode(content, scratch)
     if pixels.dtype not in (np.uint8, np.uint16):
         raise ValueError(f"An image has uint8 or uint16 pixels, got {pixels.dtype}. Is it a depth image?")
     return (pixels >> 8).astype(np.uint8) if pixels.dtype == np.uint16 else pixels
@@ -89,10 +107,13 @@ def _read_content(data: Any) -> bytes:
     return content
 
 
-def _decode(content: bytes) -> np.ndarray:
-    """The pixels with a channel axis, uint8; uint16 for a grey PNG of 16 bits; any numbers for a stored array."""
+def _decode(content: bytes, scratch: Scratch | None = None) -> np.ndarray:
+    """The pixels with a channel axis, uint8; uint16 for a grey PNG of 16 bits; any numbers for a stored array.
+
+    With `scratch` the pixels may lie in that memory.
+    """
     if content.startswith(_JPEG):
-        return _decode_jpeg(content)
+        return _decode_jpeg(content, scratch)
     if content.startswith(MAGIC):
         pixels = unpack_pixels(content)
         return pixels[:, :, None] if pixels.ndim == 2 else pixels
@@ -108,13 +129,17 @@ def _decode(content: bytes) -> np.ndarray:
     return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
-def _decode_jpeg(content: bytes) -> np.ndarray:
+def _decode_jpeg(content: bytes, scratch: Scratch | None) -> np.ndarray:
     simplejpeg: Any = import_package("simplejpeg", "robots", "JPEG images")
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content)
         check_pixels(height, width)
         if colours in _COLOURS:
-            return simplejpeg.decode_jpeg(content, colorspace=_COLOURS[colours], fastdct=True, fastupsample=False)
+            shape = (height, width, 1 if colours == "Gray" else 3)
+            # simplejpeg would clear new memory before it decodes into it.
+            pixels = np.empty(shape, np.uint8) if scratch is None else scratch.get("decoded", shape, np.uint8)
+            simplejpeg.decode_jpeg(content, _COLOURS[colours], fastdct=True, fastupsample=False, buffer=pixels)
+            return pixels
     except TooLarge as error:
         raise TooLarge(f"These {len(content)} bytes are an image that is not decoded: {error}.") from None
     except ValueError as error:
@@ -164,17 +189,13 @@ def resize_image(image: Any, size: Sequence[int]) -> Any:
         xp = get_namespace(image)
         resized = _resample_on_jax(xp.moveaxis(image, -1, 0).astype(np.float32), new, _lanczos3)
         return xp.moveaxis(xp.clip(xp.rint(resized), 0, 255).astype(np.uint8), 0, -1)
-    # One plane per channel: both passes are then matrix products without a transposition.
-    planes = np.empty((channels, height, width), np.float32)
-    for channel in range(channels):
-        planes[channel] = image[..., channel]
-    resized = _resample(planes, new, _lanczos3)
+    values = _scratch.get("pixels", (height, width * channels), np.float32)
+    np.copyto(values, image.reshape(height, width * channels))
+    resized = _resample(values, channels, new, _lanczos3)
     np.rint(resized, out=resized)
     np.clip(resized, 0, 255, out=resized)
-    small = resized.astype(np.uint8)
     pixels = np.empty((*new, channels), np.uint8)
-    for channel in range(channels):
-        pixels[..., channel] = small[channel]
+    np.copyto(pixels, resized.reshape(pixels.shape), casting="unsafe")
     return pixels
 
 
@@ -198,8 +219,10 @@ def resize_depth_image(depth: Any, size: Sequence[int]) -> Any:
             f"resize_depth_image takes float32 (height, width) or (height, width, 1), got {depth.dtype} {depth.shape}."
         )
     new = check_size(size)
-    resample = _resample_on_jax if is_jax(depth) else _resample
-    return resample(depth.reshape(1, *depth.shape[:2]), new, _triangle).reshape(*new, *depth.shape[2:])
+    if is_jax(depth):
+        return _resample_on_jax(depth.reshape(depth.shape[:2]), new, _triangle).reshape(*new, *depth.shape[2:])
+    # A copy: the argument itself if no axis changes, else memory that the next image of this thread uses.
+    return _resample(depth.reshape(depth.shape[:2]), 1, new, _triangle).copy().reshape(*new, *depth.shape[2:])
 
 
 def check_size(size: Sequence[int]) -> tuple[int, int]:
@@ -232,20 +255,24 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
     return np.maximum(1 - distance, 0)
 
 
-def _resample(planes: np.ndarray, size: tuple[int, int], kernel: _Kernel) -> np.ndarray:
-    """Resizes planes (channels, height, width) of float32, first along the height."""
-    channels, height, width = planes.shape
+def _resample(values: np.ndarray, channels: int, size: tuple[int, int], kernel: _Kernel) -> np.ndarray:
+    """Resizes an image (height, width * channels) of float32, first along the height. The result may be scratch memory.
+
+    The channels stay next to each other, as images are stored: to separate and to join them would take longer than the
+    products with zeros in the second pass.
+    """
+    height, width = len(values), values.shape[1] // channels
     if height != size[0]:
-        rows = np.empty((channels, size[0], width), np.float32)
-        for outputs, inputs, weights in _split_bands(height, size[0], width, kernel):
-            np.matmul(weights, planes[:, inputs], out=rows[:, outputs])
-        planes = rows
+        rows = _scratch.get("rows", (size[0], width * channels), np.float32)
+        for outputs, inputs, weights in _split_rows(height, size[0], width * channels, kernel):
+            np.matmul(weights, values[inputs], out=rows[outputs])
+        values = rows
     if width != size[1]:
-        columns = np.empty((channels, *size), np.float32)
-        for outputs, inputs, weights in _split_bands(width, size[1], size[0], kernel):
-            np.matmul(planes[:, :, inputs], weights.T, out=columns[:, :, outputs])
-        planes = columns
-    return planes
+        columns = _scratch.get("columns", (size[0], size[1] * channels), np.float32)
+        for outputs, inputs, weights in _split_columns(width, size[1], size[0], kernel, channels):
+            np.matmul(values[:, inputs], weights, out=columns[:, outputs])
+        values = columns
+    return values
 
 
 def _resample_on_jax(planes: Any, size: tuple[int, int], kernel: _Kernel) -> Any:
@@ -273,25 +300,39 @@ def _compute_weights(length: int, size: int, kernel: _Kernel) -> np.ndarray:
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
-_BAND_OUTPUTS = 16
+_ROWS, _COLUMNS = 8, 16  # outputs per band
 _BAND_PRODUCTS = 1 << 19  # multiplications per product; for more BLAS would start threads
 
 
-@functools.lru_cache(maxsize=256)
-def _split_bands(length: int, size: int, across: int, kernel: _Kernel) -> list[_Band]:
-    """The weights that resize `length` pixels to `size`, in bands, since most weights of a full matrix are zero.
+@functools.lru_cache(maxsize=128)
+def _split_rows(length: int, size: int, across: int, kernel: _Kernel) -> list[_Band]:
+    """The weights (outputs, inputs) of the first pass. `across` is the length of the other axis."""
+    return _split_bands(_compute_weights(length, size, kernel), 1, _ROWS, across)
 
-    Bands are narrow if `across`, the length of the other axis, is large.
+
+@functools.lru_cache(maxsize=128)
+def _split_columns(length: int, size: int, across: int, kernel: _Kernel, channels: int) -> list[_Band]:
+    """The weights (inputs, outputs) of the second pass, where the channels of a pixel lie next to each other."""
+    bands = _split_bands(_compute_weights(length, size, kernel), channels, _COLUMNS, across)
+    return [band._replace(weights=np.ascontiguousarray(band.weights.T)) for band in bands]
+
+
+def _split_bands(weights: np.ndarray, channels: int, outputs: int, across: int) -> list[_Band]:
+    """The weights of each pixel (outputs, inputs) as weights of values, in bands of at most so many outputs.
+
+    A pixel has `channels` values, and a value depends on those of its own channel. Most weights of a full matrix are
+    zero, so bands save work. They are narrower if `across`, the length of the other axis, is large.
     """
-    weights, scale = _compute_weights(length, size, kernel), _find_scale(length, size)
-    span = np.count_nonzero(weights, axis=1).max()
-    outputs = _BAND_OUTPUTS
-    while outputs > 1 and outputs * (outputs * scale + span) * across > _BAND_PRODUCTS:
-        outputs //= 2
     bands = []
-    for start in range(0, size, outputs):
-        some = weights[start : start + outputs]
+    for start in range(0, len(weights) * channels, outputs):
+        stop = min(start + outputs, len(weights) * channels)
+        first = start // channels  # pixel
+        some = weights[first : (stop - 1) // channels + 1]
         (used,) = np.nonzero(some.any(axis=0))
         inputs = slice(int(used[0]), int(used[-1]) + 1)
-        bands.append(_Band(slice(start, start + len(some)), inputs, np.ascontiguousarray(some[:, inputs])))
+        own = np.kron(some[:, inputs], np.eye(channels, dtype=np.float32))[start - first * channels :][: stop - start]
+        if outputs > 1 and own.size * across > _BAND_PRODUCTS:
+            return _split_bands(weights, channels, outputs // 2, across)
+        inputs = slice(inputs.start * channels, inputs.stop * channels)
+        bands.append(_Band(slice(start, stop), inputs, np.ascontiguousarray(own)))
     return bands

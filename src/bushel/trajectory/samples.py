@@ -196,6 +196,11 @@ class Samples(InTwoSteps):
         rows = self._rows(known, Draws(self.seed, known["sample"], known["trajectory"]))
         return read_images(rows) if self._has_images else rows
 
+    @property
+    def makes_new_arrays(self) -> bool:
+        """True unless a user's function is applied to the rows: it may return what it keeps."""
+        return not self.row_functions
+
     def rows(self, episode: np.ndarray, time: np.ndarray, chance: Draws) -> Tree:
         """The rows (episode, time) after the transforms. Encoded images are not read yet."""
         return self._rows(self._places(episode, time), chance)
