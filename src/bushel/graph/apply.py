@@ -17,28 +17,22 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own_block
 from bushel.graph import operation
+from bushel.graph.joined_operations import JoinedOperations
 from bushel.graph.node import (
     Computed,
     InTwoSteps,
     MadeOf,
-    OneParentMap,
     Plan,
+    PlanMany,
     describe_failure,
     made_of_one_each,
     raise_for_row,
 )
-from bushel.graph.operation import Operation, WithOperation
+from bushel.graph.operation import Operation, WithTransform
 from bushel.index import words
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _WithTransform(WithOperation, OneParentMap):
-    """An operation with a transformation of the user's."""
-
-    transform: Any
-
-
-class _PerElement(_WithTransform):
+class _PerElement(WithTransform):
     """An operation that makes one element of one. It may drop some, which are missing then."""
 
     one_to_one = True
@@ -52,6 +46,12 @@ class _PerElement(_WithTransform):
         if isinstance(parent, Computed) and isinstance(run.function, InTwoSteps):
             return _Vectorized(self, self._second_step, indices, Computed(run.function.ahead(parent.values)))
         return _Vectorized(self, run, indices, parent)
+
+    @classmethod
+    def join_plans(cls, nodes: Sequence[_PerElement]) -> PlanMany | None:
+        if any(isinstance(node.operation.function, InTwoSteps) for node in nodes):
+            return None  # such a node computes its first step for all that it plans
+        return JoinedOperations(nodes).plan
 
     @functools.cached_property
     def _steps(self) -> list[_Step]:
@@ -186,7 +186,7 @@ class _Vectorized(Plan):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FlatMap(_WithTransform):
+class FlatMap(WithTransform):
     """Up to `max_fan_out` elements for each one; where there are fewer, the rest are missing."""
 
     kind = operation.FLAT_MAP
