@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -13,10 +11,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel import MapDataset
-from bushel.base import blocks
 from bushel.base.checks import INFINITE
-from bushel.sources import ArrayDataSource
-from bushel.testing import same
 
 
 def parts(*lengths, shuffled=True):
@@ -171,73 +166,3 @@ def test_shards_have_the_shares_of_the_whole():
     ds = MapDataset.mix(parts(60, 30), [2, 1], exact=True)
     shards = [list(ds[n::3]) for n in range(3)]
     assert sorted(itertools.chain(*shards)) == sorted(ds)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Many parts
-
-
-def double(record):
-    return {"x": record["x"] * 2}
-
-
-def drop_odd(record):
-    return bool(record["x"][0] % 2 == 0)
-
-
-def arrays(count: int, dtype: Any = np.int64) -> list[MapDataset]:
-    sizes = [3 + 7 * number % 50 for number in range(count)]
-    return [
-        MapDataset.source(ArrayDataSource({"x": np.arange(2 * n, dtype=dtype).reshape(n, 2) + 1000 * k}))
-        for k, n in enumerate(sizes)
-    ]
-
-
-def build_parts(kind: str) -> list[MapDataset]:
-    parts = arrays(40)
-    if kind == "shuffled":
-        return [part.seed(k).shuffle().repeat() for k, part in enumerate(parts)]
-    if kind == "mapped":
-        return [part.shuffle(k).map(double).filter(drop_odd) for k, part in enumerate(parts)]
-    if kind == "of two kinds":
-        return [part.shuffle(k) if k % 2 else part.map(double) for k, part in enumerate(parts)]
-    if kind == "of two dtypes":
-        return [part.shuffle(k) for k, part in enumerate(arrays(20) + arrays(20, np.float32))]
-    if kind == "functions of their own":
-        return [part.map(lambda record, k=k: {"x": record["x"] + k}) for k, part in enumerate(parts)]
-    if kind == "vectorized":
-        return [part.shuffle(k).map(double, vectorized=True) for k, part in enumerate(parts)]
-    if kind == "random":
-        return [part.random_map(lambda x, rng: {"x": x["x"] + rng.integers(5)}, seed=k) for k, part in enumerate(parts)]
-    return parts
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["plain", "shuffled", "mapped", "of two kinds", "of two dtypes", "functions of their own", "vectorized", "random"],
-)
-def test_elements_of_many_parts_read_together_are_those_read_alone(kind):
-    parts = build_parts(kind)
-    weights = [1 + number % 5 for number in range(len(parts))]
-    for mixture in (MapDataset.mix(parts, weights), MapDataset.mix(parts, weights, exact=True)):
-        positions = np.random.default_rng(0).permutation(400)
-        together = blocks.rows_of(mixture.take(positions))
-        alone = [mixture[int(position)] for position in positions]
-        assert same(together, alone)
-        sent = cloudpickle.loads(cloudpickle.dumps(mixture))
-        assert same(blocks.rows_of(sent.take(positions)), alone)
-
-
-def test_an_error_among_many_parts_names_the_part_and_its_element():
-    def fail(record):
-        if record["x"][0] == 3004:
-            raise ValueError("this one")
-        return record
-
-    parts = [part.shuffle(k).map(fail) for k, part in enumerate(arrays(40))]
-    mixture = MapDataset.concatenate(parts)
-    with pytest.raises(ValueError, match="this one") as caught:
-        mixture.take(np.arange(len(mixture)))
-    (note,) = [note for note in caught.value.__notes__ if "failed at" in note]
-    number = next(int(k) for k in range(len(parts[3])) if parts[3].parents[0][k]["x"][0] == 3004)
-    assert f"failed at its element {number}, made of record 2 of ArrayDataSource" in note

@@ -324,6 +324,16 @@ def test_many_shuffles_at_once_are_each_of_them(shuffles, data):
     assert together.tolist() == alone
 
 
+def test_walks_of_many_short_shuffles_end_where_their_tables_say():
+    forget_tables()
+    which = np.arange(800)
+    lengths = 40 + which % 30  # few enough for long walks, and too many for a table at the first access
+    positions = which % lengths
+    together = ManyShuffles(lengths.tolist(), which.tolist()).shuffle(which, positions)
+    tables = [epoch_table(length, seed) for seed, length in enumerate(lengths.tolist())]
+    assert together.tolist() == [int(table[at]) for table, at in zip(tables, positions.tolist())]
+
+
 def test_tables_of_many_epochs_do_not_fill_the_memory():
     forget_tables()
     tracemalloc.start()

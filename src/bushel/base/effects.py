@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
 from typing import Any
 
@@ -16,7 +17,7 @@ from bushel.base.following import globals_of, is_own
 from bushel.base.ownership import IMMUTABLE
 
 _READING = """
-RESUME NOP CACHE EXTENDED_ARG COPY SWAP POP_TOP NOT_TAKEN TO_BOOL GET_LEN
+RESUME NOP CACHE PRECALL EXTENDED_ARG COPY SWAP POP_TOP NOT_TAKEN TO_BOOL GET_LEN
 LOAD_CONST LOAD_SMALL_INT LOAD_GLOBAL LOAD_DEREF COPY_FREE_VARS LOAD_ATTR
 LOAD_FAST LOAD_FAST_CHECK LOAD_FAST_AND_CLEAR LOAD_FAST_LOAD_FAST LOAD_FAST_BORROW LOAD_FAST_BORROW_LOAD_FAST_BORROW
 STORE_FAST STORE_FAST_STORE_FAST STORE_FAST_LOAD_FAST STORE_FAST_MAYBE_NULL UNPACK_SEQUENCE
@@ -32,14 +33,32 @@ JUMP_IF_TRUE_OR_POP JUMP_IF_FALSE_OR_POP
 _READING_ONLY = frozenset(_READING.split())
 """Instructions of Python 3.11 to 3.14 that call no function, and store into local variables alone."""
 
+_METHODS = """
+astype copy reshape transpose ravel flatten squeeze swapaxes view tolist tobytes item nonzero argsort searchsorted conj
+sum mean std var prod cumsum cumprod clip max min argmax argmin all any round dot
+get items keys values decode encode lower upper strip split startswith endswith
+"""
+_READING_METHODS = frozenset(_METHODS.split())
+"""Methods of arrays, dicts and texts that do not change them, by name. The class of an object is not known here."""
+
+_KEYWORDS = "dtype axis order casting subok copy keepdims ddof decimals side min max initial"
+_READING_KEYWORDS = frozenset(_KEYWORDS.split())
+"""Keywords with which they still change nothing, other than `inplace` in pandas."""
+
+_LOADS_METHODS = sys.version_info >= (3, 12)
+"""Whether LOAD_ATTR also loads methods: those that are called at once. In Python 3.11 LOAD_METHOD does."""
+
 
 def may_write(function: Any) -> bool:
-    """Whether a function could write into its argument. It cannot if it calls no function and stores into no object.
+    """Whether a function could write into its argument.
 
-    >>> may_write(lambda x: {"image": x["image"], "label": x["label"] + 1})
+    It cannot if it stores into no object, calls nothing but methods that are known to change nothing, and passes to
+    them no part of its argument.
+
+    >>> may_write(lambda x: {"image": x["image"].astype(np.float32) / 255, "label": x["label"] + 1})
     False
-    >>> may_write(lambda x: x.fill(0))
-    True
+    >>> may_write(lambda x: x.fill(0)), may_write(lambda x: x["a"].sum(out=x["b"]))
+    (True, True)
     """
     code = getattr(function, "__code__", None)
     return code is None or _code_may_write(code)
@@ -47,10 +66,39 @@ def may_write(function: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _code_may_write(code: types.CodeType) -> bool:
-    return any(
-        each.opname not in _READING_ONLY or (each.opname == "BINARY_OP" and each.argrepr.endswith("="))
-        for each in dis.get_instructions(code)
-    )
+    called = 0  # methods whose arguments are being computed
+    keywords: Any = ()
+    before: Any = None
+    for each in dis.get_instructions(code):
+        name, number = each.opname, each.arg or 0
+        if name == "LOAD_METHOD" or (name == "LOAD_ATTR" and _LOADS_METHODS and number & 1):
+            if each.argval not in _READING_METHODS:
+                return True
+            called += 1
+        elif name == "KW_NAMES":
+            keywords = code.co_consts[number]
+        elif name in ("CALL", "CALL_KW"):
+            keywords = before.argval if name == "CALL_KW" else keywords
+            if not called or not isinstance(keywords, tuple) or not _READING_KEYWORDS.issuperset(keywords):
+                return True
+            called -= 1
+            keywords = ()
+        elif not _only_reads(each) or (called and ("JUMP" in name or "LOAD_FAST" in name)):
+            # A method may write into an argument, as `x.sum(out=y)` does. And the object may be one of the user's, such
+            # as a module with a function `clip`. So arguments must not be made of local variables, which hold the
+            # element. If an argument depends on a condition, the compiler may write the call down twice.
+            return True
+        before = each
+    return False
+
+
+def _only_reads(instruction: dis.Instruction) -> bool:
+    name = instruction.opname
+    if name == "LOAD_GLOBAL":
+        return not (instruction.arg or 0) & 1  # otherwise it is a function that will be called
+    if name == "BINARY_OP":
+        return not instruction.argrepr.endswith("=")
+    return name in _READING_ONLY
 
 
 def may_share(function: Any) -> bool:

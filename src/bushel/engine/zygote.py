@@ -303,7 +303,10 @@ def main(descriptor: int) -> None:
     exit_codes: dict[int, int] = {}
     # Otherwise a dead worker would stay a zombie until somebody asks for its exit code.
     signal.signal(signal.SIGCHLD, lambda *_: _reap(children, exit_codes))
-    # Many pipelines need these modules. They are imported in idle moments: the first workers need not wait for them.
+    # Nearly all pipelines need these modules. Imported here, they take the time of one process and not of each worker.
+    for name in ("bushel.graph.apply", "bushel.graph.batch", "bushel.graph.leaves", "bushel.graph.reindex"):
+        importlib.import_module(name)
+    # Many pipelines need these, too. They are imported in idle moments: the first workers need not wait for them.
     later = ["bushel.dataset", "numpy.random"]
     while True:
         while children and later and not control.wait_for_data(_IDLE_S):

@@ -17,28 +17,23 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.errors import RowFailed
 from bushel.base.ownership import copy_value, own_block
 from bushel.graph import operation
+from bushel.graph.fused_steps import compile_steps, find_failed_step
+from bushel.graph.joined_operations import JoinedOperations
 from bushel.graph.node import (
     Computed,
     InTwoSteps,
     MadeOf,
-    OneParentMap,
     Plan,
+    PlanMany,
     describe_failure,
     made_of_one_each,
     raise_for_row,
 )
-from bushel.graph.operation import Operation, WithOperation
+from bushel.graph.operation import Operation, WithTransform
 from bushel.index import words
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _WithTransform(WithOperation, OneParentMap):
-    """An operation with a transformation of the user's."""
-
-    transform: Any
-
-
-class _PerElement(_WithTransform):
+class _PerElement(WithTransform):
     """An operation that makes one element of one. It may drop some, which are missing then."""
 
     one_to_one = True
@@ -46,12 +41,18 @@ class _PerElement(_WithTransform):
     def plan(self, indices: np.ndarray) -> Plan:
         run = self.operation
         if not run.vectorized:
-            steps = self._steps
-            return _OneByOne(steps, indices, steps[0].node.parent.plan(indices))
+            chains = self._chains
+            return _OneByOne(chains, indices, chains[0][0].node.parent.plan(indices))
         parent = self.parent.plan(indices)
         if isinstance(parent, Computed) and isinstance(run.function, InTwoSteps):
             return _Vectorized(self, self._second_step, indices, Computed(run.function.ahead(parent.values)))
         return _Vectorized(self, run, indices, parent)
+
+    @classmethod
+    def join_plans(cls, nodes: Sequence[_PerElement]) -> PlanMany | None:
+        if any(isinstance(node.operation.function, InTwoSteps) for node in nodes):
+            return None  # such a node computes its first step for all that it plans
+        return JoinedOperations(nodes).plan
 
     @functools.cached_property
     def _steps(self) -> list[_Step]:
@@ -63,6 +64,19 @@ class _PerElement(_WithTransform):
         writes = self.operation.writes
         before = [dataclasses.replace(step, written_later=step.written_later or writes) for step in parent._steps]
         return [*before, own]
+
+    @functools.cached_property
+    def _chains(self) -> list[list[_Step]]:
+        """`_steps`, cut into pieces: the steps of each piece run in one loop."""
+        chains: list[list[_Step]] = []
+        for step in self._steps:
+            last = chains[-1] if chains else []
+            # A filter that comes first may get columns, which then stay columns.
+            if last and step.can_join and last[-1].can_join and not last[0].drops:
+                last.append(step)
+            else:
+                chains.append([step])
+        return chains
 
     @functools.cached_property
     def _second_step(self) -> Operation:
@@ -125,20 +139,26 @@ class _Step:
         self.shares = self.operation.shares
         self.needs_own = self.written_later or self.operation.writes
         """Whether the elements that it is given must belong to the pipeline, even if its result need not."""
+        self.can_join = not self.counts and not self.shares
+        """Whether nothing but calls of the function is needed between the step before and the step after."""
 
 
 @dataclasses.dataclass(slots=True)
 class _OneByOne(Plan):
     """Elements that operations make one for one, each of one element at a time."""
 
-    steps: list[_Step]
+    chains: list[list[_Step]]
     indices: np.ndarray
     parent: Plan
 
     def read(self, low: int, high: int, private: bool) -> Block:
-        steps, numbers = self.steps, None
-        block = self.parent.read(low, high, private or steps[0].needs_own)
-        for step in steps:
+        numbers = None
+        block = self.parent.read(low, high, private or self.chains[0][0].needs_own)
+        for chain in self.chains:
+            if len(chain) > 1:
+                block = self._run_chain(chain, low, blocks.rows_of(block))
+                continue
+            (step,) = chain
             if step.counts:
                 numbers = self.indices[low:high].tolist() if numbers is None else numbers
             if type(block) is not list:
@@ -156,6 +176,15 @@ class _OneByOne(Plan):
             if step.shares and (private or step.written_later):
                 block = own_block(block)
         return block
+
+    def _run_chain(self, chain: list[_Step], low: int, rows: list[Any]) -> list[Any]:
+        run = compile_steps(tuple([step.drops for step in chain]))
+        left, count = iter(rows), len(rows)
+        try:
+            return run(left, [step.operation.function for step in chain])
+        except Exception as error:
+            step = chain[find_failed_step(error)]
+            raise_for_row(error, count, left, functools.partial(self._describe_failure, step, low))
 
     def _describe_failure(self, step: _Step, low: int, row: int) -> str:
         return step.node.describe_failure(int(self.indices[low + row]))
@@ -186,7 +215,7 @@ class _Vectorized(Plan):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class FlatMap(_WithTransform):
+class FlatMap(WithTransform):
     """Up to `max_fan_out` elements for each one; where there are fewer, the rest are missing."""
 
     kind = operation.FLAT_MAP

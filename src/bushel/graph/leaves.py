@@ -63,10 +63,12 @@ class Source(Leaf):
     @classmethod
     def join_plans(cls, nodes: Sequence[Source]) -> PlanMany | None:
         arrays = join_arrays([node.source for node in nodes])
-        if arrays is None:
-            return None
         lengths = np.array([node.length for node in nodes])
-        return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
+        if arrays is not None:
+            return lambda which, indices: _ArraysRead(arrays, which, indices % lengths[which])
+        if any(get_batch_reader(node.source) is not None for node in nodes):
+            return None
+        return lambda which, indices: _SingleReadsOfMany(nodes, which.tolist(), (indices % lengths[which]).tolist())
 
     def origin(self, index: int) -> Origin:
         return Origin(name_source(self.source), (index % self.length,))
@@ -110,6 +112,31 @@ class _SingleReads(Plan):
             return [own([source[position]])[0] for position in left]
         except Exception as error:
             raise_for_row(error, len(positions), left, lambda row: self.node.describe_read_failure([positions[row]]))
+
+
+@dataclasses.dataclass(slots=True)
+class _SingleReadsOfMany(Plan):
+    """Records of many sources that are read one by one."""
+
+    nodes: Sequence[Source]
+    which: list[int]
+    positions: list[int]
+
+    def read(self, low: int, high: int, private: bool) -> Block:
+        sources = [self.nodes[number].source for number in self.which[low:high]]
+        records = list(zip(sources, self.positions[low:high], strict=True))
+        left = iter(records)
+
+        def where(row: int) -> str:
+            return self.nodes[self.which[low + row]].describe_read_failure([self.positions[low + row]])
+
+        try:
+            if not private:
+                return [source[position] for source, position in left]
+            # Record by record, since a source may use one buffer for all of them.
+            return [own([source[position]])[0] for source, position in left]
+        except Exception as error:
+            raise_for_row(error, len(records), left, where)
 
 
 @dataclasses.dataclass(slots=True)

@@ -20,7 +20,7 @@ from bushel.base.blocks import Block, Columns
 from bushel.base.effects import may_share, may_write
 from bushel.base.errors import RowFailed, locate_error
 from bushel.base.rng import RngPool
-from bushel.graph.node import InTwoSteps, Node, raise_for_row
+from bushel.graph.node import InTwoSteps, Node, OneParentMap, raise_for_row
 
 CallEach = Callable[[Iterator[Any], "Operation", Sequence[int]], list[Any]]
 """(rows, the operation, numbers of the rows) -> what the user's function returns for each row."""
@@ -191,6 +191,13 @@ class WithOperation(Node):
 
     def describe(self) -> str:
         return self.operation.describe()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class WithTransform(WithOperation, OneParentMap):
+    """A map node that runs an operation on the elements of its parent."""
+
+    transform: Any
 
 
 def keep_rows(block: Block, kept: list[bool]) -> Block:

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import blocks, checks, trees
+from bushel.base import blocks, checks
 from bushel.base.blocks import Block, Columns
 from bushel.base.contract import optional
-from bushel.base.errors import RowFailed
 from bushel.base.transforms import DatasetSelectionMap, short_name
+from bushel.graph.many_plans import find_each, plan_each, plan_many
 from bushel.graph.node import (
-    Computed,
     Epochs,
     FindMany,
     MadeOf,
-    MapNode,
     Moved,
     Plan,
     PlanMany,
@@ -102,6 +100,23 @@ class Slice(Reindex):
     def find_positions(self, indices: np.ndarray) -> np.ndarray:
         length, parent_length = self.length, self.parent.length
         return epochs.strided(indices, start=self.start, step=self.step, length=length, parent_length=parent_length)
+
+    @classmethod
+    def join_positions(cls, nodes: Sequence[Slice]) -> FindMany:
+        starts, steps = np.array([node.start for node in nodes]), np.array([node.step for node in nodes])
+        lengths, of_parents = (
+            np.array([node.length for node in nodes]),
+            np.array([node.parent.length for node in nodes]),
+        )
+        longest = int(of_parents.max())
+
+        def find(which: np.ndarray, indices: np.ndarray) -> np.ndarray:
+            epoch, offset = np.divmod(indices, lengths[which])
+            if (int(np.abs(epoch).max(initial=0)) + 1) * longest > checks.INFINITE:
+                return find_each(nodes, which, indices)  # some position may need more than 64 bits
+            return starts[which] + offset * steps[which] + epoch * of_parents[which]
+
+        return find
 
     @property
     def epochs(self) -> Epochs:
@@ -221,7 +236,7 @@ class Select(SeveralParents):
             return self.parts[used[0]].plan(positions)
         if len(used) > _FEW_PARENTS and positions.dtype != object:
             return self._plan_parts(which, positions)
-        return _plan_each(self.parts, which, positions)
+        return plan_each(self.parts, which, positions)
 
     @functools.cached_property
     def _plan_parts(self) -> PlanMany:
@@ -243,39 +258,6 @@ class Select(SeveralParents):
 
     def parameters(self) -> dict[str, Any]:
         return {"operation": type(self).__name__, **super().parameters()}
-
-
-def plan_many(nodes: Sequence[MapNode]) -> PlanMany:
-    """A function that plans elements of many nodes in one call.
-
-    Of a thousand nodes each serves few elements of a batch. The steps that all nodes have in common then take less time
-    for all elements together than node by node. From where the nodes differ in kind, each plans its own elements.
-    """
-    kinds = set(map(type, nodes))
-    kind = kinds.pop()
-    if kinds:
-        return functools.partial(_plan_each, nodes)
-    if not issubclass(kind, Moved):
-        return kind.join_plans(nodes) or functools.partial(_plan_each, nodes)
-    find = kind.join_positions(nodes)
-    if find is None:
-        return functools.partial(_plan_each, nodes)
-    plan = plan_many([node.parent for node in nodes if isinstance(node, Moved)])
-    return lambda which, indices: plan(which, find(which, indices))
-
-
-def _plan_each(nodes: Sequence[MapNode], which: np.ndarray, indices: np.ndarray) -> Plan:
-    """Plans the elements of each node for itself."""
-    rows = words.group(which)
-    plans = {number: nodes[number].plan(indices[here]) for number, here in rows.items()}
-    computed = [plan.values for plan in plans.values() if isinstance(plan, Computed)]
-    numbers = [values for values in computed if isinstance(values, np.ndarray)]
-    if len(numbers) < len(plans):
-        return _Selected(which, rows, plans)
-    merged = np.empty(len(indices), dtype=np.int64)
-    for here, values in zip(rows.values(), numbers):
-        merged[here] = values
-    return Computed(merged)
 
 
 class Concatenate(Select):
@@ -351,61 +333,6 @@ class _SelectedLater(Plan):
 
     def read(self, low: int, high: int, private: bool) -> Block:
         return self.node.route(self.indices[low:high]).read(0, high - low, private)
-
-
-@dataclasses.dataclass(slots=True)
-class _Selected(Plan):
-    which: np.ndarray
-    rows: dict[int, np.ndarray]
-    """For each parent that serves some rows, these rows, in order."""
-    plans: dict[int, Plan]
-    singles: tuple[list[int], list[int]] | None = None
-    """For each row its parent and its place in that parent's plan, once rows are read one by one."""
-
-    def read(self, low: int, high: int, private: bool) -> Block:
-        if high - low == 1:
-            if self.singles is None:
-                self.singles = self._find_singles()
-            which, places = self.singles
-            place = places[low]
-            return self.plans[which[low]].read(place, place + 1, private)
-        parts: list[tuple[np.ndarray, Block]] = []
-        edges = np.array((low, high))
-        for number, rows in self.rows.items():
-            first, last = rows.searchsorted(edges).tolist()
-            if first == last:
-                continue
-            here = rows[first:last] - low
-            try:
-                parts.append((here, self.plans[number].read(first, last, private)))
-            except RowFailed as failed:
-                raise RowFailed(int(here[failed.row]), failed.error) from failed.error
-        if len(parts) == 1:
-            return parts[0][1]
-        columns = [block for _, block in parts if isinstance(block, Columns)]
-        if len(columns) == len(parts) and blocks.are_alike(columns) and all(c.present is None for c in columns):
-            return _scatter(columns, [here for here, _ in parts], high - low)
-        merged: list[Any] = [None] * (high - low)
-        for here, block in parts:
-            for place, row in zip(here.tolist(), blocks.rows_of(block), strict=True):
-                merged[place] = row
-        return merged
-
-    def _find_singles(self) -> tuple[list[int], list[int]]:
-        places = np.empty(len(self.which), dtype=np.int64)
-        for rows in self.rows.values():
-            places[rows] = np.arange(len(rows))
-        return self.which.tolist(), places.tolist()
-
-
-def _scatter(columns: list[Columns], places: list[np.ndarray], length: int) -> Columns:
-    def scatter(*leaves: np.ndarray) -> np.ndarray:
-        out = np.empty((length, *leaves[0].shape[1:]), leaves[0].dtype)
-        for leaf, place in zip(leaves, places, strict=True):
-            out[place] = leaf
-        return out
-
-    return Columns(trees.map_leaves(scatter, *(block.tree for block in columns)), length)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

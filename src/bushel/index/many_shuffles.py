@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from bushel.index import shuffle, words
+from bushel.index import shuffle, small_domain, words
 
 _FEW = 12  # so few walks are faster one by one, in Python integers, than as arrays
-_Keys = Any  # arrays of round keys, one for each round
-_Encrypt = Callable[[np.ndarray, _Keys, Any], np.ndarray]
+_FEW_SMALL = 60  # the same for lengths below 2**16
+_STEPS = 8  # so many steps of all values cost less than to look which values have arrived
 
 
 class ManyShuffles:
@@ -51,24 +50,23 @@ class ManyShuffles:
                 shuffled[row] = table[place]
         if rows:
             halves = self._halves[which]
-            small = halves == 8
-            for group, encrypt in ((small, _encrypt_bytes), (~small, shuffle.encrypt)):
-                here = np.array(rows)[group[rows]]
-                if here.size:
-                    shuffled[here] = _walk(position[here], lengths[here], seeds[here], halves[here], encrypt)
+            without_table = np.zeros(len(which), dtype=bool)
+            without_table[rows] = True
+            if (here := np.flatnonzero(without_table & (halves == 8))).size:
+                shuffled[here] = _walk_small(position[here], lengths[here], seeds[here])
+            if (here := np.flatnonzero(without_table & (halves > 8))).size:
+                shuffled[here] = _walk(position[here], lengths[here], seeds[here], halves[here])
         return shuffled + epoch * lengths
 
 
-def _walk(
-    position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray, halves: np.ndarray, encrypt: _Encrypt
-) -> np.ndarray:
+def _walk(position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray, halves: np.ndarray) -> np.ndarray:
     """The cipher of each seed, again and again until the value falls below the length."""
-    keys = np.stack(shuffle.round_keys(seeds.astype(np.uint32), shuffle.ROUNDS, np)).astype(np.uint64)
+    keys = np.stack(_keys_of(seeds))
     limits, x = lengths.astype(np.uint64), position.astype(np.uint64)
     walked = np.empty_like(position)
     rows = np.arange(len(position))
     while rows.size > _FEW:
-        x = encrypt(x, keys, halves)
+        x = shuffle.encrypt(x, keys, halves)  # type: ignore[arg-type]
         outside = np.flatnonzero(x >= limits)
         walked[rows] = x.view(np.int64)  # a row that is outside is written again
         if outside.size < rows.size:
@@ -85,15 +83,27 @@ def _walk(
     return walked
 
 
-_STIRRED = shuffle.stir_byte(np.arange(256, dtype=np.uint8)).astype(np.uint64)
+def _walk_small(position: np.ndarray, lengths: np.ndarray, seeds: np.ndarray) -> np.ndarray:
+    """`_walk` for lengths below 2**16, where a step is two look-ups in a table."""
+    keys = [key.view(np.int64) for key in _keys_of(seeds)]
+    table = small_domain.two_rounds()
+
+    def step(x: np.ndarray, before: np.ndarray, between: np.ndarray, after: np.ndarray) -> np.ndarray:
+        return table.take(table.take(x ^ before) ^ between) ^ after
+
+    parts = np.stack(small_domain.split_keys(keys))
+    walked = step(position, *parts)
+    rows = np.flatnonzero(walked >= lengths)
+    while rows.size > _FEW_SMALL:
+        x, own_parts, limits = walked[rows], parts[:, rows], lengths[rows]
+        for _ in range(_STEPS):
+            x = np.where(x >= limits, step(x, *own_parts), x)
+        walked[rows] = x
+        rows = rows[x >= limits]
+    for row, own_keys in zip(rows.tolist(), np.stack(keys)[:, rows].T.tolist(), strict=True):
+        walked[row] = small_domain.walk_one(int(walked[row]), own_keys, int(lengths[row]))
+    return walked
 
 
-def _encrypt_bytes(x: np.ndarray, keys: _Keys, half: Any) -> np.ndarray:
-    """`shuffle.encrypt` for words of 8 bits, of which a table holds the round function."""
-    left, right = (x >> 8).view(np.int64), (x & 255).view(np.int64)
-    bytes_of_keys = (np.asarray(keys) & 255).view(np.int64)
-    stirred = _STIRRED.view(np.int64)
-    for a, b in zip(bytes_of_keys[::2], bytes_of_keys[1::2], strict=True):
-        left = left ^ stirred.take(right) ^ a
-        right = right ^ stirred.take(left) ^ b
-    return ((left << 8) | right).view(np.uint64)
+def _keys_of(seeds: np.ndarray) -> list[np.ndarray]:
+    return [key.astype(np.uint64) for key in shuffle.round_keys(seeds.astype(np.uint32), shuffle.ROUNDS, np)]

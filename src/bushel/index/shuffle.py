@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from bushel.index import words
+from bushel.index import small_domain, words
 
 ROUNDS = 4
-SMALL = 1 << 16
+SMALL = small_domain.SIZE
 """Below this length an epoch is tabulated. It is also the cipher's smallest domain."""
 
 SEED_LIMIT = 1 << 32
@@ -246,7 +246,8 @@ _steps_walked: dict[tuple[int, int], int] = {}
 def find_table(length: int, seed: int) -> np.ndarray | None:
     """The table of an epoch if it is kept, or if so many single indices were asked for that it is the cheaper way.
 
-    A table costs about as much as 2,000 steps of walking; an access takes SMALL / length steps on average.
+    A table costs about as much as 4,000 steps of walking; an access takes SMALL / length steps on average. Who has
+    asked for half as much is likely to ask for more.
     """
     table = _tables.find(length, seed)
     if table is not None:
@@ -263,6 +264,8 @@ def find_table(length: int, seed: int) -> np.ndarray | None:
 
 def walk_one(x: int, keys: Sequence[int], half: int, length: int) -> int:
     """`encrypt` until below the length, for one Python integer, written out: it serves single accesses."""
+    if half == 8 and len(keys) == ROUNDS:
+        return small_domain.walk_one(x, keys, length)
     mask = (1 << half) - 1
     by_1, by_8, by_2 = half - 1, half - 8, half - 2
     while True:
@@ -279,24 +282,6 @@ def walk_one(x: int, keys: Sequence[int], half: int, length: int) -> int:
             return x
 
 
-def _encrypt_small(seed: int) -> np.ndarray:
-    """`encrypt` of all of [0, SMALL), in words of a single byte: they stay in the cache."""
-    keys = [np.uint8(key & 255) for key in _scalar_keys(seed, ROUNDS)]
-    left, right = np.arange(256, dtype=np.uint8)[:, None], np.arange(256, dtype=np.uint8)[None, :]
-    for a, b in zip(keys[::2], keys[1::2], strict=True):
-        left = left ^ stir_byte(right) ^ a
-        right = right ^ stir_byte(left) ^ b
-    found = left.astype(np.intp)
-    found <<= 8
-    found |= right
-    return found.ravel()
-
-
-def stir_byte(w: np.ndarray) -> np.ndarray:
-    """`_stir` of words of 8 bits, in just as many: the rotation by 8 is none."""
-    return ((w << 1 | w >> 7) & w) ^ (w << 2 | w >> 6)
-
-
 class _EpochTables:
     """Tables of epochs, up to a number of bytes. The oldest is dropped first."""
 
@@ -309,7 +294,7 @@ class _EpochTables:
         return self._tables.get((length, seed))
 
     def make(self, length: int, seed: int) -> np.ndarray:
-        table = _make_table(length, seed)
+        table = small_domain.make_table(_scalar_keys(seed, ROUNDS), length)
         with self._lock:
             if (length, seed) not in self._tables:  # another thread may have made it meanwhile
                 self._tables[length, seed] = table
@@ -336,26 +321,6 @@ def forget_tables() -> None:
     """Drops all tables of epochs, as for a measurement that should pay for its own."""
     _tables.clear()
     _steps_walked.clear()
-
-
-def _make_table(length: int, seed: int) -> np.ndarray:
-    jumps = _encrypt_small(seed)
-    landed = jumps[:length].copy()
-    jumps[:length] = np.arange(length)  # who is below the length stays there
-    longest = SMALL // length * (1 + length.bit_length())
-    for _ in range((longest // 600).bit_length()):  # each time all jumps reach twice as far
-        jumps[length:] = jumps.take(jumps[length:])
-    outside = np.flatnonzero(landed >= length)
-    at = landed[outside]
-    while outside.size:
-        for _ in range(8):  # several jumps cost less than to look who has arrived
-            at = jumps.take(at)
-        landed[outside] = at
-        left = np.flatnonzero(at >= length)
-        outside, at = outside[left], at[left]
-    table = landed.astype(np.uint16)
-    table.setflags(write=False)
-    return table
 
 
 def _permute_traced(i: Any, *, length: int, seed: Any, rounds: int, xp: ModuleType) -> Any:
