@@ -25,7 +25,8 @@ from bushel.trajectory import RLDSBuilder, decode_depth, decode_image, write_rld
 from bushel.trajectory.conversion import convert_episodes, reencode_videos
 from bushel.trajectory.conversion.lerobot_statistics import sample_frames
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
-from bushel.trajectory.episode_formats import KINDS, detect_kind, open_episodes
+from bushel.trajectory.episode_formats import KINDS, open_episodes
+from bushel.trajectory.episode_paths import detect_kind
 
 av = pytest.importorskip("av")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -34,13 +34,13 @@ def add_stats(commands: Commands) -> None:
 
 
 def _stats(options: argparse.Namespace) -> int:
-    from bushel.inspection.inspector import open_target
     from bushel.inspection.statistics import measure_target, show_table
     from bushel.trajectory.statistics import save_statistics
+    from bushel.view.targets import load_target
 
     settings = dict(map(parse_setting, options.option))
     found = measure_target(
-        open_target(options.target, split=options.split, options=settings),
+        load_target(options.target, split=options.split, options=settings),
         limit=options.limit,
         workers=options.workers,
         split=options.split,

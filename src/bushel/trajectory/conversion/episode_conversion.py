@@ -33,12 +33,10 @@ from bushel.trajectory.conversion.targets import Shard, Target
 from bushel.trajectory.conversion.video_encoding import Encoding
 from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
-from bushel.trajectory.episode_formats import detect_kind, open_episodes
+from bushel.trajectory.episode_paths import detect_kind, open_path
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.module_spec import Function
 from bushel.trajectory.rlds.dataset_folder import is_version
-from bushel.trajectory.rlds.saved_episodes import name_data_set
-from bushel.trajectory.rlds.writer import INFO
 from bushel.trajectory.statements import identify_standardization, load_standardization
 
 _WORK = ".converting/"
@@ -175,14 +173,8 @@ def convert_episodes(
 def _open_source(
     source: Path, kind: str | None, storage_options: Options | None, format_options: Mapping[str, Any] | None
 ) -> EpisodeBuilder:
-    path = paths.expand_path(source).rstrip("/")
-    chosen = detect_kind(path, storage_options) if kind is None else kind
-    above, _, name = redact.remove_query(path).rpartition("/")
-    if chosen == "rlds" and output_folders.open_folder(path, storage_options).exists(INFO):
-        name, above = name_data_set(path)[0], path  # the folder of one version
-    return open_episodes(
-        name, above or ".", kind=chosen, storage_options=storage_options, format_options=format_options
-    )
+    path = paths.expand_path(source)
+    return open_path(path, kind or detect_kind(path, storage_options), storage_options, format_options)
 
 
 def refuse_same(source: str, folder: Folder) -> None:
