@@ -13,10 +13,10 @@ def add_stats(commands: Commands) -> None:
     parser = commands.add_parser(
         "stats",
         help="computes statistics of a data set",
-        description="Computes mean, standard deviation, extremes and quantiles of each entry of a data set, and the share "
-        "of numbers that are no padding where rows are packed or padded. Of a robot "
-        "data set, computes what training needs to normalize actions and proprioception. With OUTPUT, writes a JSON "
-        "file; otherwise prints a table.",
+        description="Computes mean, standard deviation, extremes and quantiles of each entry of a data set, and the "
+        "share of numbers that are no padding where rows are packed or padded. Of a robot data set, computes what "
+        "training needs to normalize actions and proprioception. With OUTPUT, writes a JSON file; otherwise prints a "
+        "table.",
     )
     parser.add_argument("target", help="a file, a folder or a URL; or train.py:make_dataset, module:ds")
     parser.add_argument("output", nargs="?", help="the JSON file to write")
