@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import json
 import re
-import subprocess
-import sys
 import weakref
 
 import pytest
+from viewing import run_training
 
 import bushel
 from bushel.graph.streams import Elements
@@ -19,36 +18,11 @@ from bushel.view.attachment import Attachment
 from bushel.view.own_process import NothingRuns, find_iterator, open_unlisted
 from bushel.view.session import Session
 
-TRAINING = """
-import time
-import bushel
-
-def decode(x):
-    time.sleep(0.01)  # far longer than the consumer takes, also on a busy machine
-    if x == 30:
-        raise ValueError("record 30 is <b>broken</b>")
-    return x
-
-if __name__ == "__main__":
-    ds = bushel.MapDataset.range(10**6).map(decode).batch(4).to_iter_dataset()
-    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
-    it = iter(ds.with_options(execution_tracking_mode="stage_timing", on_error="skip"))
-    server = bushel.serve_report(it, name="my run", interval_s=0.1)
-    print(server.url, flush=True)
-    for batch in it:
-        time.sleep(0.002)
-"""
-
 
 @pytest.fixture
 def training(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        child.url = child.stdout.readline().strip()
+    with run_training(tmp_path) as child:
         yield child
-        child.kill()
 
 
 def number_in(page, tile):
