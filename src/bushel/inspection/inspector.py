@@ -15,6 +15,7 @@ from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST, Manifest
 from bushel.trajectory.episode_paths import Listing, explain_web_folder, find_kind, is_web
+from bushel.view.paths import explain_folder
 from bushel.view.targets import as_dataset, load_target
 
 _STREAMS = {(".tfrecord.gz", ".tfrecords.gz"): "TFRecord, compressed", (".tar",): "WebDataset (tar)"}
@@ -138,10 +139,7 @@ def _find_files(path: str, options: Options | None) -> list[str]:
     known = [name for name in names if _find_format(name) is not None]
     files = known or [name for name in names if name.lower().endswith(_IMAGES)]
     if not files:
-        raise ValueError(
-            f"{redact.show(path)} has {len(names):,} files, and none of a format that Bushel reads. Name a file, or a "
-            "pattern such as 'data/*.tfrecord*'."
-        )
+        raise explain_folder(path, names)
     return [folder.path(name) for name in files]
 
 

@@ -126,7 +126,8 @@ def _as_rows(value: Any) -> tuple[str, np.ndarray]:
     array = np.asarray(value)
     if array.dtype.kind in "SU":
         return "length", np.char.str_len(array).reshape(-1, 1).astype(np.float64)
-    if array.dtype.kind not in "biuf":
+    is_number = array.dtype.kind in "biuf" or array.dtype.type.__module__ == "ml_dtypes"  # bfloat16, float8, int4
+    if not is_number:
         raise TypeError(f"it is {array.dtype}, which has no statistics")
     numbers = array.astype(np.float64)
     if array.ndim >= 3 and array.shape[-1] in _CHANNELS:
@@ -253,8 +254,14 @@ def find_proprio_keys(episode: Mapping[str, Any]) -> list[str]:
 def show_table(statistics: Mapping[str, Any]) -> str:
     """The statistics as a table, with ranges where an entry has several numbers."""
     head, rows = list_rows(statistics)
-    left_out = [f"{name} is left out: {why}." for name, why in statistics.get("left out", {}).items()]
-    return "\n".join([tables.as_text(head, rows, left=2), *left_out])
+    notes = [f"{name} is left out: {why}." for name, why in statistics.get("left out", {}).items()]
+    for name, entry in statistics.get("entries", {}).items():
+        if count := entry.get("not finite"):
+            whole = {"vector": ", with the vectors that hold them", "channels": ", with their pixels"}
+            notes.append(f"{name}: {count:,} numbers are not finite, and are left out{whole.get(entry['of'], '')}.")
+    if statistics.get("num_elements") == 0:
+        return "There are no elements."
+    return "\n".join([tables.as_text(head, rows, left=2), *notes])
 
 
 def list_rows(statistics: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

@@ -197,12 +197,19 @@ def _measure_leaves(tree: Any) -> dict[str, tuple[int, ...]]:
 
 
 def list_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of an element, with their names: "observation/state"; "element" for an element that is one leaf."""
+    """The leaves of an element, with their names: "observation/state"; "element" for an element that is one leaf.
+
+    A list of numbers or texts is one leaf.
+    """
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from list_leaves(value, f"{path}/{key}" if path else str(key))
-    elif isinstance(tree, tuple):
+    elif isinstance(tree, tuple) or (isinstance(tree, list) and any(map(_is_branch, tree))):
         for number, value in enumerate(tree):
             yield from list_leaves(value, f"{path}/{number}" if path else str(number))
     elif tree is not None:
         yield path or "element", tree
+
+
+def _is_branch(value: Any) -> bool:
+    return isinstance(value, (Mapping, tuple, list, np.ndarray))

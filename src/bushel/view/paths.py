@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from bushel import sources
@@ -37,7 +38,28 @@ def open_path(path: str, *, split: str | None = None, options: dict[str, Any] | 
     except UnknownFormat:
         if episode_paths.is_web(path):
             raise episode_paths.explain_web_folder(path) from None
+        names = Listing(path, options).names(2)
+        if names or (not is_url(path) and os.path.isdir(path)):
+            raise explain_folder(path, names) from None
+        if not is_url(path) and not os.path.exists(path):
+            raise FileNotFoundError(f"{path} does not exist.") from None
         raise
+
+
+def explain_folder(folder: str, names: Sequence[str]) -> ValueError:
+    """The error to raise for a folder whose files cannot be read together."""
+    endings = sorted({os.path.splitext(name)[1].lower() for name in names} - {""})
+    known = [ending for ending in endings if ending in (*_WHOLE_FILES, *_RECORD_FILES)]
+    if len(known) > 1:
+        return ValueError(
+            f"{redact.show(folder)} has files of several formats ({', '.join(known)}). Name those to read, with a "
+            f"pattern such as '{redact.show(folder.rstrip('/'))}/*{known[0]}'."
+        )
+    count = "no files" if not names else "1 file" if len(names) == 1 else f"{len(names):,} files"
+    return ValueError(
+        f"{redact.show(folder)} has {count}{', and none of a format that Bushel reads' if names else ''}. Name a file, "
+        "or a pattern such as 'data/*.tfrecord*'."
+    )
 
 
 def _find_pattern(folder: str, options: dict[str, Any] | None) -> str | None:
