@@ -110,6 +110,9 @@ def test_what_is_something_else(folder, places):
         assert find_kind(f"{places['http']}/{name}") is None
     with pytest.raises(FileNotFoundError, match=r"s3://bushels/x/missing\.hdf5 does not exist"):
         open_session(f"{places['s3']}/missing.hdf5")
+    for use in (open_session, inspect_target):
+        with pytest.raises(FileNotFoundError, match="s3://bushels/x/missing does not exist"):
+            use(f"{places['s3']}/missing")
 
 
 def test_the_commands(places, capsys, tmp_path):

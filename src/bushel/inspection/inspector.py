@@ -14,7 +14,7 @@ from bushel.sources import file_access, output_folders
 from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST, Manifest
-from bushel.trajectory.episode_paths import Listing, explain_web_folder, find_kind, is_web
+from bushel.trajectory.episode_paths import Listing, explain_web_folder, file_exists, find_kind, is_web
 from bushel.view.paths import explain_folder
 from bushel.view.targets import as_dataset, load_target
 
@@ -176,6 +176,8 @@ def _inspect_files(
             return record_formats.inspect_whole_files(facts, paths, options)
         if is_web(first):
             raise explain_web_folder(first)
+        if is_url(first) and not file_exists(first, options):
+            raise FileNotFoundError(f"{redact.show(first)} does not exist.")
         raise ValueError(
             f"Bushel does not know the format of {redact.show(first)}: it ends in none of {', '.join(sorted(_KNOWN))}."
         )

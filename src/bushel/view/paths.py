@@ -41,8 +41,8 @@ def open_path(path: str, *, split: str | None = None, options: dict[str, Any] | 
         names = Listing(path, options).names(2)
         if names or (not is_url(path) and os.path.isdir(path)):
             raise explain_folder(path, names) from None
-        if not is_url(path) and not os.path.exists(path):
-            raise FileNotFoundError(f"{path} does not exist.") from None
+        if not (file_exists(path, options) if is_url(path) else os.path.exists(path)):
+            raise FileNotFoundError(f"{redact.show(path)} does not exist.") from None
         raise
 
 
