@@ -7,6 +7,7 @@ import gc
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -82,6 +83,20 @@ def living_actors() -> list[str]:
 
     actors = ray._private.state.actors().values()
     return [actor["Name"] for actor in actors if actor["Name"].startswith("bushel-") and actor["State"] != "DEAD"]
+
+
+def kill_actor() -> int:
+    """Kills the process of one of our actors. Returns its number."""
+    import ray._private.state
+
+    alive = [
+        actor
+        for actor in ray._private.state.actors().values()
+        if actor["Name"].startswith("bushel-") and actor["State"] == "ALIVE"
+    ]
+    process = int(alive[0]["Pid"])
+    os.kill(process, signal.SIGKILL)
+    return process
 
 
 def held_objects() -> int:

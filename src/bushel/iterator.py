@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 import copy
 import functools
+import itertools
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -30,6 +32,11 @@ T_co = TypeVar("T_co", covariant=True)
 
 on_open: list[Callable[[DatasetIterator[Any]], None]] = []
 """Called with each new iterator of a pipeline. `prometheus.py`, a higher layer, registers itself here."""
+
+opened: weakref.WeakValueDictionary[int, PipelineIterator[Any]] = weakref.WeakValueDictionary()
+"""The iterators of pipelines in this process that are not collected yet, in the order in which they were opened. The
+viewer, a higher layer, looks for running ones here."""
+_numbers = itertools.count()
 
 _BETWEEN: Any = object()
 _FRESH: Any = object()
@@ -313,6 +320,7 @@ class PipelineIterator(_CursorIterator[T_co]):
         self._node = node
         self._observer = Observer()
         super().__init__(open_stream(node, read_options, executor, self._observer))
+        opened[next(_numbers)] = self
         for notify in on_open:
             notify(self)
 

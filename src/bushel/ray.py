@@ -1,4 +1,4 @@
-"""One-off jobs on a Ray cluster: columns, tables and statistics of trajectories, saved data sets, converted files.
+"""One-off jobs on a Ray cluster: columns, tables and statistics of trajectories, saved and converted data sets.
 
 Iterating on a cluster needs nothing from here: see `IterDataset.ray_prefetch`. Ray itself is imported when it is used.
 """
@@ -27,9 +27,9 @@ __all__ = ["RayOptions", "convert", "jobs_on_cluster"]
 def jobs_on_cluster(options: RayOptions | None = None) -> Iterator[None]:
     """Inside this block, one-off jobs run on actors of a Ray cluster, and all jobs use the same actors.
 
-    These are `ds.column`, `ds.save`, the tables and statistics of trajectories, and `bushel.ray.convert`. Without the
-    block they run in worker processes of this machine. The results are the same, bit for bit. A job that takes less
-    than half a second stays in this process.
+    These are `ds.column`, `ds.save`, the tables and statistics of trajectories, `bushel.trajectory.convert_episodes`
+    and `bushel.ray.convert`. Without the block they run in worker processes of this machine. The results are the same,
+    bit for bit. A job that takes less than half a second stays in this process.
 
     >>> with jobs_on_cluster(RayOptions(num_workers=64)):  # doctest: +SKIP
     ...     lengths = ds.column(len, cache="s3://bucket/columns")
@@ -60,11 +60,11 @@ def convert(
     """
     known = find_job_options()
     chosen = options or (known if isinstance(known, RayOptions) else RayOptions())
-    run_all = functools.partial(_run_all, chosen)
+    run_all = functools.partial(run_jobs, chosen)
     return conversion.convert(sources, target, shards=shards, run_all=run_all, **arguments)
 
 
-def _run_all(options: RayOptions, jobs: Sequence[Job], workers: int, report: Callable[[int], None]) -> None:
+def run_jobs(options: RayOptions, jobs: Sequence[Job], workers: int, report: Callable[[int], None]) -> None:
     """Runs jobs on actors. If an actor dies, another one runs its job from the beginning."""
     done = 0
     with PipelineIterator[int](Ahead(Elements(Map(Source(list(jobs)), _run)), options)) as counts:

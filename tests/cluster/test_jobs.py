@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -16,10 +17,12 @@ import pytest
 
 import bushel
 from bushel import columns
+from bushel.base.options import using_for_jobs
 from bushel.cli import main
 from bushel.sources import conversion
 from bushel.testing import same
-from bushel.trajectory import episodes, single_pass
+from bushel.trajectory import convert_episodes, episodes, single_pass
+from bushel.trajectory.conversion import episode_conversion
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.statistics import get_dataset_statistics
 
@@ -33,6 +36,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs leave this process after the first piece, however quick they are."""
     monkeypatch.setattr(columns, "_INLINE_S", 0.0)
     monkeypatch.setattr(single_pass, "_INLINE_S", 0.0)
+
+
+@contextlib.contextmanager
+def no_cluster() -> Iterator[None]:
+    """A block whose jobs run on this machine, inside of one whose jobs run on actors."""
+    with using_for_jobs(bushel.MultiprocessingOptions()):
+        yield
 
 
 def facts(x: int) -> dict[str, Any]:
@@ -156,5 +166,89 @@ def test_the_command_converts_on_the_cluster(cluster, tmp_path, capsys):
     assert [path.read_bytes() for path in there] == [Path(file).read_bytes() for file in here]
     assert main(["convert", str(lines), target, "--ray"]) == 1
     assert "--ray needs --shards" in capsys.readouterr().err
-    assert main(["convert", str(lines), target, "--ray", "--to", "rlds"]) == 1
-    assert "--ray converts record files" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Episodes with a camera, in `.npz` files."""
+    folder = tmp_path_factory.mktemp("episodes") / "arm"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(6):
+        steps = 5 + number
+        np.savez(
+            folder / f"{number}.npz",
+            image=rng.integers(0, 256, (steps, 32, 32, 3), np.uint8),
+            state=rng.standard_normal((steps, 3)),
+            action=rng.standard_normal((steps, 2)).astype(np.float32),
+            language_instruction=f"task {number % 2}",
+        )
+    return folder
+
+
+def run_by_nobody(job: Any) -> Iterator[int]:
+    raise AssertionError("The shard is written by the process that has asked for it, and not by an actor.")
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("to", ["rlds", "lerobot"])
+def test_converted_episodes_are_the_same_files(to, actors, arm, tmp_path, monkeypatch):
+    settings: dict[str, Any] = {"to": to, "fps": 10, "shards": 3, "progress": False}
+    with no_cluster():
+        convert_episodes(arm, tmp_path / "here" / "arm", **settings)
+    monkeypatch.chdir(arm.parent)
+    monkeypatch.setattr(episode_conversion._Job, "run", run_by_nobody)  # in this process alone
+    there = os.path.relpath(tmp_path / "there" / "arm")
+    done = convert_episodes("arm", there, **settings)  # actors have other working directories
+    assert (done.episodes, done.frames) == (6, 45)
+    expected = read_files(tmp_path / "here")
+    assert len(expected) >= 5 and read_files(tmp_path / "there") == expected
+    # A LeRobot data set with videos is a source, too; its tables of packets lie in the cache of this machine.
+    if to == "lerobot":
+        again: dict[str, Any] = {"to": "rlds", "shards": 2, "progress": False}
+        convert_episodes(tmp_path / "there" / "arm", tmp_path / "again" / "arm", **again)
+        monkeypatch.undo()
+        with no_cluster():
+            convert_episodes(tmp_path / "there" / "arm", tmp_path / "once" / "arm", **again)
+        assert read_files(tmp_path / "again") == read_files(tmp_path / "once")
+
+
+def test_a_conversion_that_was_stopped_continues_on_the_cluster(actors, arm, tmp_path, monkeypatch):
+    settings: dict[str, Any] = {"to": "rlds", "shards": 6, "progress": False}
+    target = tmp_path / "there" / "arm"
+    with no_cluster():
+        convert_episodes(arm, tmp_path / "here" / "arm", **settings)
+
+        def stop(done: int, total: int) -> None:
+            if done >= 15:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            convert_episodes(arm, target, **settings | {"progress": stop})
+    kept = {path: path.stat().st_mtime_ns for path in target.rglob("*.tfrecord*")}
+    assert 0 < len(kept) < 6 and not list(target.rglob("dataset_info.json"))
+    killed: list[Any] = []
+
+    def kill_one(done: int, total: int) -> None:
+        if done > 15 and not killed:
+            killed.append(clusters.kill_actor())
+
+    convert_episodes(arm, target, **settings | {"progress": kill_one})
+    assert killed and read_files(tmp_path / "there") == read_files(tmp_path / "here")
+    assert all(path.stat().st_mtime_ns == time for path, time in kept.items())  # these were not written again
+
+
+def test_the_command_converts_episodes_on_the_cluster(cluster, arm, tmp_path, capsys):
+    target = tmp_path / "there" / "arm"
+    with clusters.leaving_nothing():
+        words = ["convert", str(arm), str(target), "--to", "rlds", "--ray", "--quiet"]
+        assert main([*words, "--workers", "2", "--shards", "3"]) == 0
+    assert "6 episodes, 45 frames" in capsys.readouterr().out
+    assert main(["convert", str(arm), str(tmp_path / "here" / "arm"), "--to", "rlds", "--shards", "3", "--quiet"]) == 0
+    assert read_files(target) == read_files(tmp_path / "here" / "arm")
+    capsys.readouterr()
+    assert main([*words, "--overwrite"]) == 1
+    assert "--ray needs --shards" in capsys.readouterr().err

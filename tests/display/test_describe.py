@@ -90,6 +90,13 @@ def test_kinds(name, value, kind):
     assert part["type"]
 
 
+def test_small_floats_keep_their_names():
+    found = parts(
+        {"a": jnp.ones((3, 4), jnp.bfloat16), "image": jnp.zeros((8, 8, 3), jnp.bfloat16), "x": jnp.bfloat16(2)}
+    )
+    assert [part["type"] for part in found.values()] == ["bfloat16[3, 4]", "bfloat16[8, 8, 3]", "bfloat16"]
+
+
 def test_pixels_of_an_image_are_sent_as_they_are():
     assert np.array_equal(pixels(parts({"image": PICTURE})["image"]["url"]), PICTURE)
     assert np.array_equal(pixels(parts({"x": np.moveaxis(PICTURE, -1, 0)})["x"]["url"]), PICTURE)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 
 import pytest
+from viewing import open_chromium
 
 import bushel
 from bushel import cli
@@ -15,20 +14,11 @@ from bushel.inspection.facts import Column, Histogram
 from bushel.inspection.html_report import build_page
 from bushel.running import History
 
-CHROMIUM = os.environ.get("BUSHEL_TEST_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-
 
 @pytest.fixture(scope="module")
 def browser():
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with open_chromium() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -66,6 +67,23 @@ def test_large_whole_numbers_keep_their_digits():
 def test_numbers_that_are_not_finite_are_counted_and_left_out():
     found = measure_elements(bushel.MapDataset.source([1.0, np.nan, 3.0, np.inf]), progress=False)["entries"]["element"]
     assert (found["count"], found["not finite"], found["mean"]) == (2, 2, 2.0)
+
+
+def test_vectors_that_are_not_finite_are_named_below_the_table():
+    rows = bushel.MapDataset.source(
+        [{"v": np.array([1.0, np.nan]), "x": np.inf}, {"v": np.array([3.0, 4.0]), "x": 1.0}]
+    )
+    table = show_table(measure_elements(rows, progress=False))
+    assert "v: 1 numbers are not finite, and are left out, with the vectors that hold them." in table.splitlines()
+    assert "x: 1 numbers are not finite, and are left out." in table.splitlines()
+
+
+def test_small_floats_and_lists():
+    rows = [{"w": np.full((2, 3), n, ml_dtypes.bfloat16), "l": [n, {"a": (n, "x" * n)}], "ids": [n, 3]} for n in (1, 5)]
+    found = measure_elements(bushel.MapDataset.source(rows), progress=False)
+    assert "left out" not in found and list(found["entries"]) == ["w", "l/0", "l/1/a/0", "l/1/a/1", "ids"]
+    assert found["entries"]["w"]["mean"] == 3 and found["entries"]["l/1/a/1"]["max"] == 5
+    assert found["entries"]["ids"]["mean"] == [3, 3]
 
 
 def test_pictures_texts_and_what_has_no_statistics():
@@ -139,4 +157,4 @@ def test_a_data_set_without_elements(tmp_path, capsys):
     (tmp_path / "empty.jsonl").write_text("")
     assert stats(tmp_path / "empty.jsonl", capsys=capsys) == {"num_elements": 0, "entries": {}}
     assert cli.main(["stats", str(tmp_path / "empty.jsonl")]) == 0
-    assert capsys.readouterr().out == "entry  of\n"
+    assert capsys.readouterr().out == "There are no elements.\n"

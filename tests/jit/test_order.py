@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -278,7 +279,7 @@ def test_gradients_go_through_a_scan():
 
 
 @pytest.mark.parametrize("remainder", ["pad", pytest.param("wrap", marks=pytest.mark.slow)])
-def test_a_run_moves_from_the_host_into_jit_and_back(remainder):
+def test_a_run_moves_from_the_host_into_jit_and_back(remainder, caplog):
     loader, host = loader_of(37, 10, remainder), host_of(37, 10, remainder, seed=6)
     iterator = iter(host)
     expected = [next(iterator) for _ in range(15)]
@@ -289,9 +290,13 @@ def test_a_run_moves_from_the_host_into_jit_and_back(remainder):
         batch, state, mask = loader.next_batch(state)
         found.append(real(batch, mask))
     again = iter(host)
-    again.set_state(loader.to_host_state(state))
+    with caplog.at_level(logging.INFO, logger="bushel"):
+        again.set_state(json.loads(json.dumps(loader.to_host_state(state))))
     found += [next(again) for _ in range(4)]
     assert same(found, expected)
+    (told,) = caplog.records  # not a warning, and not a word of Grain, which has written nothing
+    assert told.levelno == logging.INFO and told.getMessage().startswith("This state comes from a loader of bushel.jit")
+    assert loader.save(loader.from_host_state(loader.to_host_state(state), 6)) == loader.save(state)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
+from viewing import run_training
 from watching import SOON_S
 
 import bushel
@@ -24,36 +25,12 @@ from bushel.running import History, load_snapshot
 from bushel.running.memory import measure_memory
 from bushel.view.attachment import Attachment
 
-TRAINING = """
-import sys, time
-import bushel
-
-def decode(x):
-    time.sleep(0.01)  # far longer than the consumer takes, also on a busy machine
-    if x == 30:
-        raise ValueError("record 30 is <b>broken</b>")
-    return x
-
-if __name__ == "__main__":
-    ds = bushel.MapDataset.range(10**6).map(decode).batch(4).to_iter_dataset()
-    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
-    it = iter(ds.with_options(execution_tracking_mode="stage_timing", on_error="skip"))
-    server = bushel.serve_report(it, name="my run", interval_s=0.05)
-    print(server.url, flush=True)
-    for batch in it:
-        time.sleep(0.002)
-"""
-
 
 @pytest.fixture
 def training(tmp_path):
     """The URL of a program that trains in another process."""
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        yield child.stdout.readline().strip()
-        child.terminate()
+    with run_training(tmp_path) as child:
+        yield child.url
 
 
 def timed(length=10**6):

@@ -401,7 +401,7 @@ def test_a_grain_state_is_accepted_with_one_warning(caplog):
     with caplog.at_level(logging.WARNING, logger="bushel"):
         it.set_state({"next_index": 4})
     assert [record.getMessage() for record in caplog.records] == [
-        "This state has no identity: Grain wrote it. It is restored without a comparison of the pipelines."
+        "This state has no identity, as states of Grain. It is restored without a comparison of the pipelines."
     ]
     assert list(it) == list(plain())[4:]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -22,10 +23,13 @@ from bushel.base.errors import DamagedFile
 from bushel.cli import main
 from bushel.sources import output_folders
 from bushel.trajectory import RLDSBuilder, decode_depth, decode_image, write_rlds
+from bushel.trajectory import episodes as tables
 from bushel.trajectory.conversion import convert_episodes, reencode_videos
+from bushel.trajectory.conversion.episode_table import build_table
 from bushel.trajectory.conversion.lerobot_statistics import sample_frames
 from bushel.trajectory.conversion.video_encoding import Encoding, decode_all, encode_frames, verify_video
-from bushel.trajectory.episode_formats import KINDS, detect_kind, open_episodes
+from bushel.trajectory.episode_formats import KINDS, open_episodes
+from bushel.trajectory.episode_paths import detect_kind
 
 av = pytest.importorskip("av")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -379,6 +383,24 @@ def test_other_statements_are_another_conversion(rlds, tmp_path):
     with pytest.raises(FileExistsError, match="a part of another conversion"):
         convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=STATEMENTS, shards=4)
     convert_episodes(rlds, tmp_path / "new" / "arm", to="rlds", standardize_fn=first, shards=4)
+
+
+@pytest.mark.parametrize("kind", ["rlds", "lerobot"])
+def test_a_table_for_other_machines_needs_no_cache_of_this_one(kind, rlds, tmp_path):
+    if kind == "lerobot":
+        convert_episodes(rlds, tmp_path / "lerobot" / "arm", to="lerobot", fps=10, codec="h264")
+    above = tmp_path if kind == "rlds" else tmp_path / "lerobot"
+    builder = open_episodes("arm", above, kind=kind, cache_dir=tmp_path / "cache")
+    built, _ = build_table(builder, {"train": builder.positions("all")}, None, (), 1)
+    table = tables.save(built, str(tmp_path / "cache" / "table"))
+    expected = [decode_image(image) for image in table.image_columns[0].take(np.arange(14))]
+    sent = pickle.dumps(table.for_other_machines())
+    del builder, built, table
+    shutil.rmtree(tmp_path / "cache")
+    found = pickle.loads(sent)
+    images = [decode_image(image) for image in found.image_columns[0].take(np.arange(14))]
+    np.testing.assert_array_equal(images, expected)
+    assert found.lengths.tolist() == list(LENGTHS) and found.columns["action"].take(np.arange(14)).shape == (14, 2)
 
 
 def test_reencode(rlds, tmp_path):

@@ -1,34 +1,20 @@
 """A real Chromium, and pages of the viewer opened in it."""
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from viewing import PATIENCE_MS, open_chromium
 
 import bushel
 from bushel.view.handle import View
 from bushel.view.session import Session
 
-CHROMIUM = os.environ.get("BUSHEL_TEST_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 
-PATIENCE_MS = 120_000  # on a busy machine, a browser takes its time
-
-
-# Once per module and not per session: while Playwright's sync API is open, asyncio takes its loop for a running one in
-# this thread, and other tests (Orbax) call asyncio.run.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE_MS)
+    with open_chromium() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture

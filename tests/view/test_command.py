@@ -32,7 +32,7 @@ def test_the_command_serves_until_it_is_stopped(tmp_path, sent):
 
 
 def test_targets_that_cannot_be_opened(tmp_path):
-    for target, message in (("nothing.xyz", "does not know the format"), ("nothing.py:ds", "does not exist")):
+    for target, message in (("nothing.xyz", "does not exist"), ("nothing.py:ds", "does not exist")):
         command = [sys.executable, "-m", "bushel", "view", target, "--no-browser"]
         ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=250)
         assert ended.returncode == 1 and message in ended.stderr and "Traceback" not in ended.stderr

@@ -1,5 +1,6 @@
 """Shares, packing and order, by arithmetic: compared with what the pipeline really delivers."""
 
+import functools
 import itertools
 
 import numpy as np
@@ -11,13 +12,16 @@ from strategies import map_recipes, stream_recipes
 
 import bushel
 from bushel import IterDataset, MapDataset
-from bushel.experimental import FirstFitPackIterDataset
+from bushel.base_dataset import wrap
+from bushel.experimental import FirstFitPackIterDataset, batch_and_pad
+from bushel.inspection.statistics import EntryStatistics, measure_elements
 from bushel.transforms import DatasetSelectionMap
 from bushel.view.mixture import measure_shares
 from bushel.view.output_records import NotTraceable, count_records, first_outputs, trace_outputs
 from bushel.view.packing import describe_buckets, describe_packing, measure_packing
+from bushel.view.padding import PaddingCounter, list_leaves, watch_padding
 from bushel.view.panels import order as panel
-from bushel.view.queries import Query
+from bushel.view.queries import BadQuery, Query
 from bushel.view.server import to_json
 from bushel.view.session import Session
 from bushel.view.shuffling import map_positions, measure_order
@@ -226,7 +230,13 @@ def test_nothing_is_read_of_a_billion_records():
     order = routes["order"](Query({"outputs": "50"}))
     assert [one["records"] for one in order["sources"]] == [2400, 800]
     assert all(max(one["map"]["positions"]) > 9 * 10**8 for one in order["sources"])
-    assert routes["packing"](Query({})) == {"packings": [], "buckets": [], "readable": False, "read": panel.READ}
+    assert routes["packing"](Query({})) == {
+        "packings": [],
+        "buckets": [],
+        "padded": [],
+        "readable": False,
+        "read": panel.READ,
+    }
     to_json([shares, order])
 
 
@@ -293,6 +303,114 @@ def test_buckets():
     assert buckets.elements == [
         int(((low < LENGTHS) & (high >= LENGTHS)).sum()) for low, high in ((0, 20), (20, 40), (40, 60))
     ]
+
+
+FEW = [3, 5, 2, 6, 1]
+"""With the boundaries 4 and 8, and two in a batch: 3 + 2 of 8 cells, 1 of 4, and 5 + 6 of 16."""
+
+
+def padded(rows):
+    """A batch of texts that are cut or padded to 5 tokens."""
+    tokens = [np.pad(row["tokens"][:5], (0, max(0, 5 - row["n"]))) for row in rows]
+    return {"tokens": np.stack(tokens), "n": np.array([row["n"] for row in rows]), "all": np.float32(0)}
+
+
+def few():
+    return MapDataset.source([{"tokens": np.arange(1, n + 1), "n": n} for n in FEW])
+
+
+def test_the_share_of_real_cells_in_buckets():
+    ds = few().bucket(FEW, [4, 8], 2, seed=0)
+    (buckets,) = describe_buckets(ds._node)
+    assert buckets.real == [6 / 12, 11 / 16] and buckets.efficiency == 17 / 28
+    (dropped,) = describe_buckets(few().bucket(FEW, [4, 8], 2, seed=0, drop_remainder=True)._node)
+    assert dropped.real == [5 / 8, 11 / 16] and dropped.efficiency == 16 / 24
+    routes = panel.routes(Session(ds.map(lambda batch: batch["tokens"]).repeat(2)))
+    ((step, call),) = (one.values() for one in routes["packing"](Query({}))["padded"])
+    assert call == "bucket([4, 8], [2, 2], seed=0)"
+    found = routes["padding_read"](Query({"step": str(step)}))
+    assert found == {
+        "outputs": 3,
+        "leaves": [
+            {"name": "tokens", "real": 17, "cells": 28, "share": 17 / 28},
+            {"name": "n", "real": 5, "cells": 5, "share": 1.0},
+        ],
+    }
+    with pytest.raises(BadQuery, match="makes no batches that are padded"):
+        routes["padding_read"](Query({"step": "0"}))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    {
+        "bucket": (lambda: few().bucket(FEW, [4, 8], 2, seed=0).shuffle(seed=1), {"tokens": (17, 28), "n": (5, 5)}),
+        # 3 + 5 of 10 cells, 2 + 5 of 10, 1 of 5
+        "a function": (lambda: few().batch(2, batch_fn=padded), {"tokens": (16, 25), "n": (5, 5)}),
+        "of a stream": (
+            lambda: few().to_iter_dataset().map(lambda row: row).batch(2, batch_fn=padded),
+            {"tokens": (16, 25), "n": (5, 5)},
+        ),
+        "rows": (
+            lambda: MapDataset.range(5).batch(3, batch_fn=functools.partial(batch_and_pad, batch_size=3)),
+            {"element": (5, 6)},
+        ),
+        "packed": (
+            lambda: few().pack({"tokens": FEW}, {"tokens": 8}).batch(2, batch_fn=pad_to_two),
+            {"tokens": (17, 32), "tokens_segment_ids": (24, 32), "tokens_positions": (24, 32)},
+        ),
+        "masks": (
+            lambda: MapDataset.source([{"x": np.ones((4, 2)), "x_pad_mask": np.arange(4) < n} for n in (1, 4)]),
+            {"x": (10, 16)},
+        ),
+        "plain": (lambda: few().map(lambda row: row["tokens"][:1]).batch(2), {}),
+    }.values(),
+    ids=["bucket", "a function", "of a stream", "rows", "packed", "masks", "plain"],
+)
+def test_the_share_of_real_cells_of_each_leaf(make, expected):
+    ds = make()
+    found = measure_elements(ds, progress=False)
+    leaves = {name: (entry["cells"], entry["real"]) for name, entry in found["entries"].items() if "real" in entry}
+    assert leaves == {name: (cells, real / cells) for name, (real, cells) in expected.items()}
+    name = next(iter(expected), "element")
+    plain = EntryStatistics()
+    for element in ds:
+        plain.add(dict(list_leaves(element))[name])
+    assert found["entries"][name].items() >= plain.summary().items()  # the elements are those of the pipeline
+
+
+def test_workers_count_padding_too():
+    ds = few().bucket(FEW, [4, 8], 2, seed=0)
+    found = measure_elements(ds, workers=1, progress=False)
+    assert found == measure_elements(ds, progress=False) and found["entries"]["tokens"]["real"] == 17 / 28
+
+
+def pad_to_two(rows):
+    """A batch of two rows, padded with zeros."""
+    return batch_and_pad(rows, batch_size=2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=30),
+    sizes=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    drop=st.booleans(),
+    shuffled=st.booleans(),
+)
+def test_the_plan_of_buckets_counts_what_is_delivered(lengths, sizes, drop, shuffled):
+    ds = MapDataset.source([np.arange(1, n + 1) for n in lengths])
+    column = ds.column(len)
+    ds = (ds.shuffle(seed=3) if shuffled else ds).bucket(column, [5, 12], sizes, seed=0, drop_remainder=drop)
+    (buckets,) = describe_buckets(ds._node)
+    batches = [ds[index] for index in range(len(ds))]
+    real, cells = sum(int((batch > 0).sum()) for batch in batches), sum(batch.size for batch in batches)
+    assert buckets.efficiency == real / max(1, cells)
+    counter = PaddingCounter()
+    watched = wrap(watch_padding(ds._node))
+    for index in range(len(ds)):
+        assert (counter.add(watched[index]) == batches[index]).all()
+    assert {name: (leaf.real, leaf.total) for name, leaf in counter.leaves.items()} == (
+        {"element": (real, cells)} if batches else {}
+    )
 
 
 def order_of(ds, outputs=1000):

@@ -59,3 +59,16 @@ def test_a_stream_that_packs_is_measured_when_the_user_asks(open_page):
     page.wait_for_selector(".pack .efficiency")
     assert "in the rows that were read" in page.locator(".pack").inner_text()
     assert "depends on what was read before" in page.locator(".shares").inner_text()
+
+
+def test_padding_on_the_page(open_page):
+    lengths = [3, 5, 2, 6, 1]
+    rows = MapDataset.source([{"text": np.arange(n), "n": n} for n in lengths])
+    page = open_page(rows.bucket(lengths, [4, 8], 2, seed=0).repeat(3), panel="order")
+    page.wait_for_selector(".buckets .efficiency")
+    assert page.locator(".buckets .efficiency").inner_text() == "60.71 %"  # 17 of 28
+    assert page.locator(".buckets td.real").all_inner_texts() == ["50.00 %", "68.75 %"]
+    page.locator(".padded button.read").click()
+    page.wait_for_selector(".padded [data-leaf]")
+    table = {row.get_attribute("data-leaf"): row.inner_text() for row in page.locator(".padded [data-leaf]").all()}
+    assert table == {"text": "text\t60.71 %\t17\t28", "n": "n\t100.00 %\t5\t5"}

@@ -2,48 +2,27 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
-import subprocess
-import sys
+import weakref
 
 import pytest
+from viewing import run_training
 
 import bushel
+from bushel.graph.streams import Elements
 from bushel.running import History
+from bushel.view import panels
 from bushel.view.attachment import Attachment
+from bushel.view.own_process import NothingRuns, find_iterator, open_unlisted
 from bushel.view.session import Session
-
-TRAINING = """
-import time
-import bushel
-
-def decode(x):
-    time.sleep(0.01)  # far longer than the consumer takes, also on a busy machine
-    if x == 30:
-        raise ValueError("record 30 is <b>broken</b>")
-    return x
-
-if __name__ == "__main__":
-    ds = bushel.MapDataset.range(10**6).map(decode).batch(4).to_iter_dataset()
-    ds = ds.mp_prefetch(bushel.MultiprocessingOptions(num_workers=2))
-    it = iter(ds.with_options(execution_tracking_mode="stage_timing", on_error="skip"))
-    server = bushel.serve_report(it, name="my run", interval_s=0.1)
-    print(server.url, flush=True)
-    for batch in it:
-        time.sleep(0.002)
-"""
 
 
 @pytest.fixture
 def training(tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(TRAINING)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as child:
-        assert child.stdout is not None
-        child.url = child.stdout.readline().strip()
+    with run_training(tmp_path) as child:
         yield child
-        child.kill()
 
 
 def number_in(page, tile):
@@ -92,6 +71,109 @@ def test_the_file_of_a_profile_is_shown_without_asking_again(open_page, tmp_path
     assert page.inner_text(".tile[data-name='elements'] b") == "50"
     assert "the iterator is closed" in page.inner_text(".about")
     assert page.locator(".trouble .failure").count() == 0
+
+
+def timed(length=10**6):
+    """A stream whose stages are timed."""
+    ds = bushel.MapDataset.range(length).map(str).batch(4).to_iter_dataset()
+    return ds.with_options(execution_tracking_mode="stage_timing")
+
+
+def wait_for_elements(page, count):
+    shown = "document.querySelector(\".tile[data-name='elements'] b\")?.textContent.replaceAll(',', '')"
+    page.wait_for_function(f"(count) => {shown} === count", arg=str(count))
+
+
+def test_an_iterator_that_begins_after_the_page_was_opened_gets_a_tab(open_page):
+    ds = timed()
+    page = open_page(ds)
+    assert "Running" not in page.get_by_role("tab").all_inner_texts()
+    with iter(ds) as it:
+        for _ in range(30):
+            next(it)
+        page.get_by_role("tab", name="Running").click()
+        wait_for_elements(page, 30)
+        page.wait_for_function("() => document.querySelector('.verdict').textContent.startsWith('input-bound: ')")
+        assert page.locator("tr[data-stage='map(str)']").count() == 1
+        for _ in range(7):
+            next(it)
+        wait_for_elements(page, 37)
+    page.wait_for_function("() => document.querySelector('.about').textContent.includes('the iterator is closed')")
+
+
+def test_an_iterator_that_is_passed_is_shown_first(open_page):
+    it = iter(timed())
+    page = open_page(it)
+    assert page.get_by_role("tab", selected=True).all_inner_texts() == ["Running"]
+    next(it)
+    wait_for_elements(page, 1)
+    page.get_by_role("tab", name="Elements").click()
+    page.wait_for_selector(".panel.elements")
+    with pytest.raises(TypeError, match="got generator"):
+        bushel.view(x for x in range(3))
+
+
+def test_the_viewer_does_not_hold_an_iterator():
+    it = iter(timed())
+    alive = weakref.ref(it)
+    with bushel.view(it) as page:
+        assert page.session.attached.read()["finished"] is False
+        del it
+        gc.collect()
+        assert alive() is None and page.session.attached.read()["finished"] is True
+        assert panels.describe_session(page.session)["panels"]["running"]["applies"]
+
+
+def test_the_last_iterator_of_a_dataset_is_shown():
+    ds = timed()
+    with bushel.view(ds) as page:
+        running = page.session.attached
+        for count in (3, 5):  # epochs of a training loop
+            it = iter(ds.limit(100))
+            for _ in range(count):
+                next(it)
+            assert running.read()["report"]["elements"] == count
+        it.close()
+        assert running.read()["finished"] and running.read()["report"]["elements"] == 5
+        del it
+        gc.collect()
+        assert running.read()["finished"] and running.read()["report"]["elements"] == 5
+
+
+def test_iterators_of_the_viewer_itself_are_not_shown():
+    ds = bushel.MapDataset.range(10)
+    with open_unlisted(Elements(ds._node)):
+        assert find_iterator(ds._node) is None
+        with iter(ds) as it:
+            assert find_iterator(ds._node) is it
+
+
+def load():
+    source = bushel.MapDataset.range(8).to_iter_dataset()
+    return bushel.experimental.ThreadPrefetchIterDataset(source, prefetch_buffer_size=2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: bushel.MapDataset.range(8),
+        lambda: bushel.MapDataset.range(8).to_iter_dataset(),
+        load,
+        lambda: bushel.load([1, 2, 3], num_epochs=1),
+    ],
+    ids=["map", "stream", "thread", "loader"],
+)
+def test_each_kind_of_dataset_finds_its_iterators(make):
+    ds = make()
+    other = iter(make())
+    with bushel.view(ds) as page, bushel.view(other) as second:
+        with pytest.raises(NothingRuns, match="No iterator of this data set runs in this process"):
+            page.session.attached.read()
+        it = iter(ds)
+        next(it)
+        assert find_iterator(page.session.last.node) is getattr(it, "_iterator", it)
+        assert page.session.attached.read()["finished"] is False and page.session.attached.has_begun
+        assert second.session.steps and second.session.attached.read()["finished"] is False
 
 
 def test_without_a_program_there_is_no_such_panel(open_page):

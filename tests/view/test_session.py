@@ -18,7 +18,8 @@ from bushel.samplers import IndexSampler
 from bushel.trajectory import get_dataloader
 from bushel.transforms import Batch
 from bushel.view import stream_reader
-from bushel.view.queries import BadQuery
+from bushel.view.panels import elements
+from bushel.view.queries import BadQuery, Query
 from bushel.view.session import Session
 from bushel.view.targets import open_session
 
@@ -361,8 +362,11 @@ def test_files_and_folders(tmp_path):
     assert open_session(tmp_path / "parts").last.length == 6
     np.save(tmp_path / "a.npy", np.arange(12).reshape(6, 2))
     assert open_session(tmp_path / "a.npy").read(-1, 2).element.tolist() == [4, 5]
-    with pytest.raises(ValueError, match="does not know the format"):
+    with pytest.raises(FileNotFoundError, match=r"nothing\.xyz does not exist"):
         open_session(tmp_path / "nothing.xyz")
+    (tmp_path / "some.xyz").write_text("x")
+    with pytest.raises(ValueError, match="does not know the format"):
+        open_session(tmp_path / "some.xyz")
 
 
 @pytest.mark.parametrize("path", [GOLDEN / "tfds" / "synth_rlds", GOLDEN / "tfds" / "synth_rlds" / "1.0.0"])
@@ -397,3 +401,10 @@ def test_a_loader_of_robots_and_its_checkpoint(tmp_path):
     session = open_session(loader, checkpoint=state)
     assert session.start == 1 and session.given is loader
     assert np.array_equal(session.read(-1, 1).element["action"], expected["action"])
+
+
+def test_one_image_is_not_a_batch_of_rows():
+    images = bushel.MapDataset.range(3).map(lambda n: np.full((40, 30, 3), n, np.uint8))
+    windows = bushel.MapDataset.range(3).map(lambda n: np.full((5, 40, 30, 3), n, np.uint8))
+    for ds, rows in ((images, None), (windows, 5), (images.batch(2), 2), (images.map(lambda x: {"x": x}), None)):
+        assert elements.routes(Session(ds))["read"](Query({}))["rows"] == rows

@@ -63,6 +63,13 @@ def is_own(function_or_class: Any) -> bool:
     return _is_own(module.get("__name__") or "", module.get("__file__"))
 
 
+def is_own_frame(frame: types.FrameType) -> bool:
+    """Whether a frame of a traceback runs the user's own code."""
+    names = frame.f_globals
+    is_import = frame.f_code.co_filename.startswith("<frozen ")  # Python's own machinery of imports
+    return not is_import and _is_own(names.get("__name__") or "", names.get("__file__"))
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_own(name: str, file: str | None) -> bool:
     if name.partition(".")[0] in ("bushel", *sys.builtin_module_names):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Sequence
 
 from bushel.base import redact
+from bushel.base.following import is_own_frame
 from bushel.cli.bench import add_bench
 from bushel.cli.convert import add_convert
 from bushel.cli.inspect_target import add_inspect
@@ -34,6 +36,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("bushel: interrupted.", file=sys.stderr)
         return 130
-    except (OSError, ValueError, TypeError, ImportError) as error:
-        print(f"bushel: {redact.clean(str(error), secrets_of_words(words))}", file=sys.stderr)
+    except (Exception, SystemExit) as error:
+        text = _describe_failure(error, is_program=options.command == "run")
+        if text is None:
+            raise
+        print(redact.clean(text, secrets_of_words(words)), file=sys.stderr)
         return 1
+
+
+def _describe_failure(error: BaseException, *, is_program: bool) -> str | None:
+    """An error as text: a sentence, or for an error in the user's code its traceback, from that code on.
+
+    None if Python should print it: an error that we did not expect, or the end of a program that `bushel run` runs.
+    """
+    if isinstance(error, SystemExit) and is_program:
+        return None
+    trace = error.__traceback__
+    while trace is not None and not is_own_frame(trace.tb_frame):
+        trace = trace.tb_next
+    if trace is not None:
+        return "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    if isinstance(error, (OSError, ValueError, TypeError, ImportError)):
+        notes = [note for note in getattr(error, "__notes__", []) if "\n" not in note]  # no tracebacks of workers
+        return "\n".join([f"bushel: {error}", *notes])
+    return None

@@ -30,14 +30,13 @@ def add_bench(commands: Commands) -> None:
 
 def _bench(options: argparse.Namespace) -> int:
     from bushel.inspection.benchmark import measure_pipeline
-    from bushel.inspection.inspector import open_target
-    from bushel.view.targets import as_dataset
+    from bushel.view.targets import as_dataset, load_target
 
     try:
         numbers = [int(number) for number in options.workers.split(",")] if options.workers else None
     except ValueError:
         raise ValueError(f"--workers takes numbers such as 0,2,4; got {options.workers!r}.") from None
-    given = open_target(options.target, split=options.split, options=dict(map(parse_setting, options.option)))
+    given = load_target(options.target, split=options.split, options=dict(map(parse_setting, options.option)))
     found = measure_pipeline(
         as_dataset(given, options.split),
         options.target,

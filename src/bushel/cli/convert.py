@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -46,7 +47,9 @@ def add_convert(commands: Commands) -> None:
         metavar="NAME=VALUE",
         help="of the store where the target lies (default: those of --option)",
     )
-    parser.add_argument("--ray", action="store_true", help="write the shards on a Ray cluster: see bushel.ray.convert")
+    parser.add_argument(
+        "--ray", action="store_true", help="write the shards on a Ray cluster: see docs/many_machines.md"
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     _add_episode_options(parser)
     parser.set_defaults(run=_convert)
@@ -111,23 +114,37 @@ def _choose_converter(options: argparse.Namespace) -> Callable[..., list[str]]:
         return functools.partial(convert, shards=options.shards, workers=_count_workers(options))
     from bushel import ray
 
+    actors = ray.RayOptions(num_workers=options.workers)
+    return functools.partial(ray.convert, shards=_count_shards(options), options=actors)
+
+
+def _count_shards(options: argparse.Namespace) -> int:
+    """How many files a cluster writes."""
     shards = options.shards or options.workers
     if shards is None:
         raise ValueError("--ray needs --shards: an actor writes one shard at a time, so make more shards than actors.")
-    return functools.partial(ray.convert, shards=shards, options=ray.RayOptions(num_workers=options.workers))
+    return shards
+
+
+def _open_cluster(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """A block whose jobs run on a cluster, if the user asks for it."""
+    if not options.ray:
+        return contextlib.nullcontext()
+    from bushel import ray
+
+    return ray.jobs_on_cluster(ray.RayOptions(num_workers=options.workers))
 
 
 def _convert_episodes(options: argparse.Namespace) -> int:
     from bushel.trajectory.conversion import convert_episodes
     from bushel.trajectory.statements import read_standardization
 
-    if options.ray:
-        raise ValueError("--ray converts record files. Episodes (--to) are converted by processes of this machine.")
     if len(options.source) != 1:
         raise ValueError(f"--to takes one data set, got {len(options.source)} sources.")
     source_options = dict(map(parse_setting, options.option))
     given = options.target_option
-    done = convert_episodes(
+    run = functools.partial(
+        convert_episodes,
         options.source[0],
         options.target,
         to=options.to,
@@ -144,7 +161,7 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         crf=options.crf,
         file_format=options.file_format,
         image_format=options.image_format,
-        shards=options.shards,
+        shards=_count_shards(options) if options.ray else options.shards,
         workers=_count_workers(options),
         verify=not options.no_verify,
         overwrite=options.overwrite,
@@ -153,6 +170,8 @@ def _convert_episodes(options: argparse.Namespace) -> int:
         format_options=dict(map(parse_setting, options.format_option)),
         progress=not options.quiet,
     )
+    with _open_cluster(options):
+        done = run()
     left_out = f"; {done.left_out:,} episodes without steps are left out" if done.left_out else ""
     print(f"{done.episodes:,} episodes, {done.frames:,} frames in {redact.show(done.folder)}{left_out}")
     return 0

@@ -33,10 +33,9 @@ def add_report(commands: Commands) -> None:
 def _report(options: argparse.Namespace) -> int:
     from bushel.inspection import html_report, inspect_target
     from bushel.inspection.benchmark import measure_pipeline
-    from bushel.inspection.inspector import open_target
     from bushel.inspection.statistics import measure_target
     from bushel.view.attachment import Attachment
-    from bushel.view.targets import as_dataset
+    from bushel.view.targets import as_dataset, load_target
 
     settings = dict(map(parse_setting, options.option))
     snapshot = facts = statistics = benchmark = None
@@ -45,7 +44,7 @@ def _report(options: argparse.Namespace) -> int:
     else:
         facts = inspect_target(options.target, options=settings, scan=options.scan)
         if options.stats or options.bench:
-            given = open_target(options.target, split=options.split, options=settings)
+            given = load_target(options.target, split=options.split, options=settings)
             shown = not options.quiet
             if options.stats:
                 statistics = measure_target(given, limit=options.limit, split=options.split, progress=shown)

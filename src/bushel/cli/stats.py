@@ -13,9 +13,10 @@ def add_stats(commands: Commands) -> None:
     parser = commands.add_parser(
         "stats",
         help="computes statistics of a data set",
-        description="Computes mean, standard deviation, extremes and quantiles of each entry of a data set. Of a robot "
-        "data set, computes what training needs to normalize actions and proprioception. With OUTPUT, writes a JSON "
-        "file; otherwise prints a table.",
+        description="Computes mean, standard deviation, extremes and quantiles of each entry of a data set, and the "
+        "share of numbers that are no padding where rows are packed or padded. Of a robot data set, computes what "
+        "training needs to normalize actions and proprioception. With OUTPUT, writes a JSON file; otherwise prints a "
+        "table.",
     )
     parser.add_argument("target", help="a file, a folder or a URL; or train.py:make_dataset, module:ds")
     parser.add_argument("output", nargs="?", help="the JSON file to write")
@@ -34,13 +35,13 @@ def add_stats(commands: Commands) -> None:
 
 
 def _stats(options: argparse.Namespace) -> int:
-    from bushel.inspection.inspector import open_target
     from bushel.inspection.statistics import measure_target, show_table
     from bushel.trajectory.statistics import save_statistics
+    from bushel.view.targets import load_target
 
     settings = dict(map(parse_setting, options.option))
     found = measure_target(
-        open_target(options.target, split=options.split, options=settings),
+        load_target(options.target, split=options.split, options=settings),
         limit=options.limit,
         workers=options.workers,
         split=options.split,

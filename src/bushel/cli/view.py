@@ -16,7 +16,7 @@ def add_view(commands: Commands) -> None:
         "time of a running program goes.",
     )
     parser.add_argument(
-        "target", nargs="?", help="train.py:make_dataset, module:ds, or a file or folder that Bushel can read"
+        "target", nargs="?", help="train.py:make_dataset, module:ds, or a file, folder or URL that Bushel can read"
     )
     parser.add_argument(
         "--attach",

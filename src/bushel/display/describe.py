@@ -113,7 +113,7 @@ class _Describer:
         return shown
 
     def _describe_leaf(self, value: Any, name: str, beside: Mapping[str, Any]) -> dict[str, Any]:
-        value = _as_array(value)
+        given, value = getattr(value, "dtype", None), _as_array(value)
         if value is None:
             return {"kind": "none", "type": "None", "text": "None"}
         if isinstance(value, (bytes, bytearray, np.bytes_)):
@@ -128,12 +128,13 @@ class _Describer:
             if isinstance(value, np.ma.MaskedArray):
                 mask, value = ("its own mask", ~np.ma.getmaskarray(value)), np.asarray(value.data)
             described = self._describe_array(value, name, beside, mask)
-            return {"type": _name_type(value)} | described
+            own = f"{given}{list(value.shape)}" if given is not None and given != value.dtype else _name_type(value)
+            return {"type": own} | described
         value = value[()] if isinstance(value, np.ndarray) else value
         if isinstance(value, (bytes, str)):
             return self._describe_leaf(value, name, beside)
         text = repr(value.item()) if isinstance(value, np.generic) and value.dtype.kind in "biufc" else _repr(value)
-        kind = f"{value.dtype}" if isinstance(value, np.generic) else type(value).__name__
+        kind = f"{given or value.dtype}" if isinstance(value, np.generic) else type(value).__name__
         return {"kind": "scalar", "type": kind, "text": text[:TEXT]}
 
     def _describe_bytes(self, content: bytes) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,8 @@ class Bucket(Batches):
     """How many elements each bucket has. They are as many in every epoch, since all epochs have the same records."""
     orders: EpochTables
     """For each epoch, its elements by bucket."""
+    lengths: Callable[[int], np.ndarray]
+    """For each epoch, the lengths of its elements."""
 
     def find_length(self) -> int:
         return len(self._batches[0])
@@ -91,6 +93,15 @@ class Bucket(Batches):
     def full_size(self, kind: int) -> int:
         return self.options.batch_sizes[kind]
 
+    def count_cells(self, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """For each bucket, how many cells of its batches hold data, by the lengths of the elements; and all cells."""
+        starts, sizes, buckets = self._batches
+        sums = np.concatenate([[0], np.cumsum(self.lengths(epoch)[self.orders(epoch)], dtype=np.int64)])
+        real, cells = np.zeros((2, len(self.counts)), np.int64)
+        np.add.at(real, buckets, sums[starts + sizes] - sums[starts])
+        np.add.at(cells, buckets, sizes * np.array(self.options.boundaries)[buckets])
+        return real, cells
+
     @property
     def batch_function(self) -> BatchFn | None:
         return self.options.batch_fn
@@ -110,7 +121,7 @@ def put_into_buckets(node: MapNode, column: Column, options: BucketOptions) -> B
     buckets = _BucketsOf(node, column, options.boundaries)
     counts = np.bincount(buckets(0), minlength=len(options.boundaries)).tolist()
     orders = EpochTables(buckets.order, one_for_all=node.epochs is Epochs.SAME)
-    return Bucket(node, options, column.digest, tuple(counts), orders)
+    return Bucket(node, options, column.digest, tuple(counts), orders, buckets.lengths)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -122,7 +133,10 @@ class _BucketsOf:
     boundaries: tuple[int, ...]
 
     def __call__(self, epoch: int) -> np.ndarray:
-        return np.searchsorted(self.boundaries, self.column.of_epoch(self.parent, epoch))
+        return np.searchsorted(self.boundaries, self.lengths(epoch))
+
+    def lengths(self, epoch: int) -> np.ndarray:
+        return self.column.of_epoch(self.parent, epoch)
 
     def order(self, epoch: int) -> np.ndarray:
         return np.argsort(self(epoch), kind="stable")

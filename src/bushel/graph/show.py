@@ -69,7 +69,7 @@ def _shapes(step: Node, read_one: Callable[[Node], Any] | None) -> str:
             return ""
     try:
         return trees.describe(read_one(step))
-    except Exception as error:  # the table still shows the steps before it, and says which step failed
+    except (Exception, SystemExit) as error:  # the table still shows the steps before it, and says which step failed
         return f"fails: {describe_error(error).splitlines()[0]}"
 
 

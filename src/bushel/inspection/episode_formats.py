@@ -9,16 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from bushel.base import redact
 from bushel.base.progress import Progress
 from bushel.inspection.array_formats import measure_store
 from bushel.inspection.facts import Column, Facts
 from bushel.inspection.record_formats import READ_ERRORS, measure_file
-from bushel.sources import output_folders
 from bushel.sources.paths import Options
-from bushel.sources.tfds_json import read_json, shard_names
+from bushel.sources.tfds_json import shard_names
 from bushel.trajectory.encoded_images import Encoded
-from bushel.trajectory.episode_formats import open_episodes
+from bushel.trajectory.episode_paths import open_path
 from bushel.trajectory.lerobot.dataset_folder import LeRobotFolder
 
 NAMES = {
@@ -39,7 +37,7 @@ def inspect_episodes(facts: Facts, kind: str, path: str, options: Options | None
     facts.format, facts.unit = NAMES[kind], "episodes"
     if kind == "lerobot":
         return _inspect_lerobot(facts, path, options, scan)
-    builder = open_data_set(path, kind, options)
+    builder = open_path(path, kind, options)
     facts.splits = dict(builder.splits)
     facts.count = sum(builder.splits.values())
     if builder.fps:
@@ -57,15 +55,6 @@ def inspect_episodes(facts: Facts, kind: str, path: str, options: Options | None
         return facts
     _read_episodes(facts, episodes, facts.count)
     return facts
-
-
-def open_data_set(path: str, kind: str, options: Options | None, **format_options: Any) -> Any:
-    """The builder of the data set at a path: a folder, that of one version, or a file."""
-    place = path.rstrip("/")
-    above, _, name = redact.remove_query(place).rpartition("/")
-    if kind == "rlds" and output_folders.open_folder(place, options).exists("dataset_info.json"):
-        name, above = read_json(f"{place}/dataset_info.json", options)["name"].text(), place
-    return open_episodes(name, above or ".", kind=kind, storage_options=options, format_options=format_options or None)
 
 
 def _describe_rlds(facts: Facts, builder: Any, options: Options | None) -> None:
@@ -223,7 +212,7 @@ def _scan_lerobot(facts: Facts, path: str, options: Options | None) -> None:
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            builder = open_data_set(path, "lerobot", options, bad_episodes="drop")
+            builder = open_path(path, "lerobot", options, {"bad_episodes": "drop"})
         facts.damage += [str(warning.message) for warning in caught][:_MOST_DAMAGE]
         found = len(builder.episodes("all"))
         if facts.count is not None and found != facts.count:

@@ -11,9 +11,11 @@ from bushel.graph import show
 from bushel.inspection import array_formats, episode_formats, record_formats
 from bushel.inspection.facts import Facts, list_columns
 from bushel.sources import file_access, output_folders
+from bushel.sources.output_folders import join_path
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.saved_elements import MANIFEST, Manifest
-from bushel.trajectory.episode_formats import detect_kind
+from bushel.trajectory.episode_paths import Listing, explain_web_folder, file_exists, find_kind, is_web
+from bushel.view.paths import explain_folder
 from bushel.view.targets import as_dataset, load_target
 
 _STREAMS = {(".tfrecord.gz", ".tfrecords.gz"): "TFRecord, compressed", (".tar",): "WebDataset (tar)"}
@@ -36,10 +38,10 @@ def inspect_target(target: str, *, options: Mapping[str, Any] | None = None, sca
         return inspect_pipeline(target)
     path, given = expand_path(target), dict(options) if options else None
     facts = Facts(redact.show(path), "")
-    kind = _find_episodes(path, given)
+    kind = find_kind(path, given)
     if kind is not None:
         return episode_formats.inspect_episodes(facts, kind, path, given, scan)
-    if _is_saved(path, given):
+    if _has_file(path, MANIFEST, given):
         return _inspect_saved(facts, path, given, scan)
     if _has_file(path, "dataset_info.json", given):
         return _inspect_tfds(facts, path, given, scan)
@@ -47,17 +49,6 @@ def inspect_target(target: str, *, options: Mapping[str, Any] | None = None, sca
     if files == [path] and not is_url(path) and not os.path.exists(path):
         raise FileNotFoundError(f"{facts.target} does not exist.")
     return _inspect_files(facts, files, given, scan)
-
-
-def open_target(target: str, *, split: str | None = None, options: Mapping[str, Any] | None = None) -> Any:
-    """The object that a target names: a dataset, a source, or the `EpisodeBuilder` of a robot data set."""
-    given = dict(options) if options else None
-    if not is_python_target(target):
-        path = expand_path(target)
-        kind = _find_episodes(path, given)
-        if kind is not None:
-            return episode_formats.open_data_set(path, kind, given)
-    return load_target(target, split=split, options=given)
 
 
 def is_python_target(target: str) -> bool:
@@ -82,77 +73,18 @@ def inspect_pipeline(target: Any, name: str = "") -> Facts:
     return facts
 
 
-def _find_episodes(path: str, options: Options | None) -> str | None:
-    """The format of a data set of episodes; None if it is something else."""
-    if _has_file(path, "meta/info.json", options):
-        return "lerobot"
-    lowered = redact.remove_query(path).lower()
-    if lowered.endswith((".h5", ".hdf5")):
-        return "robomimic" if _is_robomimic(path, options) else None
-    if not _is_folder(path, options):
-        return None
-    try:
-        kind = detect_kind(path, options)
-    except (ValueError, OSError):
-        return None
-    if kind == "rlds":
-        return kind if _has_steps(path, options) else None
-    if kind in ("aloha", "npz"):
-        return kind if _can_open(kind, path, options) else None
-    return kind
-
-
-def _is_robomimic(path: str, options: Options | None) -> bool:
-    from bushel.sources.hdf5 import HDF5Format
-
-    try:
-        demos = HDF5Format(path, options).open_groups(["data", "*"])
-        return bool(demos) and all("actions" in demo for demo in demos.values())
-    except record_formats.READ_ERRORS:
-        return False
-
-
-def _can_open(kind: str, path: str, options: Options | None) -> bool:
-    """Whether the files of a folder are episodes: those of a format can be anything else, too."""
-    try:
-        episode_formats.open_data_set(path, kind, options).episodes("all")[0]  # HDF5 or npz: opening reads little
-    except Exception:
-        return False
-    return True
-
-
-def _has_steps(path: str, options: Options | None) -> bool:
-    """Whether a data set of TFDS has episodes: its features have `steps`."""
-    try:
-        return bool(episode_formats.open_data_set(path, "rlds", options).features.steps)
-    except record_formats.READ_ERRORS:
-        return False
-
-
-def _is_saved(path: str, options: Options | None) -> bool:
-    return _has_file(path, MANIFEST, options)
-
-
 def _has_file(path: str, name: str, options: Options | None) -> bool:
-    try:
-        return output_folders.open_folder(path, options).exists(name)
-    except (OSError, ValueError):
-        return False
+    return Listing(path, options).has(name)
 
 
 def _is_folder(path: str, options: Options | None) -> bool:
-    if not is_url(path):
-        return os.path.isdir(path)
-    try:
-        return bool(output_folders.open_folder(path, options).names())
-    except (OSError, ValueError):
-        return False
+    return bool(Listing(path, options).names(2)) if is_url(path) else os.path.isdir(path)
 
 
 def _inspect_saved(facts: Facts, path: str, options: Options | None, scan: bool) -> Facts:
-    folder = output_folders.open_folder(path, options)
-    manifest = Manifest.parse(folder.read(MANIFEST), folder.shown(MANIFEST))
-    _inspect_files(facts, [folder.path(name) for name in manifest.files], options, scan)
+    file = file_access.open_file(join_path(path, MANIFEST), options)
+    manifest = Manifest.parse(file.read(0, file.size), redact.show(join_path(path, MANIFEST)))
+    _inspect_files(facts, [join_path(path, name) for name in manifest.files], options, scan)
     inner, facts.format, facts.unit = facts.format, "saved by ds.save", "elements"
     facts.details |= {"files are": inner, "pipeline": manifest.identity or "not known"}
     for file, count in zip(facts.files, manifest.counts):
@@ -207,10 +139,7 @@ def _find_files(path: str, options: Options | None) -> list[str]:
     known = [name for name in names if _find_format(name) is not None]
     files = known or [name for name in names if name.lower().endswith(_IMAGES)]
     if not files:
-        raise ValueError(
-            f"{redact.show(path)} has {len(names):,} files, and none of a format that Bushel reads. Name a file, or a "
-            "pattern such as 'data/*.tfrecord*'."
-        )
+        raise explain_folder(path, names)
     return [folder.path(name) for name in files]
 
 
@@ -245,6 +174,10 @@ def _inspect_files(
         if first.lower().endswith(_IMAGES):
             facts.format = "one file per record"
             return record_formats.inspect_whole_files(facts, paths, options)
+        if is_web(first):
+            raise explain_web_folder(first)
+        if is_url(first) and not file_exists(first, options):
+            raise FileNotFoundError(f"{redact.show(first)} does not exist.")
         raise ValueError(
             f"Bushel does not know the format of {redact.show(first)}: it ends in none of {', '.join(sorted(_KNOWN))}."
         )

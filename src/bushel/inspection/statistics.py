@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from bushel.base import tables
 from bushel.base.options import MultiprocessingOptions
 from bushel.base.progress import Progress, Shown
+from bushel.base_dataset import wrap
 from bushel.dataset import IterDataset, MapDataset
 from bushel.sources.tf_example import decode_example
 from bushel.trajectory.episode_builder import EpisodeBuilder
@@ -20,6 +21,7 @@ from bushel.trajectory.module_spec import ModuleSpec
 from bushel.trajectory.quantiles import Quantiles
 from bushel.trajectory.single_pass import is_endless
 from bushel.trajectory.statistics import code_of, get_dataset_statistics
+from bushel.view.padding import PaddingCounter, list_leaves, watch_padding
 from bushel.view.targets import as_dataset
 
 SHARES = {"p01": 0.01, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p99": 0.99}
@@ -124,7 +126,8 @@ def _as_rows(value: Any) -> tuple[str, np.ndarray]:
     array = np.asarray(value)
     if array.dtype.kind in "SU":
         return "length", np.char.str_len(array).reshape(-1, 1).astype(np.float64)
-    if array.dtype.kind not in "biuf":
+    is_number = array.dtype.kind in "biuf" or array.dtype.type.__module__ == "ml_dtypes"  # bfloat16, float8, int4
+    if not is_number:
         raise TypeError(f"it is {array.dtype}, which has no statistics")
     numbers = array.astype(np.float64)
     if array.ndim >= 3 and array.shape[-1] in _CHANNELS:
@@ -148,11 +151,11 @@ def measure_elements(
     stream, total = _open_stream(dataset, limit, workers)
     entries: dict[str, EntryStatistics] = {}
     left_out: dict[str, str] = {}
-    count = 0
+    count, padding = 0, PaddingCounter()
     with Progress("statistics", total, unit="elements", shown=progress) as bar, iter(stream) as elements:
         for element in elements:
             count += 1
-            for name, value in _list_leaves(_decode(element)):
+            for name, value in list_leaves(padding.add(_decode(element))):
                 if name in left_out:
                     continue
                 try:
@@ -162,6 +165,9 @@ def measure_elements(
                     entries.pop(name, None)
             bar.show(count)
     summaries = {name: entry.summary() for name, entry in entries.items()}
+    for name, cells in padding.leaves.items():
+        if name in summaries:
+            summaries[name] |= {"cells": cells.total, "real": cells.share}
     found: dict[str, Any] = {"num_elements": count, "entries": summaries}
     return found | ({"left out": left_out} if left_out else {})
 
@@ -177,6 +183,8 @@ def _open_stream(dataset: Any, limit: int | None, workers: int) -> tuple[IterDat
     else:
         stream = dataset if limit is None else dataset.limit(limit)
         total = limit
+    watched = watch_padding(stream._node)
+    stream = stream if watched is None else wrap(watched)
     return (stream.mp_prefetch(MultiprocessingOptions(num_workers=workers)) if workers else stream), total
 
 
@@ -194,17 +202,6 @@ def _decode(element: Any) -> Any:
     except ValueError:
         value = None
     return value if isinstance(value, dict) else element
-
-
-def _list_leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping):
-        for key, value in tree.items():
-            yield from _list_leaves(value, f"{path}/{key}" if path else str(key))
-    elif isinstance(tree, tuple):
-        for number, value in enumerate(tree):
-            yield from _list_leaves(value, f"{path}/{number}" if path else str(number))
-    elif tree is not None:
-        yield path or "element", tree
 
 
 def measure_episodes(
@@ -257,8 +254,14 @@ def find_proprio_keys(episode: Mapping[str, Any]) -> list[str]:
 def show_table(statistics: Mapping[str, Any]) -> str:
     """The statistics as a table, with ranges where an entry has several numbers."""
     head, rows = list_rows(statistics)
-    left_out = [f"{name} is left out: {why}." for name, why in statistics.get("left out", {}).items()]
-    return "\n".join([tables.as_text(head, rows, left=2), *left_out])
+    notes = [f"{name} is left out: {why}." for name, why in statistics.get("left out", {}).items()]
+    for name, entry in statistics.get("entries", {}).items():
+        if count := entry.get("not finite"):
+            whole = {"vector": ", with the vectors that hold them", "channels": ", with their pixels"}
+            notes.append(f"{name}: {count:,} numbers are not finite, and are left out{whole.get(entry['of'], '')}.")
+    if statistics.get("num_elements") == 0:
+        return "There are no elements."
+    return "\n".join([tables.as_text(head, rows, left=2), *notes])
 
 
 def list_rows(statistics: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -270,11 +273,17 @@ def list_rows(statistics: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tupl
     )
     names = ("mean", "std", "min", "p01", "p50", "p99", "max")
     present = [name for name in names if any(name in entry for entry in entries.values())]
+    is_padded = any("real" in entry for entry in entries.values())
     rows = [
-        (key, str(entry.get("of", "vector")), *(_show_numbers(entry.get(name)) for name in present))
+        (
+            key,
+            str(entry.get("of", "vector")),
+            *(_show_numbers(entry.get(name)) for name in present),
+            *([f"{entry['real']:.2%}" if "real" in entry else ""] if is_padded else []),
+        )
         for key, entry in entries.items()
     ]
-    return ("entry", "of", *present), rows
+    return ("entry", "of", *present, *(["real"] if is_padded else [])), rows
 
 
 def _show_numbers(value: Any) -> str:

@@ -16,6 +16,7 @@ from bushel.jit.common_transforms import MapTransform
 from bushel.jit.pytree import Static, build, is_array
 from bushel.jit.source import EpochTables, IndexedSource, IndexedState, Source, Tree, is_source
 from bushel.jit.uint32 import to_key, to_seed, to_uint32
+from bushel.state import envelope
 
 _CHUNK_RECORDS = 1 << 16  # how many records scan_epoch locates at once
 
@@ -155,11 +156,14 @@ class DataLoader:
             return jax.lax.scan(body_fn, state, None, length=self.steps_per_epoch, unroll=unroll)
         return _scan_epoch(self, _check_state(self, state), carry, body_fn, unroll)
 
-    def to_host_state(self, state: LoaderState) -> dict[str, int]:
-        """Return the state for an iterator of the same pipeline on the host, for `iterator.set_state`."""
+    def to_host_state(self, state: LoaderState) -> dict[str, Any]:
+        """Return the state for an iterator of the same pipeline on the host, for `iterator.set_state`.
+
+        The loader does not know that pipeline, so `set_state` cannot compare it with this loader.
+        """
         source = self._require_indexed("to_host_state")
         inner: IndexedState = _check_state(self, state).inner_state
-        return {"next_index": int(inner.epoch) * source.length + int(inner.position)}
+        return envelope.seal_for_host({"next_index": int(inner.epoch) * source.length + int(inner.position)})
 
     def from_host_state(self, state: Mapping[str, Any], key: Any = None) -> LoaderState:
         """Convert `iterator.get_state()` of the same pipeline on the host, with seed `key`, to a loader's state."""

@@ -20,6 +20,7 @@ from bushel.data_loader import DataLoaderIterator
 from bushel.engine.report import Report
 from bushel.iterator import DatasetIterator
 from bushel.running.history import History
+from bushel.running.ports import taking_port
 
 logger = logging.getLogger("bushel")
 
@@ -81,7 +82,8 @@ class ReportServer:
         self._token = secrets.token_urlsafe(24)
         self._history = History(name, read, interval_s)
         self._closing = threading.Event()
-        self._server = _Server(port, self)
+        with taking_port("127.0.0.1", port):
+            self._server = _Server(port, self)
         self._thread = threading.Thread(target=self._serve, name="bushel-report", daemon=True)
         self._thread.start()
 

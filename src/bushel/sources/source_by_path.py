@@ -29,6 +29,10 @@ _SHARD = re.compile(r"-[\d?*]+(-of-[\d?*]+)?$")
 """What follows the ending in the name of a shard, or in a pattern of them: "train.tfrecord-00000-of-00004"."""
 
 
+class UnknownFormat(ValueError):
+    """No source reads the files of a path."""
+
+
 def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None = None) -> Any:
     """Opens a file, a pattern or a folder with the source of its format, which the ending or the folder's files show.
 
@@ -62,7 +66,7 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
         tfds = importlib.import_module("bushel.sources.tfds")
         return tfds.TFDSDataSource(text, tfds.get_only_split(text, storage_options), **options)
     known = ", ".join(ending for endings in (*_BY_ENDING, _ARRAYS) for ending in endings)
-    raise ValueError(
+    raise UnknownFormat(
         f"Bushel does not know the format of {redact.show(text)}: it ends in none of {known}, and it is not a folder "
         "that ds.save or TFDS wrote. Open it with the source of its format, from bushel.sources."
     )

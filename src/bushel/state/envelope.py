@@ -16,6 +16,7 @@ KEY = "bushel"
 VERSION = 1
 logger = logging.getLogger("bushel")
 
+_WRITER, _JIT = "writer", "bushel.jit"
 _NO_ENVELOPE = object()
 _PARENT = "parent_state"
 _STRICT = {_PARENT, "remainder_slices", "elements_from_buffer_after_checkpoint"}
@@ -25,6 +26,11 @@ _STRICT = {_PARENT, "remainder_slices", "elements_from_buffer_after_checkpoint"}
 def seal(state: dict[str, Any], pipeline: list[Any]) -> dict[str, Any]:
     """A cursor's state with the identity of its pipeline beside it."""
     return _sealed(state, {"version": VERSION, "python": identity.PYTHON, "identity": pipeline})
+
+
+def seal_for_host(state: dict[str, Any]) -> dict[str, Any]:
+    """A state by a loader inside jit, for a pipeline of the host that the loader does not know."""
+    return _sealed(state, {"version": VERSION, _WRITER: _JIT})
 
 
 def _sealed(state: dict[str, Any], envelope: dict[str, Any]) -> dict[str, Any]:
@@ -56,12 +62,19 @@ def unseal(state: Any, pipeline: list[Any], *, check: bool, method: str = "set_s
     if envelope is _NO_ENVELOPE:
         if check:
             logger.warning(
-                "This state has no identity: Grain wrote it. It is restored without a comparison of the pipelines."
+                "This state has no identity, as states of Grain. It is restored without a comparison of the pipelines."
             )
         return inner
     version = envelope.get("version") if isinstance(envelope, Mapping) else None
     if type(version) is not int or version != VERSION:
         raise StateMismatch(f"This state has version {version!r}; this Bushel reads version {VERSION}.")
+    if envelope.get(_WRITER) == _JIT and "identity" not in envelope:
+        if check:  # not a warning: the user has converted the state for this pipeline
+            logger.info(
+                "This state comes from a loader of bushel.jit, which does not know the pipeline of the host. It is "
+                "restored without a comparison of the pipelines."
+            )
+        return inner
     if check:
         same_python = envelope.get("python") == identity.PYTHON
         lines = identity.list_differences(envelope.get("identity"), pipeline, same_python=same_python)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bushel.base import redact
+from bushel.base.contract import optional
 from bushel.sources.record_files import RecordSource
 from bushel.sources.tfrecord import TFRecordDataSource
 
@@ -46,6 +47,11 @@ class ImageParts(abc.ABC):
     @abc.abstractmethod
     def describe(self, record: int, start: int) -> str:
         """Where an image is, for an error: its file, and which image of the file it is."""
+
+    @optional
+    def for_other_machines(self) -> ImageParts:
+        """A reader whose pickles name no file of this machine's cache; by default this reader, which names none."""
+        return self
 
 
 class RecordParts(ImageParts):

@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from bushel.base import redact
-from bushel.sources import output_folders
 from bushel.sources.paths import Options, Path
 from bushel.trajectory.config_values import as_mapping, refuse_unknown
 from bushel.trajectory.episode_builder import EpisodeBuilder
@@ -77,23 +75,3 @@ def check_kind(kind: Any, name: str) -> None:
 def _load_opener(kind: str) -> Any:
     module, _, function = _OPENERS[kind].partition(":")
     return getattr(importlib.import_module(module), function)
-
-
-def detect_kind(path: str, storage_options: Options | None = None) -> str:
-    """The format of a data set, by the files that are there."""
-    folder = output_folders.open_folder(path, storage_options)
-    if redact.remove_query(path).endswith((".hdf5", ".h5")):
-        return "robomimic"
-    if folder.exists("meta/info.json"):
-        return "lerobot"
-    names = folder.names()
-    for ending, kind in ((".hdf5", "aloha"), (".h5", "aloha"), (".npz", "npz")):
-        if any(name.endswith(ending) for name in names):
-            return kind
-    below = folder.names(deep=True)
-    if any(name.rpartition("/")[2] == "dataset_info.json" for name in below):
-        return "rlds"
-    for ending, kind in ((".hdf5", "aloha"), (".h5", "aloha"), (".npz", "npz")):
-        if any(name.endswith(ending) for name in below):
-            return kind
-    raise ValueError(f"{redact.show(path)} is no data set of a known format. Name its format: {', '.join(KINDS)}.")

@@ -143,6 +143,16 @@ class Episodes:
                 padding[path] = Constant(was.entry, self.frames, present=False)
         return self.with_columns(nest_leaves(padding))
 
+    def for_other_machines(self) -> Episodes:
+        """The table with its columns in memory: a pickle of it names no files of this machine but those of images."""
+        parts = find_parts(self)
+        other = None if parts is None else parts.for_other_machines()
+        leaves = {
+            path: Images(other, column.places) if isinstance(column, Images) and other is not None else column
+            for path, column in flatten_tree(self.columns).items()
+        }
+        return dataclasses.replace(self, columns=nest_leaves(leaves), folder=None)
+
     def __reduce__(self) -> Any:
         # A worker process maps the files itself: the columns need not be sent.
         if self.folder is not None:

@@ -24,6 +24,9 @@ class Attachment:
       place: the URL that `bushel.serve_report(it).url` is, or the path of a file.
     """
 
+    has_begun = True
+    comes_first = False
+
     def __init__(self, place: str | os.PathLike[str]):
         text = os.fspath(place)
         self.is_live = text.startswith(("http://", "https://"))

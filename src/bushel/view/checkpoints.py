@@ -12,8 +12,8 @@ from bushel.base import redact
 from bushel.data_loader import DataLoader
 from bushel.graph.node import MapNode
 from bushel.graph.streams import Elements
-from bushel.iterator import PipelineIterator
 from bushel.trajectory.loader import TrajectoryLoader
+from bushel.view.own_process import open_unlisted
 from bushel.view.stream_reader import can_seek, without_workers
 
 
@@ -80,11 +80,11 @@ def _locate(state: Any, given: Any, dataset: Any) -> tuple[Any, int, bool]:
             state = elements._iterator.get_state()
     node = dataset._node
     if isinstance(node, MapNode):
-        with PipelineIterator(Elements(node)) as iterator:
+        with open_unlisted(Elements(node)) as iterator:
             iterator.set_state(state)
             return state, iterator._get_next_index(), True
     stream = without_workers(node)
-    with PipelineIterator(stream) as iterator:
+    with open_unlisted(stream) as iterator:
         iterator.set_state(state)
         absolute = can_seek(stream, iterator)
         return state, iterator._get_next_index() if absolute else 0, absolute

@@ -73,8 +73,10 @@ def view(
 ) -> View:
     """Serves a page that shows a data set. It returns at once; `close()` ends it. This needs `bushel[view]`.
 
+    The page also shows the report of the iterator of this process that reads the data set, while it runs.
+
     Args:
-      target: a dataset, a loader, or what `bushel view` takes: a path, or "train.py:make_dataset".
+      target: a dataset, a loader, an iterator, or what `bushel view` takes: a path, or "train.py:make_dataset".
       checkpoint: a state, or the path of a state or of checkpoints: the page opens at that position.
       training_step: opens the page at what the model saw at this step, counted from the last checkpoint before it.
       start: the element that the page opens with.

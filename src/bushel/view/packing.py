@@ -86,6 +86,10 @@ class Buckets:
     batch_sizes: list[int]
     elements: list[int]
     """How many elements of an epoch each bucket has."""
+    real: list[float] | None
+    """For each bucket, which share of its cells holds data, by the lengths of the elements; None if users pad."""
+    efficiency: float | None
+    """This share for all buckets together."""
 
 
 def describe_packing(last: Node) -> list[Packing]:
@@ -105,11 +109,26 @@ def describe_packing(last: Node) -> list[Packing]:
 
 
 def describe_buckets(last: Node) -> list[Buckets]:
-    """Each `bucket` of a pipeline, over all elements of an epoch."""
-    return [
-        Buckets(node.call(), list(node.options.boundaries), list(node.options.batch_sizes), list(node.counts))
-        for node in find_nodes(last, Bucket)
-    ]
+    """Each `bucket` of a pipeline, over all elements of an epoch.
+
+    >>> from bushel import MapDataset
+    >>> texts = MapDataset.source([np.arange(n) for n in (3, 5, 2, 6)])
+    >>> (buckets,) = describe_buckets(texts.bucket([3, 5, 2, 6], [4, 8], 2, seed=0)._node)
+    >>> buckets.real, buckets.efficiency
+    ([0.625, 0.6875], 0.6666666666666666)
+    """
+    return list(map(_describe_buckets, find_nodes(last, Bucket)))
+
+
+def _describe_buckets(node: Bucket) -> Buckets:
+    options, real, efficiency = node.options, None, None
+    if options.batch_fn is None:
+        filled, cells = node.count_cells()
+        real = (filled / np.maximum(cells, 1)).tolist()
+        efficiency = int(filled.sum()) / max(1, int(cells.sum()))
+    return Buckets(
+        node.call(), list(options.boundaries), list(options.batch_sizes), list(node.counts), real, efficiency
+    )
 
 
 def find_nodes(last: Node, kind: type[Any]) -> list[Any]:

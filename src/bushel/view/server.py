@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bushel.base.errors import describe_error
+from bushel.running.ports import taking_port
 from bushel.sources.optional_packages import import_package
 from bushel.view import panels
 from bushel.view.queries import BadQuery, Query
@@ -181,7 +182,8 @@ class Server:
         uvicorn: Any = import_package("uvicorn", "view", "The viewer")
         self._token = secrets.token_urlsafe(24)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family)
+        with taking_port(host, port):
+            self._socket = socket.create_server((host, port), family=family)
         self._host, self._port = host, self._socket.getsockname()[1]
         app = build_app(session, token=self._token, host=host, embeddable=embeddable)
         config = uvicorn.Config(

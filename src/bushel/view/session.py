@@ -134,7 +134,7 @@ class Session:
       start: the element that the page opens with; by default the one at the checkpoint, or 0.
       episodes: the data set of robot episodes that the target is, if it is one.
       given: the object that the user gave, such as a `TrajectoryLoader`.
-      attached: the `Attachment` to a running program, or to the profile of one.
+      attached: the `Attachment` to a running program, or to the profile of one; or `RunningHere`, in this process.
     """
 
     def __init__(
@@ -177,11 +177,17 @@ class Session:
             "target": self.target,
             "steps": [step.describe() for step in self.steps],
             "start": self.start,
-            "first": None if not self.steps else "elements" if self.episodes is None else "robots",
+            "first": self._choose_first(),
             "tokenizer": self.tokenizer is not None,
             "checkpoint": None if self.checkpoint is None else self.checkpoint.describe(),
             "episodes": self.episodes is not None,
         }
+
+    def _choose_first(self) -> str | None:
+        """The panel that the page opens with."""
+        if not self.steps or (self.attached is not None and self.attached.comes_first):
+            return "running"
+        return "elements" if self.episodes is None else "robots"
 
     def read(self, step: int, index: int, *, skips: bool = False) -> Reading:
         """The element at `index` after a step. An element that fails is part of the answer, it raises nothing.

@@ -16,6 +16,7 @@ from bushel.graph.node import Node, replace_parents
 from bushel.graph.ordered import BatchStream
 from bushel.graph.streams import Ahead, Pulled, StreamNode, ToDevice, WithOptions
 from bushel.iterator import PipelineIterator
+from bushel.view.own_process import open_unlisted
 
 BUDGET_S = 2.0
 """How long one request may read forward. The page then shows how far it is, and asks again."""
@@ -87,7 +88,7 @@ class StreamReader:
         self._states: dict[int, Any] = {}
 
     def _open(self) -> PipelineIterator[Any]:
-        iterator: PipelineIterator[Any] = PipelineIterator(self._stream)
+        iterator = open_unlisted(self._stream)
         if self._start is not None:
             iterator.set_state(self._start)
         return iterator

@@ -12,7 +12,7 @@ from typing import Any
 
 from bushel.base import redact
 from bushel.base_dataset import wrap
-from bushel.data_loader import DataLoader
+from bushel.data_loader import DataLoader, DataLoaderIterator
 from bushel.dataset import IterDataset, MapDataset
 from bushel.iterator import PipelineIterator
 from bushel.sources.optional_packages import import_package
@@ -20,6 +20,7 @@ from bushel.trajectory.dataset import TrajectoryDataset
 from bushel.trajectory.episode_builder import EpisodeBuilder
 from bushel.trajectory.loader import TrajectoryLoader
 from bushel.view.checkpoints import open_checkpoint
+from bushel.view.own_process import RunningHere, watch_dataset, watch_iterator
 from bushel.view.paths import open_path
 from bushel.view.session import Session
 
@@ -37,7 +38,7 @@ def open_session(
     """The session of a target.
 
     Args:
-      target: a dataset, a loader, a source, or a text: `train.py:make_dataset`, `module:name`, or a path.
+      target: a dataset, a loader, an iterator, a source, or a text: `train.py:make_dataset`, `module:name`, or a path.
       checkpoint: a state, a file of one, or a folder of checkpoints.
       training_step: the step of training whose element the page opens with; it needs a checkpoint.
       start: the element that the page opens with.
@@ -48,7 +49,7 @@ def open_session(
     name, given = _name(target), target
     if isinstance(target, (str, os.PathLike)):
         name, given = redact.show(os.fspath(target)), load_target(target, split=split, options=options)
-    dataset = as_dataset(given, split)
+    dataset = _find_dataset(given) if is_iterator(given) else as_dataset(given, split)
     position = None
     if checkpoint is not None:
         position = open_checkpoint(checkpoint, given, dataset, training_step)
@@ -61,8 +62,34 @@ def open_session(
         checkpoint=position,
         start=start,
         episodes=given if isinstance(given, EpisodeBuilder) else None,
-        given=given,
+        given=dataset if is_iterator(given) else given,  # an iterator is not held
+        attached=None if isinstance(target, (str, os.PathLike)) else _find_running(given, dataset, name),
     )
+
+
+def is_iterator(given: Any) -> bool:
+    """Whether an object is an iterator with a report of its own."""
+    return hasattr(given, "__next__") and hasattr(given, "report")
+
+
+def _find_dataset(iterator: Any) -> Any:
+    """The dataset that an iterator reads; None if the iterator does not say it."""
+    while not isinstance(iterator, PipelineIterator):
+        if isinstance(iterator, DataLoaderIterator):
+            return wrap(iterator._data_loader._node)
+        if len(getattr(iterator, "_parents", ())) != 1:
+            return None
+        (iterator,) = iterator._parents
+    return wrap(iterator._node)
+
+
+def _find_running(given: Any, dataset: Any, name: str) -> RunningHere | None:
+    """What runs in this process: the iterator that was passed, or the last one of the dataset that was passed."""
+    if is_iterator(given):
+        given.report()  # raises here, and not in the page, if this kind of iterator has none
+        return watch_iterator(given, name)
+    loads = isinstance(given, TrajectoryLoader)  # its own iterators make batches in another way
+    return watch_dataset(given.dataset.dataset._node if loads else dataset._node, name)
 
 
 def _name(target: Any) -> str:

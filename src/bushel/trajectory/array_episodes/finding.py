@@ -52,9 +52,11 @@ def find_episode_files(name: str, data_dir: Any, options: Any, endings: Sequence
     """The files of a data set with one file per episode, for each split, in the order of the numbers in their names.
 
     They lie in data_dir/name, or in `data_dir` itself: all in one folder, which is then the split "train", or in one
-    folder for each split.
+    folder for each split. `data_dir` may also be a single file.
     """
     above = paths.expand_path(data_dir).rstrip("/")
+    if redact.remove_query(above).endswith(tuple(endings)) and _exists(above, options):
+        return {"train": [above]}
     for folder in (join_path(above, name), above):
         files = _list_files(folder, options, endings)
         if files:

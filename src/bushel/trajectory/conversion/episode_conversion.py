@@ -1,14 +1,15 @@
 """`convert_episodes`: a data set of episodes into another format, in parallel, verified, and resumable.
 
-The episodes are read once into a table. Shards of consecutive episodes are then written by processes. A shard counts
-as done when its facts are in `.converting/`, inside the target: a run after a kill writes only what is missing. The
-file that makes the folder a data set is written last.
+The episodes are read once into a table. Shards of consecutive episodes are then written by processes of this machine,
+or by actors of a cluster. A shard counts as done when its facts are in `.converting/`, inside the target: a run after a
+kill writes only what is missing. The file that makes the folder a data set is written last.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import os
 import shutil
@@ -20,8 +21,10 @@ import numpy as np
 
 from bushel.base import checks, redact, sealed
 from bushel.base.errors import DamagedFile
+from bushel.base.options import RayOptions, find_job_options
 from bushel.base.progress import Progress, Shown
 from bushel.sources import conversion_workers, output_folders, paths
+from bushel.sources.conversion import RunAll
 from bushel.sources.output_folders import Folder
 from bushel.sources.paths import Options, Path
 from bushel.state.digest import whole_digest
@@ -33,12 +36,10 @@ from bushel.trajectory.conversion.targets import Shard, Target
 from bushel.trajectory.conversion.video_encoding import Encoding
 from bushel.trajectory.encoded_images import ImageParts
 from bushel.trajectory.episode_builder import EpisodeBuilder, EpisodeSource
-from bushel.trajectory.episode_formats import detect_kind, open_episodes
+from bushel.trajectory.episode_paths import detect_kind, open_path
 from bushel.trajectory.episodes import Episodes
 from bushel.trajectory.module_spec import Function
 from bushel.trajectory.rlds.dataset_folder import is_version
-from bushel.trajectory.rlds.saved_episodes import name_data_set
-from bushel.trajectory.rlds.writer import INFO
 from bushel.trajectory.statements import identify_standardization, load_standardization
 
 _WORK = ".converting/"
@@ -94,6 +95,9 @@ def convert_episodes(
 ) -> Conversion:
     """Converts a data set of episodes. A run after a kill, with the same arguments, continues it.
 
+    Inside a `bushel.ray.jobs_on_cluster` block actors of the cluster write the shards. The files are the same as those
+    of one machine with as many shards. All machines must be able to read the source and to write the target.
+
     Args:
       source: the data set: a folder, or the file of robomimic; here or in a store.
       target: the folder of the new data set, here or in a store. For RLDS its name is the name of the data set, and
@@ -113,7 +117,8 @@ def convert_episodes(
       crf: for LeRobot, the quality of videos; smaller numbers are better.
       file_format: for RLDS, "tfrecord" or "array_record".
       image_format: for RLDS, the format of images that are not encoded yet: "png" or "jpeg", or one for each entry.
-      shards: how many files each split gets; by default one for each worker, or more if they would be large.
+      shards: how many files each split gets; by default one for each worker, or more if they would be large. On a
+        cluster it must be given: an actor writes one shard at a time, so make more shards than actors.
       workers: processes that write at the same time.
       verify: reads back and compares all that was written; videos are decoded.
       overwrite: removes a data set of the same format that is there, or a conversion that was interrupted.
@@ -130,7 +135,12 @@ def convert_episodes(
     >>> done.episodes, done.frames
     (1, 5)
     """
-    workers = checks.positive(workers, "workers")
+    workers, cluster = checks.positive(workers, "workers"), _find_cluster()
+    if cluster is not None:
+        if shards is None:
+            raise ValueError("On a cluster, pass shards (--shards): an actor writes one shard at a time.")
+        workers = max(2, workers)  # the table is read by actors, too
+        source, target = _make_absolute(source), _make_absolute(target)  # actors have other working directories
     builder = _open_source(source, kind, storage_options, format_options)
     address = paths.normalize_path(target)
     if to == "rlds" and not is_version(address.rstrip("/").rpartition("/")[2]):
@@ -164,25 +174,34 @@ def convert_episodes(
         planned = _plan_shards(table, counts, shards, together, builder.episodes("all"))
         title = f"converting to {redact.base_name(os.fspath(target))}"
         with Progress(title, table.frames, unit="frames", shown=progress) as bar:
-            _run(table, planned, written, folder, workers, verify, bar)
-        facts = [sealed.parse_json(folder.read(_name_facts(shard)), _name_facts(shard))["facts"] for shard in planned]
+            _run(table, planned, written, folder, workers, verify, bar, cluster)
+        facts = [_read_facts(shard, folder) for shard in planned]
         written.finish(table, planned, facts, folder)
         left_out = sum(map(len, splits.values())) - len(table)
     _remove_work(folder)
     return Conversion(folder.address, len(table), table.frames, left_out)
 
 
+def _find_cluster() -> RunAll | None:
+    """What runs jobs on the cluster of a `jobs_on_cluster` block; None outside of one."""
+    options = find_job_options()
+    if not isinstance(options, RayOptions):
+        return None
+    from bushel import ray
+
+    return functools.partial(ray.run_jobs, options)
+
+
+def _make_absolute(path: Path) -> str:
+    text = paths.expand_path(path)
+    return text if paths.is_url(text) else os.path.abspath(text)
+
+
 def _open_source(
     source: Path, kind: str | None, storage_options: Options | None, format_options: Mapping[str, Any] | None
 ) -> EpisodeBuilder:
-    path = paths.expand_path(source).rstrip("/")
-    chosen = detect_kind(path, storage_options) if kind is None else kind
-    above, _, name = redact.remove_query(path).rpartition("/")
-    if chosen == "rlds" and output_folders.open_folder(path, storage_options).exists(INFO):
-        name, above = name_data_set(path)[0], path  # the folder of one version
-    return open_episodes(
-        name, above or ".", kind=chosen, storage_options=storage_options, format_options=format_options
-    )
+    path = paths.expand_path(source)
+    return open_path(path, kind or detect_kind(path, storage_options), storage_options, format_options)
 
 
 def refuse_same(source: str, folder: Folder) -> None:
@@ -293,6 +312,17 @@ def _name_facts(shard: Shard) -> str:
     return f"{_WORK}shard-{shard.index:05d}.json"
 
 
+def _read_facts(shard: Shard, folder: Folder) -> Any:
+    try:
+        data = folder.read(_name_facts(shard))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{folder.shown(_name_facts(shard))} was written, but this process cannot see it. If other machines wrote "
+            "it, the target must lie in a store, or on a disk that all machines share."
+        ) from None
+    return sealed.parse_json(data, _name_facts(shard))["facts"]
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Job:
     """One shard, as a worker process writes it."""
@@ -316,15 +346,29 @@ class _Job:
 
 
 def _run(
-    table: Episodes, planned: list[Shard], target: Target, folder: Folder, workers: int, verify: bool, bar: Progress
+    table: Episodes,
+    planned: list[Shard],
+    target: Target,
+    folder: Folder,
+    workers: int,
+    verify: bool,
+    bar: Progress,
+    cluster: RunAll | None,
 ) -> None:
     jobs, done = [], 0
+    if cluster is not None:
+        table = table.for_other_machines()
     for shard in planned:
         if folder.exists(_name_facts(shard)):
             done += int(table.lengths[shard.low : shard.high].sum())
         else:
             jobs.append(_Job(table, shard, target, folder, verify))
     bar.show(done)
+    if cluster is not None:
+        if jobs:
+            cluster(jobs, workers, lambda more: bar.show(done + more))
+            remove_half_files(folder)  # of actors that have died
+        return
     if workers > 1 and len(jobs) > 1:
         conversion_workers.run_all(jobs, workers, lambda more: bar.show(done + more))
         return

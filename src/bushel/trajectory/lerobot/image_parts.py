@@ -149,6 +149,11 @@ class LeRobotImages(ImageParts):
         """This reader itself: what is pickled of it is small, since its tables are mapped."""
         return self, record
 
+    def for_other_machines(self) -> LeRobotImages:
+        """A reader that is pickled with its tables, which are otherwise mapped from the cache of this machine."""
+        tables = dataclasses.replace(self._videos.tables, folder=None)
+        return LeRobotImages(self._folder, self._catalog, tables, self._options)
+
     def describe(self, record: int, start: int) -> str:
         """The video and the frame in it; or the Parquet file, the row in it, and the feature."""
         if record < len(self._catalog.videos):

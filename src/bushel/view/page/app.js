@@ -43,13 +43,29 @@ async function open() {
     );
   }
 
-  tabs.replaceChildren(
-    ...panels.map(({ name, panel }) =>
-      h("button", { role: "tab", "data-panel": name, onclick: () => go({ panel: name }) }, panel.title),
-    ),
-  );
+  const drawTab = ({ name, panel }) =>
+    h("button", { role: "tab", "data-panel": name, onclick: () => go({ panel: name }) }, panel.title);
+  tabs.replaceChildren(...panels.map(drawTab));
   onChange(show);
   show();
+  if (info.panels.running.may_begin) awaitProgram();
+
+  // An iterator of this process may begin to run after the page was opened: its tab is added then.
+  async function awaitProgram() {
+    try {
+      const { running } = (await api.get("info")).panels;
+      if (running.applies) {
+        info.panels.running = running;
+        const added = { name: "running", panel: await import("./panels/running.js") };
+        panels.push(added);
+        tabs.append(drawTab(added));
+        return;
+      }
+    } catch {
+      // The server has ended, or is busy. The panel that is shown says so.
+    }
+    setTimeout(awaitProgram, 2000);
+  }
 }
 
 open().catch((error) => main.replaceChildren(failure(error.message)));

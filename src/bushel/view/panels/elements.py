@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+
 from bushel.base import trees
 from bushel.display import describe_element
+from bushel.display.kinds import find_image_axes
 from bushel.display.parts import find_batch_size, find_part, take_row
 from bushel.trajectory.pixels import decode_image
 from bushel.view.queries import BadQuery, Query, Routes
@@ -52,8 +55,16 @@ def routes(session: Session) -> Routes:
 def count_rows(session: Session, number: int, element: Any) -> int | None:
     """How many rows the element has that can be shown one by one; None if it is not a batch."""
     rows = find_batch_size(element)
-    flat = all(getattr(leaf, "ndim", 0) < 2 for leaf in trees.leaves(element))
-    return None if flat and not session.step(number).is_batched else rows  # one row of tokens is not a batch
+    if rows is None or session.step(number).is_batched:
+        return rows
+    # One row of tokens is not a batch, and neither is one image.
+    leaves = list(trees.leaves(element))
+    return None if all(getattr(leaf, "ndim", 0) < 2 for leaf in leaves) or any(map(_is_image, leaves)) else rows
+
+
+def _is_image(leaf: Any) -> bool:
+    axes = find_image_axes("", leaf) if isinstance(leaf, np.ndarray) else None
+    return axes is not None and len(axes) == leaf.ndim
 
 
 def describe_reading(reading: Reading) -> dict[str, Any]:

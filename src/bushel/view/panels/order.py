@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
+from bushel.base_dataset import wrap
 from bushel.graph.concat_split import ConcatThenSplit
 from bushel.graph.node import Node
 from bushel.graph.pack_stream import Pack
-from bushel.view import mixture, output_records, packing, shuffling
+from bushel.view import mixture, output_records, packing, padding, shuffling
 from bushel.view.packing import FeaturePacking, Packing
-from bushel.view.queries import Query, Routes
+from bushel.view.queries import BadQuery, Query, Routes
 from bushel.view.session import Session
 
 OUTPUTS = 100
@@ -18,7 +21,7 @@ OUTPUTS = 100
 RECORDS = 2_000_000
 """At most so many records are traced for one request."""
 READ = 64
-"""How many outputs are read to measure the packing of a stream."""
+"""How many outputs are read to measure the packing of a stream, or the padding of batches."""
 
 
 def about(session: Session) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def about(session: Session) -> dict[str, Any]:
 
 
 def routes(session: Session) -> Routes:
-    """`shares`, `order`, `packing`; `packing_read` measures packed rows of a stream by reading some of them."""
+    """`shares`, `order`, `packing`; `packing_read` and `padding_read` measure what they read."""
 
     def find_node(query: Query) -> Node:
         return session.step(query.integer("step", -1)).node
@@ -82,23 +85,55 @@ def routes(session: Session) -> Routes:
         return {
             "packings": [_describe_packing(one) for one in packing.describe_packing(node)],
             "buckets": [dataclasses.asdict(one) for one in packing.describe_buckets(node)],
+            "padded": [{"step": step, "call": session.steps[step].node.call()} for step in find_padded(node)],
             "readable": bool(packing.find_nodes(node, Pack) or packing.find_nodes(node, ConcatThenSplit)),
             "read": READ,
         }
 
+    def find_padded(node: Node) -> list[int]:
+        numbers = {id(step.node): step.number for step in session.steps}
+        return [numbers[id(one)] for one in packing.find_nodes(node, Node) if padding.may_pad(one)]
+
     def read_packing(query: Query) -> dict[str, Any]:
-        step, first = query.integer("step", -1), query.integer("index", 0, low=0)
-        elements = []
-        for index in range(first, first + query.integer("outputs", READ, low=1, high=1000)):
-            reading = session.read(step, index)
-            if reading.ended is not None or reading.progress is not None:
-                break
-            if reading.has_element:
-                elements.append(reading.element)
+        elements = list(_read_elements(session, query))
         found = packing.measure_packing(elements)
         return {"packing": None if found is None else _describe_packing(found), "outputs": len(elements)}
 
-    return {"shares": shares, "order": order, "packing": describe_packings, "packing_read": read_packing}
+    def read_padding(query: Query) -> dict[str, Any]:
+        watched = padding.watch_padding(find_node(query))
+        if watched is None:
+            raise BadQuery("This step makes no batches that are padded.")
+        counter, outputs = padding.PaddingCounter(), 0
+        with contextlib.closing(Session(wrap(watched))) as own:
+            for element in _read_elements(own, query, step=-1):
+                counter.add(element)
+                outputs += 1
+        leaves = [
+            {"name": name, "real": cells.real, "cells": cells.total, "share": cells.share}
+            for name, cells in counter.leaves.items()
+        ]
+        return {"leaves": leaves, "outputs": outputs}
+
+    return {
+        "shares": shares,
+        "order": order,
+        "packing": describe_packings,
+        "packing_read": read_packing,
+        "padding_read": read_padding,
+    }
+
+
+def _read_elements(session: Session, query: Query, step: int | None = None) -> Iterator[Any]:
+    """Some elements of the first epoch after a step, without those that fail. A stream that takes long ends earlier."""
+    chosen = query.integer("step", -1) if step is None else step
+    first, count = query.integer("index", 0, low=0), query.integer("outputs", READ, low=1, high=1000)
+    length = session.step(chosen).length
+    for index in range(first, first + count if length is None else min(first + count, length)):
+        reading = session.read(chosen, index)
+        if reading.ended is not None or reading.progress is not None:
+            return
+        if reading.has_element:
+            yield reading.element
 
 
 def _describe_packing(one: Packing) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from bushel.base.errors import describe_error
 from bushel.base.options import DatasetOptions
 from bushel.graph.node import MapNode
 from bushel.graph.streams import Elements, WithOptions
-from bushel.iterator import PipelineIterator
+from bushel.view.own_process import open_unlisted
 from bushel.view.queries import Query, Routes
 from bushel.view.session import SPEC, Session
 from bushel.view.stream_reader import without_workers
@@ -52,7 +52,7 @@ def measure_steps(session: Session, seconds: int) -> dict[str, Any]:
     stream = Elements(last) if isinstance(last, MapNode) else without_workers(last)
     timed = WithOptions(stream, DatasetOptions(execution_tracking_mode="stage_timing"))
     failure = None
-    with PipelineIterator(timed) as elements:
+    with open_unlisted(timed) as elements:
         end = time.monotonic() + seconds
         try:
             while time.monotonic() < end:

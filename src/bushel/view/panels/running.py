@@ -9,9 +9,14 @@ from bushel.view.session import Session
 
 
 def about(session: Session) -> dict[str, Any]:
-    """Whether a program is attached, and whether it runs or is only the file of a profile."""
+    """Whether there is a program to look at, whether it runs, and whether one may begin while the page is open."""
     attached = session.attached
-    return {"applies": attached is not None, "live": attached is not None and attached.is_live}
+    begun = attached is not None and attached.has_begun
+    return {
+        "applies": begun,
+        "live": attached is not None and attached.is_live,
+        "may_begin": attached is not None and not begun,
+    }
 
 
 def routes(session: Session) -> Routes:

@@ -90,24 +90,45 @@ function drawMixture(mixture) {
 
 function drawPackings(answer, api, at) {
   const parts = [...answer.packings.map(drawPacking), ...answer.buckets.map(drawBuckets)];
-  if (answer.readable) {
-    const target = h("div", {});
-    const button = h("button", {
-      class: "read",
-      onclick: async () => {
-        button.disabled = true;
-        try {
-          const found = await api.get("order/packing_read", { step: at.step, outputs: answer.read });
-          target.replaceChildren(found.packing ? drawPacking(found.packing) : notice("The elements have no segment ids, so packed sequences cannot be told apart."));
-        } catch (error) {
-          target.replaceChildren(failure(error.message));
-        }
-        button.disabled = false;
-      },
-    }, `Read ${count(answer.read)} outputs and measure`);
-    parts.push(h("article", {}, notice("This stream packs what it reads, so its rows are not known ahead."), button, target));
+  for (const padded of answer.padded) {
+    parts.push(drawReader(h("code", { class: "call" }, padded.call), answer.read, { class: "padded", "data-step": padded.step }, async () => {
+      const found = await api.get("order/padding_read", { step: padded.step, outputs: answer.read });
+      return drawPadding(found);
+    }));
   }
-  return parts.length ? [h("h2", {}, "Packing"), ...parts] : [];
+  if (answer.readable) {
+    parts.push(drawReader(notice("This stream packs what it reads, so its rows are not known ahead."), answer.read, {}, async () => {
+      const found = await api.get("order/packing_read", { step: at.step, outputs: answer.read });
+      return found.packing ? drawPacking(found.packing) : notice("The elements have no segment ids, so packed sequences cannot be told apart.");
+    }));
+  }
+  return parts.length ? [h("h2", {}, "Packing and padding"), ...parts] : [];
+}
+
+// An article with a button that reads some outputs, and shows below what was measured.
+function drawReader(head, outputs, attributes, measure) {
+  const target = h("div", {});
+  const button = h("button", {
+    class: "read",
+    onclick: async () => {
+      button.disabled = true;
+      try {
+        target.replaceChildren(await measure());
+      } catch (error) {
+        target.replaceChildren(failure(error.message));
+      }
+      button.disabled = false;
+    },
+  }, `Read ${count(outputs)} outputs and measure`);
+  return h("article", attributes, head, " ", button, target);
+}
+
+function drawPadding(found) {
+  if (!found.leaves.length) return notice("The function that makes these batches changes their shape, so padding cannot be told from data.");
+  return h("table", {}, h("thead", {}, h("tr", {}, ["entry", "real", "cells with data", "all cells"].map((name) => h("th", {}, name)))),
+    h("tbody", {}, found.leaves.map((leaf) => h("tr", { "data-leaf": leaf.name },
+      h("td", {}, leaf.name), h("td", { class: "real" }, percent(leaf.share)), h("td", {}, count(leaf.real)), h("td", {}, count(leaf.cells))))),
+    h("caption", { class: "quiet" }, `in ${count(found.outputs)} outputs`));
 }
 
 function drawPacking(packing) {
@@ -124,9 +145,13 @@ function drawPacking(packing) {
 }
 
 function drawBuckets(buckets) {
+  const names = ["up to", "batch size", "elements", ...(buckets.real ? ["real"] : [])];
   return h("article", { class: "buckets" }, h("code", { class: "call" }, buckets.call),
-    h("table", {}, h("thead", {}, h("tr", {}, ["up to", "batch size", "elements"].map((name) => h("th", {}, name)))),
-      h("tbody", {}, buckets.boundaries.map((boundary, n) => h("tr", {}, [boundary, buckets.batch_sizes[n], buckets.elements[n]].map((value) => h("td", {}, count(value))))))));
+    buckets.real ? h("p", {}, h("strong", { class: "efficiency" }, percent(buckets.efficiency)), " of all cells hold data, by the lengths of the elements.") : null,
+    h("table", {}, h("thead", {}, h("tr", {}, names.map((name) => h("th", {}, name)))),
+      h("tbody", {}, buckets.boundaries.map((boundary, n) => h("tr", {},
+        [boundary, buckets.batch_sizes[n], buckets.elements[n]].map((value) => h("td", {}, count(value))),
+        buckets.real ? h("td", { class: "real" }, percent(buckets.real[n])) : null)))));
 }
 
 function drawOrders(answer) {

@@ -1,0 +1,210 @@
+"""Robot data sets by path: the format of the episodes at a path or URL, and the builder that reads them.
+
+`episode_formats.py` opens a data set whose format is known.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bushel.base import redact
+from bushel.base.errors import DamagedFile
+from bushel.sources import file_access, output_folders
+from bushel.sources.optional_packages import import_package
+from bushel.sources.output_folders import join_path
+from bushel.sources.paths import Options, expand_path, is_url
+from bushel.sources.tfds_json import read_json
+from bushel.trajectory.episode_builder import EpisodeBuilder
+from bushel.trajectory.episode_formats import KINDS, open_episodes
+
+_HDF5 = (".hdf5", ".h5")
+_INFO = "dataset_info.json"
+
+
+def find_kind(path: str, options: Options | None = None) -> str | None:
+    """The format of the robot episodes at a path or URL; None if there is something else.
+
+    This reads names of files, and the description or the names in the first file.
+
+    Raises:
+      PermissionError: if files could not be looked at, and what could be looked at is no data set of episodes.
+    """
+    place = expand_path(path).rstrip("/")
+    if redact.remove_query(place).lower().endswith(_HDF5) and not os.path.isdir(place):
+        return _find_hdf5_kind(place, options) if file_exists(place, options) else None
+    if is_web(place) and "?" in place:  # names of files below it cannot be made
+        return None
+    folder = Listing(place, options)
+    if folder.has("meta/info.json"):
+        return "lerobot"
+    if folder.has(_INFO):
+        return "rlds" if _has_steps(join_path(place, "features.json"), options) else None
+    kind = _find_kind_by_listing(folder)
+    if kind is None and folder.refusal is not None and not folder.names() and not file_exists(place, options):
+        raise folder.refusal
+    return kind
+
+
+def detect_kind(path: str, options: Options | None = None) -> str:
+    """The format of a data set that must be one of episodes, by the names of its files alone."""
+    place = expand_path(path).rstrip("/")
+    if redact.remove_query(place).lower().endswith(_HDF5):
+        return "robomimic"
+    folder = Listing(place, options)
+    if folder.has("meta/info.json"):
+        return "lerobot"
+    if folder.has(_INFO) or any(name.endswith(f"/{_INFO}") for name in folder.names(2)):
+        return "rlds"
+    for kind, endings in (("aloha", _HDF5), ("npz", (".npz",))):
+        if folder.find(*endings):
+            return kind
+    if folder.refusal is not None:
+        raise folder.refusal
+    if is_web(place):
+        raise explain_web_folder(place)
+    raise ValueError(f"{redact.show(path)} is no data set of a known format. Name its format: {', '.join(KINDS)}.")
+
+
+def open_path(
+    path: str, kind: str, options: Options | None = None, format_options: Mapping[str, Any] | None = None
+) -> EpisodeBuilder:
+    """The builder of the data set of a format at a path or URL: a folder, the folder of one version, or a file."""
+    place = expand_path(path).rstrip("/")
+    above, _, name = redact.remove_query(place).rpartition("/")
+    if kind == "rlds" and file_exists(join_path(place, _INFO), options):
+        name, above = read_json(join_path(place, _INFO), options)["name"].text(), place
+    elif name.lower().endswith(_HDF5):
+        above = place  # one file, with the query of its address
+    elif kind == "robomimic" and len(files := Listing(place, options).find(*_HDF5)) == 1:
+        above = join_path(place, files[0])
+    return open_episodes(name, above or ".", kind=kind, storage_options=options, format_options=format_options)
+
+
+def is_web(path: str) -> bool:
+    """Whether a URL is that of a web server, which cannot list its files."""
+    return path.lower().startswith(("http://", "https://"))
+
+
+def explain_web_folder(path: str) -> FileNotFoundError:
+    """The error to raise for a web address that is not a file, nor a folder that can be read without listing it."""
+    return FileNotFoundError(
+        f"{redact.show(path)} is not a file of a known format, and a web server cannot list the files of a folder. "
+        "Behind http:// and https:// Bushel reads single files, LeRobot data sets, RLDS and TFDS data sets by the "
+        "folder of their version (such as .../1.0.0), and what ds.save wrote. Copy any other folder to this machine, "
+        "or to a store such as s3://bucket/folder."
+    )
+
+
+def file_exists(path: str, options: Options | None = None) -> bool:
+    """Whether there is a file at a path or URL."""
+    try:
+        file_access.open_file(path, options)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return False
+    return True
+
+
+class Listing:
+    """The names of files in a folder, on disk, in a store, or behind a web server, which cannot list them.
+
+    Attributes:
+      place: the path or URL of the folder.
+      refusal: the last error of a store that has refused to answer. A store that does not allow listing refuses to say
+        that a file is missing.
+    """
+
+    def __init__(self, place: str, options: Options | None):
+        self.place, self.options = place, options
+        self.refusal: PermissionError | None = None
+        self._names: dict[int, list[str]] = {}
+
+    def has(self, name: str) -> bool:
+        """Whether the folder has a file of this name."""
+        try:
+            return file_exists(join_path(self.place, name), self.options)
+        except PermissionError as error:
+            self.refusal = error
+            return False
+
+    def names(self, depth: int = 0) -> list[str]:
+        """The sorted names of the files, and of those in folders up to a depth, without hidden ones."""
+        if depth not in self._names:
+            try:
+                found = self._list_store(depth) if is_url(self.place) else list(_list_local(self.place, depth))
+            except PermissionError as error:
+                found, self.refusal = [], error
+            self._names[depth] = sorted(name for name in found if not name.rpartition("/")[2].startswith("."))
+        return self._names[depth]
+
+    def _list_store(self, depth: int) -> list[str]:
+        if is_web(self.place):
+            return []
+        found = output_folders.open_folder(self.place, self.options).names(deep=depth > 0)
+        return [name for name in found if name.count("/") <= depth]
+
+    def find(self, *endings: str) -> list[str]:
+        """The files with these endings, in the folder, or else in its folders, which are splits."""
+        here = [name for name in self.names() if name.lower().endswith(endings)]
+        return here or [name for name in self.names(1) if name.lower().endswith(endings)]
+
+
+def _list_local(place: str, depth: int, above: str = "") -> Iterator[str]:
+    try:
+        entries = list(os.scandir(place or "."))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        if not entry.is_dir():
+            yield above + entry.name
+        elif depth:
+            yield from _list_local(entry.path, depth - 1, f"{above}{entry.name}/")
+
+
+def _find_kind_by_listing(folder: Listing) -> str | None:
+    if files := folder.find(".npz"):
+        return "npz" if _has_actions(join_path(folder.place, files[0]), folder.options) else None
+    if files := folder.find(*_HDF5):
+        kind = _find_hdf5_kind(join_path(folder.place, files[0]), folder.options)
+        # Each robomimic file is a data set of its own.
+        return kind if kind == "aloha" or len(files) == 1 else None
+    # data_dir/name has a folder for each version, or one for each config with its versions.
+    described = [name for name in folder.names(2) if name.endswith(f"/{_INFO}")]
+    features = [join_path(folder.place, name.removesuffix(_INFO) + "features.json") for name in described]
+    return "rlds" if any(_has_steps(path, folder.options) for path in features) else None
+
+
+def _has_actions(path: str, options: Options | None) -> bool:
+    """Whether an `.npz` file is an episode. This reads the names of its arrays only."""
+    try:
+        with file_access.open_stream(path, options) as stream, zipfile.ZipFile(stream) as file:
+            return not {"action.npy", "actions.npy"}.isdisjoint(file.namelist())
+    except (zipfile.BadZipFile, FileNotFoundError):
+        return False
+
+
+def _has_steps(path: str, options: Options | None) -> bool:
+    """Whether the `features.json` of a TFDS data set describes episodes."""
+    try:
+        file = file_access.open_file(path, options)
+        return "steps" in json.loads(file.read(0, file.size))["featuresDict"]["features"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _find_hdf5_kind(path: str, options: Options | None) -> str | None:
+    h5py: Any = import_package("h5py", "hdf5", "HDF5 files")
+    place = file_access.open_stream(path, options) if is_url(path) else path
+    try:
+        with h5py.File(place, "r") as file:
+            data = file.get("data")
+            if isinstance(data, h5py.Group) and any(name.startswith("demo") for name in data):
+                return "robomimic"
+            if "action" in file and isinstance(file.get("observations"), h5py.Group):
+                return "aloha"
+    except (OSError, RuntimeError, KeyError, DamagedFile):  # damaged: whoever reads it says so
+        return None
+    return None
