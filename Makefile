@@ -9,7 +9,7 @@ CORE_VENV := .venv-core
 OLDEST_VENV := .venv-oldest
 RELEASE_VENV := .venv-release
 RELEASE_OPTIONS ?=
-OLDEST_JIT := tests/jit/test_order.py tests/jit/test_sources.py tests/jit/test_transforms.py
+OLDEST_JIT := $(addprefix tests/jit/test_,cereal.py classes.py compiled.py datasets.py host.py mesh.py order.py sources.py transforms.py)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Tests start hundreds of Python programs. Without files of bytecode, each would compile Bushel and its tests again.
@@ -66,7 +66,7 @@ test-lerobot: $(VENV)/.test-installed $(LEROBOT_VENV)/.installed
 	BUSHEL_LEROBOT_PYTHON=$(CURDIR)/$(LEROBOT_VENV)/bin/python \
 		$(VENV)/bin/python -m pytest -m slow tests/trajectory/test_convert_episodes.py -k lerobot_reads_it
 
-# The tests that need only NumPy and cloudpickle, without any extra.
+# The tests that need only the core's packages: NumPy, cloudpickle and tqdm, without any extra.
 test-core: $(CORE_VENV)/.installed
 	$(CORE_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" $(shell cat tests/core.txt)
 
