@@ -59,7 +59,8 @@ all-parallel-tests:
 
 # The sources that read PyTorch, TFDS and Hugging Face, in a venv of its own: these packages have gigabytes.
 test-libraries: $(LIBRARIES_VENV)/.installed
-	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py tests/view/test_rerun_export.py
+	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py tests/view/test_rerun_export.py \
+		tests/test_readme_claims.py
 
 # lerobot's own reader on data sets that Bushel has written.
 test-lerobot: $(VENV)/.test-installed $(LEROBOT_VENV)/.installed

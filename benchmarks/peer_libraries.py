@@ -176,7 +176,7 @@ def prepare_ray(work: Work) -> Epoch:
     ray.init(num_cpus=WORKERS, include_dashboard=False, log_to_driver=False, logging_level="error")
     data.DataContext.get_current().enable_progress_bars = False
     if isinstance(work, Small):
-        records: Any = data.from_items(list(work.records))
+        records: Any = data.from_items(list(work.records), override_num_blocks=2 * WORKERS)
         for function in work.maps:
             records = records.map(function)
         records = records.filter(work.keep)
