@@ -65,8 +65,8 @@ class Work:
     def check(self, batches: Iterable[Batch]) -> int:
         """Raise ValueError unless the batches of one epoch hold the right records; return how many there are."""
         found = Counter(digest for batch in batches for digest in compute_digests(batch))
-        wrong = found - self.count_expected()
-        missing = self.count_expected() - found
+        expected = self.count_expected()
+        wrong, missing = found - expected, expected - found
         if wrong or missing:
             raise ValueError(f"{wrong.total()} records are wrong, and {missing.total()} are missing.")
         return found.total()

@@ -11,6 +11,7 @@ gives. CPU time is that of the process, its threads and all processes that it ha
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import importlib.util
 import itertools
@@ -19,6 +20,7 @@ import math
 import os
 import platform
 import select
+import signal
 import statistics
 import subprocess
 import sys
@@ -77,7 +79,6 @@ def serve(label: str, name: str, quick: bool) -> None:
     except Exception as error:
         traceback.print_exc()
         answer(answers, {"error": f"{type(error).__name__}: {error}".splitlines()[0][:200]})
-    os._exit(0)  # some libraries wait for their workers
 
 
 def answer(answers: Any, facts: dict[str, Any]) -> None:
@@ -158,7 +159,9 @@ class Contender:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
         self.label, self.turns, self.error = label, list[dict[str, float]](), ""
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, env=env, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=log, env=env, text=True, start_new_session=True
+        )
 
     def read(self, limit_s: float) -> dict[str, Any]:
         """The next answer; after an error or too long a time, the contender is out."""
@@ -183,13 +186,14 @@ class Contender:
             self.turns.append({**facts, "seconds": time.perf_counter() - start})
 
     def close(self) -> None:
+        """End the process, and kill what it leaves behind: workers of some libraries outlive it."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def measure(name: str, labels: list[str], repetitions: int, quick: bool, bar: Any, log: Any) -> list[Contender]:
@@ -279,6 +283,7 @@ def main() -> None:
     if options.serve:
         label, work = options.serve
         serve(label, work, options.quick)
+        return
     repetitions = min(options.repetitions, 2) if options.quick else options.repetitions
     text = report(options.only or list(WHAT), options.libraries, repetitions, options.quick, options.log)
     print(text)
