@@ -256,7 +256,7 @@ def get_medians(contender: Contender) -> tuple[float, float] | None:
 def show(figures: tuple[float, float] | None, best: list[float]) -> str:
     if figures is None:
         return "failed"
-    texts = [f"{value * 1e6:.3g}" for value in figures]
+    texts = [f"{value * 1e6:.0f}" if value >= 1e-4 else f"{value * 1e6:.3g}" for value in figures]
     return " / ".join(f"**{text}**" if value == least else text for text, value, least in zip(texts, figures, best))
 
 
