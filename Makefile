@@ -9,7 +9,7 @@ CORE_VENV := .venv-core
 OLDEST_VENV := .venv-oldest
 RELEASE_VENV := .venv-release
 RELEASE_OPTIONS ?=
-OLDEST_JIT := tests/jit/test_order.py tests/jit/test_sources.py tests/jit/test_transforms.py
+OLDEST_JIT := $(addprefix tests/jit/test_,cereal.py classes.py compiled.py datasets.py host.py mesh.py order.py sources.py transforms.py)
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 # Tests start hundreds of Python programs. Without files of bytecode, each would compile Bushel and its tests again.
@@ -20,7 +20,7 @@ PARALLEL := -n logical --maxprocesses 4 --dist worksteal
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 
-.PHONY: demo test test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check docs lint types clean parallel-tests all-parallel-tests \
+.PHONY: demo test test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check bench-peers docs lint types clean parallel-tests all-parallel-tests \
 	quick-types quick-tests
 
 demo: $(VENV)/.jax-installed
@@ -59,14 +59,15 @@ all-parallel-tests:
 
 # The sources that read PyTorch, TFDS and Hugging Face, in a venv of its own: these packages have gigabytes.
 test-libraries: $(LIBRARIES_VENV)/.installed
-	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py tests/view/test_rerun_export.py
+	$(LIBRARIES_VENV)/bin/python -m pytest -m "slow or not slow" tests/sources/test_libraries.py tests/trajectory/test_rlds.py tests/view/test_rerun_export.py \
+		tests/test_readme_claims.py
 
 # lerobot's own reader on data sets that Bushel has written.
 test-lerobot: $(VENV)/.test-installed $(LEROBOT_VENV)/.installed
 	BUSHEL_LEROBOT_PYTHON=$(CURDIR)/$(LEROBOT_VENV)/bin/python \
 		$(VENV)/bin/python -m pytest -m slow tests/trajectory/test_convert_episodes.py -k lerobot_reads_it
 
-# The tests that need only NumPy and cloudpickle, without any extra.
+# The tests that need only the core's packages: NumPy, cloudpickle and tqdm, without any extra.
 test-core: $(CORE_VENV)/.installed
 	$(CORE_VENV)/bin/python -m pytest $(PARALLEL) -m "not slow and not serial" $(shell cat tests/core.txt)
 
@@ -85,14 +86,19 @@ lint: $(VENV)/.test-installed
 types: $(VENV)/.test-installed
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
-# A venv of its own: a package that only the tests need must not change what is measured.
+# A venv of its own: a package that only the tests need must not change what is measured. Writes the tables in
+# benchmarks/results and README.md, and docs/cost.svg. A missed target does not keep the second program from running.
 bench: $(BENCH_VENV)/.bench-installed
-	$(BENCH_VENV)/bin/python -m benchmarks.run
-	$(BENCH_VENV)/bin/python -m benchmarks.cost
+	$(BENCH_VENV)/bin/python -m benchmarks.run --repetitions 5 --save all --readme; first=$$?; \
+		$(BENCH_VENV)/bin/python -m benchmarks.cost && exit $$first
+
+# The same works on other libraries; writes benchmarks/results/peers.md.
+bench-peers: $(BENCH_VENV)/.bench-installed
+	$(BENCH_VENV)/bin/python -m benchmarks.peers --save peers
 
 # The same, compared with the kept table: exit code 1 where a row has become slower by more than a quarter.
 bench-check: $(BENCH_VENV)/.bench-installed
-	$(BENCH_VENV)/bin/python -m benchmarks.run --check all
+	$(BENCH_VENV)/bin/python -m benchmarks.run --repetitions 5 --check all
 
 # The site, in docs/_build/html. The tutorials run while it is built; what they gave is kept until they change.
 docs: $(VENV)/.docs-installed $(SERVERS_VENV)/.installed

@@ -1,7 +1,7 @@
 """What two threads give over none, with and without a GIL: images (W1b), small records (W2), and plain Python.
 
-`PYTHONPATH=src python benchmarks/free_threads.py` prints a table in Markdown. Needs NumPy and cloudpickle alone, so
-that it runs on a free-threaded Python, for which many packages have no wheels.
+`PYTHONPATH=src python benchmarks/free_threads.py` prints a table in Markdown. It needs only the core's packages (NumPy,
+cloudpickle and tqdm), so that it runs on a free-threaded Python, for which many packages have no wheels.
 """
 
 from __future__ import annotations

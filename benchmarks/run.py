@@ -1,6 +1,7 @@
 """The one command: `python -m benchmarks.run`. Runs the workloads and prints one table; writes only with --save.
 
-It exits with 1 if a target is missed, or if a row is slower than in a kept table (--check). A quick run judges nothing.
+It exits with 1 if a target is missed, if a workload fails, or if a row is slower than in a kept table (--check). A
+workload that fails is named below the table, and the others run. A quick run judges no speed.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ import dataclasses
 import json
 import sys
 import time
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import readme_table
 from benchmarks.libraries import machine, refuse_monitoring
 from benchmarks.measure import OutputsDiffer, Row, Settings
 
@@ -72,29 +77,50 @@ def main() -> int:
     settings = Settings(repetitions=options.repetitions or 7)
     if options.quick:
         settings = Settings(repetitions=options.repetitions or 2, base_s=0.02, other_s=0.01, quick=True)
+    warnings.filterwarnings("ignore", "This shuffled dataset was read to its end before")  # as each pass does
+    kept = None if options.check is None else _kept_ratios(options.check)  # before the run, which takes long
     begun, where = time.perf_counter(), machine()
-    rows: list[Row] = []
-    for name in options.only or workloads:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        try:
-            rows += workloads[name](settings)
-        except OutputsDiffer as error:
-            raise SystemExit(f"Grain and Bushel do not give the same output, so no times are shown.\n{error}") from None
+    chosen = {name: workloads[name] for name in options.only or workloads}
+    rows, failures, seconds = run_workloads(chosen, settings)
     where["load_average_after"] = machine()["load_average"]
     where["seconds"] = round(time.perf_counter() - begun)
-    text = report(rows, settings, where)
+    text = report(rows, settings, where, failures)
     print(text)
-    slower = [] if options.check is None else slower_than_kept(rows, _kept_ratios(options.check), options.band)
+    slower = [] if kept is None else slower_than_kept(rows, kept, options.band)
     print("".join(f"SLOWER: {line}\n" for line in slower), end="")
     if options.save:
-        _save(options.save, text, rows, settings, where)
-    return exit_code(rows, slower, settings)
+        _save(options.save, text, rows, settings, {**where, "seconds_of_workloads": seconds})
+    if options.readme:
+        readme_table.write_table([dataclasses.asdict(row) for row in rows])
+    return exit_code(rows, slower, settings, failures)
 
 
-def exit_code(rows: list[Row], slower: list[str], settings: Settings) -> int:
-    """1 where a target is missed or a row is slower than it was; 0 otherwise, and always after a quick run."""
+def run_workloads(
+    workloads: Mapping[str, Callable[[Settings], list[Row]]], settings: Settings
+) -> tuple[list[Row], list[str], dict[str, int]]:
+    """The rows of all workloads, a sentence for each one that failed, and how many seconds each took."""
+    rows: list[Row] = []
+    failures: list[str] = []
+    seconds: dict[str, int] = {}
+    for name, run in workloads.items():
+        print(f"{name} ...", end="", file=sys.stderr, flush=True)
+        begun = time.perf_counter()
+        try:
+            rows += run(settings)
+        except OutputsDiffer as error:
+            failures.append(f"{name}: Grain and Bushel do not give the same output, so no times are shown. {error}")
+        except Exception as error:
+            traceback.print_exc()
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+        seconds[name] = round(time.perf_counter() - begun)
+        print(f" {seconds[name]} s", file=sys.stderr, flush=True)
+    return rows, failures, seconds
+
+
+def exit_code(rows: list[Row], slower: list[str], settings: Settings, failures: Sequence[str] = ()) -> int:
+    """1 where a workload failed, a target is missed or a row is slower than it was; a quick run judges no speed."""
     missed = any(row.met is False for row in rows)
-    return int((missed or bool(slower)) and not settings.quick)
+    return int(bool(failures) or ((missed or bool(slower)) and not settings.quick))
 
 
 def slower_than_kept(rows: list[Row], kept: dict[tuple[str, str], float], band: float) -> list[str]:
@@ -118,8 +144,8 @@ def _kept_ratios(name: str) -> dict[tuple[str, str], float]:
     return {(row["workload"], row["contender"]): row["ratio"] for row in kept["rows"]}
 
 
-def report(rows: list[Row], settings: Settings, where: dict[str, Any]) -> str:
-    """The table in markdown, what it was measured on, and which targets were missed."""
+def report(rows: list[Row], settings: Settings, where: dict[str, Any], failures: Sequence[str] = ()) -> str:
+    """The table in markdown, what it was measured on, which targets were missed, and which workloads failed."""
     lines = [", ".join(f"{name} {value}" for name, value in where.items()), ""]
     lines.append(
         f"{settings.repetitions} repetitions. Times are per element, on the wall; ratio above 1: faster than Grain."
@@ -134,6 +160,7 @@ def report(rows: list[Row], settings: Settings, where: dict[str, Any]) -> str:
     with_target = [row for row in rows if row.target is not None]
     lines += ["", f"Targets met: {len(with_target) - len(missed)} of {len(with_target)}."]
     lines += [f"MISSED: {row.workload}: {row.ratio:.2f} x Grain, the target is {row.target:g} x." for row in missed]
+    lines += [f"FAILED: {failure}" for failure in failures]
     return "\n".join(lines)
 
 
@@ -183,9 +210,12 @@ def _options(names: list[str]) -> argparse.Namespace:
     parser.add_argument("--repetitions", type=int, metavar="N", help="how often each timing is taken (7; quick: 2)")
     parser.add_argument("--quick", action="store_true", help="little data, short timings: only to see that it works")
     parser.add_argument("--save", metavar="NAME", help="write benchmarks/results/NAME.json and NAME.md")
+    parser.add_argument("--readme", action="store_true", help="write the table of README.md")
     parser.add_argument("--check", metavar="NAME", help="compare with benchmarks/results/NAME.json")
     parser.add_argument("--band", type=float, default=0.25, help="with --check: by which share a row may be slower")
     options = parser.parse_args()
+    if options.readme and (options.only or options.quick):
+        parser.error("--readme needs a whole run: leave out --only and --quick.")
     if not 0 <= options.band < 1:
         parser.error(f"--band is a share between 0 and 1, got {options.band}.")
     if options.repetitions is not None and options.repetitions < 1:

@@ -331,6 +331,7 @@ def test_keys_are_the_same_on_any_layout(name):
     keys = bushel.device.keys(seed=5)
     step = jax.jit(functools.partial(noise, keys))
     by_number = jax.jit(lambda number: jax.vmap(jax.random.normal)(keys.for_batch(number, 24)))
+    found = np.empty(0)
     for number, (batch, mask) in enumerate(
         global_job.by_map(global_job.Counted()).to_device(LAYOUTS[name], remainder="pad")
     ):

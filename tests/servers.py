@@ -208,7 +208,7 @@ class Web:
             protocol_version = "HTTP/1.1"
             disable_nagle_algorithm = True  # or each answer is held back for 40 ms
 
-            def log_message(self, *words):
+            def log_message(self, format, *args):
                 pass
 
             def do_HEAD(self):

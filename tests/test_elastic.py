@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import sys
+from typing import Any
 
 import cloudpickle
 import grain
@@ -48,7 +49,7 @@ class Fleet:
     def __next__(self):
         """The global batch, put together of the rows of all hosts."""
         ended = object()
-        parts = [next(host, ended) for host in self.hosts]
+        parts: list[Any] = [next(host, ended) for host in self.hosts]
         if ended in [part for part in parts if part is ended]:
             assert all(part is ended for part in parts), "hosts end together"
             raise StopIteration

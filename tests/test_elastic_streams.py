@@ -5,6 +5,7 @@ import copy
 import itertools
 import json
 import logging
+from typing import Any
 
 import grain
 import numpy as np
@@ -53,7 +54,7 @@ class CountingIterator(bushel.DatasetIterator):
         self.at += 1
         return self.at - 1
 
-    def get_state(self):
+    def get_state(self) -> Any:
         return self.at
 
     def set_state(self, state):

@@ -96,7 +96,9 @@ def check_killed_and_resumed(folder, processes, fewer, how):
         before += line
         if "step  10 " in line:
             break
-    pids = [int(pid) for pid in re.search(r"processes: ([\d ]+)", before)[1].split()]
+    listed = re.search(r"processes: ([\d ]+)", before)
+    assert listed, before
+    pids = [int(pid) for pid in listed[1].split()]
     if how is signal.SIGINT:
         killed.send_signal(how)
     else:

@@ -31,7 +31,8 @@ def test_the_cases_on_eight_devices(request):
     command = [sys.executable, "-m", "pytest", *options, str(CASES)]
     child = subprocess.run(command, env=env, capture_output=True, text=True, cwd=CASES.parents[1], timeout=280)
     assert child.returncode == 0, child.stdout[-4000:] + child.stderr[-2000:]
-    assert int(re.search(r"(\d+) passed", child.stdout)[1]) >= 30
+    passed = re.search(r"(\d+) passed", child.stdout)
+    assert passed and int(passed[1]) >= 30
 
 
 def test_four_processes_with_uneven_devices_read_their_own_rows():

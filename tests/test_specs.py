@@ -1,6 +1,7 @@
 """Shapes and dtypes without reading: `get_element_spec` says what Grain's says, and it says what comes."""
 
 import functools
+from typing import Any
 
 import grain
 import numpy as np
@@ -152,7 +153,7 @@ def test_a_dataset_of_ones_own_may_say_its_shapes():
         def __len__(self):
             return 3
 
-        def __getitem__(self, index):
+        def __getitem__(self, index: Any) -> Any:
             return 1.0
 
         @property

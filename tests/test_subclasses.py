@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import sys
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -280,7 +281,7 @@ def test_classes_that_keep_grains_books_run():
 
 def test_a_plain_generator_is_told_what_is_missing():
     class Plain(IterDataset):
-        def __iter__(self):
+        def __iter__(self) -> Any:
             yield from range(3)
 
     assert list(Plain()) == [0, 1, 2]
@@ -325,7 +326,7 @@ class Doubled(MapDataset):
     def __len__(self):
         return len(self._parent)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
         element = self._parent[index]
@@ -354,7 +355,7 @@ class Paired(MapDataset):
     def __len__(self):
         return min(len(parent) for parent in self.parents)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Any:
         return tuple(parent[index] for parent in self.parents)
 
 

@@ -144,7 +144,7 @@ def test_results_of_workers_lie_in_mapped_memory(portable):
     ds = bushel.MapDataset.source(records).batch(4).to_iter_dataset()
     executor = Processes(2, portable=portable, mapper=mapper)
     expected = list(ds)
-    kept = []
+    kept, batch = [], None
     with ds.iterate_on(executor) as it:
         for number, batch in enumerate(it):
             assert (batch == expected[number]).all()

@@ -343,6 +343,7 @@ def test_a_worker_may_die_while_it_writes_its_results(tmp_path):
     # Made in the worker: nobody else is to pickle it.
     ds = numbers(60).map(lambda x: (np.full(30_000, x), DiesWhenPickled(tmp_path) if x == 40 else "alive"))
     with pool() as executor, opened(ds, executor) as it:
+        number = -1
         for number, (array, word) in enumerate(it):
             assert word == "alive"
             assert (array == number).all()
@@ -755,18 +756,20 @@ def test_an_error_has_its_type_and_tells_everything(where):
     place = it.get_state()
     position = place.get("next_index", place.get("parent", {}).get("next_index"))
     with pool() as executor, opened(WHERE[where](), executor) as it:
+        errors = []
         for _ in range(2):
             with pytest.raises(Wrong) as caught:
                 list(it)
+            errors.append(caught.value)
             assert str(caught.value) == "I cannot take 23"
             assert it.get_state() == place
-        told = notes(caught.value)
+        told = notes(errors[-1])
         assert f"{where.split()[0]}(" in told and "failed at its element" in told
         assert f"element {position}" in told
         assert "record 23 of range(100)" in told
         processes = [int(word.rstrip(".:")) for word in told.partition("in worker process ")[2].split()[:1]]
         assert set(processes) <= set(executor.pids()) and processes
-        frames = traceback.extract_tb(caught.value.__traceback__)
+        frames = traceback.extract_tb(errors[-1].__traceback__)
         assert (frames[-1].filename, frames[-1].name) == (__file__, "fail_at_23")
         assert frames[-1].line is not None and frames[-1].line.startswith("raise Wrong(f")
         assert os.path.dirname(bushel.__file__) not in told

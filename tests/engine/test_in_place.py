@@ -189,7 +189,7 @@ def test_what_a_function_has_seen_never_changes(bag, maker, function, end):
 def test_what_a_function_has_seen_never_changes_in_workers(bag, maker, function, num_workers):
     ds = stream(FUNCTIONS[function](MAKERS[maker](bag).repeat(8))).batch(1)
     workers = bushel.MultiprocessingOptions(num_workers, budget_bytes=4 << 20)
-    expected = elements(ds)
+    expected, number = elements(ds), -1
     for number, element in enumerate(ds.mp_prefetch(workers)):  # kept, they would hold the slots
         assert same(element, expected[number])
     assert number + 1 == len(expected)

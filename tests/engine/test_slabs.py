@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import gc
@@ -53,9 +54,8 @@ def grown_pool(num_workers: int = 2, **options: Any) -> Iterator[Processes]:
     """A pool whose slots have the size they need, so that the arena stays the same."""
     with pool(num_workers, **options) as executor:
         with opened(batches(150), executor) as it:
-            for _ in it:
-                pass
-        del it, _
+            collections.deque(it, maxlen=0)
+        del it
         yield executor
 
 
@@ -442,7 +442,7 @@ def test_results_nobody_asked_for_give_their_slots_back():
             with opened(batches(100), executor) as it:
                 warm(it, executor)
                 it.set_state(it.get_state())
-        del it
+            del it
         wait_until(lambda: settled(executor))
         gc.collect()
         wait_until(lambda: arena_of(executor).count_held() == 0)
@@ -456,7 +456,7 @@ def test_errors_give_their_slots_back():
 
     with pool() as executor:
         with opened(batches(60).map(fail), executor) as it:
-            seen = 0
+            seen, batch = 0, None
             while True:
                 try:
                     batch = next(it)
@@ -594,6 +594,7 @@ def test_without_shared_memory_results_go_by_the_heap(monkeypatch):
 
     monkeypatch.setattr("bushel.engine.pool.Arena", fail)
     with pool() as executor, opened(batches(50), executor) as it:
+        number = -1
         for number, batch in enumerate(it):
             assert (batch["x"] == number).all()
         assert number == 49
@@ -613,6 +614,7 @@ def test_batches_are_aligned_and_writable(where, budget):
         "after a filter": lambda: rows.to_iter_dataset().filter(lambda row: True).batch(16),
     }[where]()
     with pool(budget_bytes=budget) as executor, opened(ds, executor) as it:
+        number = -1
         for number, batch in enumerate(it):
             if where != "after a filter":  # those are cut from a block, anywhere
                 assert batch["x"].ctypes.data % ALIGNMENT == 0, number

@@ -214,6 +214,7 @@ def test_what_was_made_in_the_slot_stays_there():
     made[:] = np.arange(1000)
     other = np.arange(5000)
     packed = pack([other, made, made[100:700]], slot)
+    assert packed.places is not None
     assert packed.places[1] == (offset, 8000) and packed.places[2] == (offset + 800, 4800)
     assert packed.places[0][0] >= offset + 8000
     found = unpack(packed, lease)

@@ -187,7 +187,7 @@ def server(tmp_path):
         def __init__(self, *args):
             super().__init__(*args, directory=str(root))
 
-        def log_message(self, *args):
+        def log_message(self, format, *args):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:

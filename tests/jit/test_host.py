@@ -335,7 +335,7 @@ def first_batch(source, size):
 
 
 def test_a_real_environment_of_gymnax_runs():
-    import gymnax  # here, since it imports scipy and matplotlib, too
+    gymnax = pytest.importorskip("gymnax")  # here, since it imports scipy and matplotlib, too
 
     env = gymnax.make("CartPole-v1")[0]
     params = env.default_params.replace(max_steps_in_episode=12)

@@ -1,5 +1,8 @@
 """A DataLoader with a source, a sampler and transformations, run by absl as such programs are."""
 
+# Its parameters have names of their own, as in Grain's documentation. Grain's types do not allow that.
+# pyright: reportIncompatibleMethodOverride=false
+
 import json
 
 import grain.python as pygrain
@@ -13,7 +16,7 @@ class Digits(pygrain.RandomAccessDataSource):
     def __init__(self, count):
         rng = np.random.default_rng(0)
         self._images = rng.integers(0, 256, (count, 4, 4), dtype=np.uint8)
-        self._labels = rng.integers(0, 10, count)
+        self._labels = rng.integers(0, 10, (count,))
 
     def __len__(self):
         return len(self._labels)

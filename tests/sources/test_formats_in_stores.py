@@ -243,7 +243,7 @@ def test_every_format_is_read_from_every_store(stores, scheme, name):
 def test_every_format_is_read_from_a_copy(stores, scheme, name, tmp_path):
     """The first time copies are made, the second time they are there; the state is that of the remote files."""
     case, base = CASES[name], base_of(scheme, name)
-    expected = case.expected(base)
+    expected, source = case.expected(base), None
     for _ in range(2):
         source = case.open(base, storage_options={"cache_dir": str(tmp_path / "copies")})
         assert same(list(dataset(source)), expected)

@@ -489,7 +489,7 @@ class Refusing:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def log_message(self, *words):
+            def log_message(self, format, *args):
                 pass
 
             def answer(self, code, body=b""):
@@ -647,10 +647,10 @@ def test_a_driver_that_loses_bytes_is_noticed():
     class Lossy(fsspec.AbstractFileSystem):
         protocol = "lossy"
 
-        def put_file(self, local, path, **_):
+        def put_file(self, lpath, rpath, *_, **__):
             pass
 
-        def mv(self, one, other, **_):
+        def mv(self, path1, path2, *_, **__):
             pass
 
         def info(self, path, **_):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import cloudpickle
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ def test_records_are_slices_of_their_own():
     assert bushel.testing.same(source[-1], {"a": values[3:], "b": (values[3:] * 2.0,)})
     ds = MapDataset.source(source)
     ds[0]["a"][:] = 9
-    ds.take([0, 2])[0]["a"][:] = 9
+    rows: Any = ds.take([0, 2])
+    rows[0]["a"][:] = 9
     assert values.tolist() == list(range(10))
     assert bushel.testing.same(ds.take([2, 0]), [source[2], source[0]])
     assert repr(source) == "RaggedDataSource(3 sequences of {'a': int64[10], 'b': (float64[10])})"

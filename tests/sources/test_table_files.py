@@ -169,6 +169,7 @@ def test_a_column_that_pyarrow_cannot_read_is_named(kind, column, tmp_path):
 @both
 def test_lists_in_lists_are_ones_own(kind, tmp_path):
     source = one_column(tmp_path, kind, pa.array([[[1, 2], [3]], [[1], [2]], [[]], [], None]))
+    assert source is not None
     for place, expected in enumerate([[[1, 2], [3]], [[1], [2]], [[]], []]):
         for row in (source[place], source.__getitems__([place])[0]):
             for inner in row["x"]:

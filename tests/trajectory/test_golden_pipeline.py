@@ -16,6 +16,8 @@ from bushel.trajectory.rlds import RLDSBuilder
 from bushel.trajectory.rlds.writer import write_rlds
 from bushel.trajectory.samples import read_images
 
+# A warning where no package computes checksums: `make test-core`.
+pytestmark = pytest.mark.filterwarnings("ignore:TFRecord files are read without")
 DATA = str(GOLDEN / "tfds")
 ORDER = text("inputs/rlds_element_spec")["file_order_episode_ids"]
 EPISODES_OF_A_CASE = [1, 2, 3, 4, 6]

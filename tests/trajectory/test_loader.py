@@ -111,10 +111,9 @@ def test_paraphrases_by_octos_arguments_are_those_of_a_file(cache, tmp_path):
             "paraphrases_filename": "p.json",
         },
     )
-    found = []
+    own, found = robots.robot("arm", cache, image_obs_keys={}), []
     for way in ways:
         kwargs = {"task_augment_strategy": "rephrase_instruction", "task_augment_kwargs": {**way, "rephrase_prob": 1.0}}
-        own = robots.robot("arm", cache, image_obs_keys={})
         with iter(get_dataloader(own, batch_size=16, traj_transform_kwargs=kwargs)) as batches:
             found.append(some(batches, 4))
     assert_same_batches(*found)

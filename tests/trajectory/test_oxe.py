@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any, cast
 
 import numpy as np
 import oxe_data
@@ -99,7 +100,7 @@ def test_octos_script_with_a_named_mixture(data, tmp_path):
     )
     loader = get_dataloader(config)  # the config as it is
 
-    given = config.dataset_kwargs
+    given = cast(dict[str, Any], config.dataset_kwargs)
     given["dataset_kwargs_list"], given["sample_weights"] = make_oxe_dataset_kwargs_and_weights(**given["oxe_kwargs"])
     del given["oxe_kwargs"]
     train_data = make_interleaved_dataset(**given, train=True, seed=42)

@@ -41,8 +41,8 @@ class Letters(transforms.FlatMap):
 
 
 class Untyped(transforms.Map):
-    def map(self, element: Any) -> Any:
-        return element
+    def map(self, features: Any) -> Any:  # a parameter may have any name
+        return features
 
 
 class Twice(MapDataset[T]):

@@ -347,7 +347,7 @@ def test_a_notebook_shows_the_page_in_a_frame(open_page, browser):
             self.end_headers()
             self.wfile.write(html)
 
-        def log_message(self, *_):
+        def log_message(self, format, *args):
             pass
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Notebook) as server:

@@ -3,6 +3,7 @@
 import json
 import sys
 import threading
+from typing import Any
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -106,7 +107,7 @@ def test_a_users_own_dataset_in_later_epochs():
         def __len__(self):
             return 3
 
-        def __getitem__(self, index):
+        def __getitem__(self, index: Any) -> Any:
             return "abc"[index]
 
     assert Session(Own()).read(-1, 4).element == "b"
@@ -144,6 +145,7 @@ def test_a_long_way_forward_is_answered_with_its_progress(monkeypatch):
     session = Session(filtered())
     first = session.read(-1, 50)
     assert first.progress.at == 1 and first.progress.wanted == 50
+    reading = first
     for _ in range(60):
         reading = session.read(-1, 50)
         if reading.progress is None:

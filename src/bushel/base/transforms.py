@@ -26,7 +26,7 @@ class Map(abc.ABC):
     """
 
     @abc.abstractmethod
-    def map(self, element: Any) -> Any:
+    def map(self, element: Any, /) -> Any:
         """Returns the new element."""
 
 
@@ -42,7 +42,7 @@ class RandomMap(abc.ABC):
     """
 
     @abc.abstractmethod
-    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
+    def random_map(self, element: Any, rng: np.random.Generator, /) -> Any:
         """Returns the new element. All randomness must come from `rng`."""
 
 
@@ -58,7 +58,7 @@ class MapWithIndex(abc.ABC):
     """
 
     @abc.abstractmethod
-    def map_with_index(self, index: int, element: Any) -> Any:
+    def map_with_index(self, index: int, element: Any, /) -> Any:
         """Returns the new element at `index`."""
 
 
@@ -66,7 +66,7 @@ class TfRandomMap(abc.ABC):
     """Grain's older spelling of a random map; for `DataLoader` operations only."""
 
     @abc.abstractmethod
-    def np_random_map(self, element: Any, rng: np.random.Generator) -> Any:
+    def np_random_map(self, element: Any, rng: np.random.Generator, /) -> Any:
         """Returns the new element. All randomness must come from `rng`."""
 
 
@@ -82,7 +82,7 @@ class Filter(abc.ABC):
     """
 
     @abc.abstractmethod
-    def filter(self, element: Any) -> bool:
+    def filter(self, element: Any, /) -> bool:
         """Returns True to keep an element."""
 
 
@@ -101,7 +101,7 @@ class FlatMap(abc.ABC):
     max_fan_out: int
 
     @abc.abstractmethod
-    def flat_map(self, element: Any) -> Sequence[Any]:
+    def flat_map(self, element: Any, /) -> Sequence[Any]:
         """Returns the elements that `element` becomes."""
 
 

@@ -18,7 +18,7 @@ def add_convert(commands: Commands) -> None:
     """Adds the parser of `bushel convert`."""
     parser = commands.add_parser(
         "convert",
-        help="record files, or episodes of robots, of one format into another",
+        help="converts record files, or episodes of robots, to another format",
         description="Converts between ArrayRecord, TFRecord, Bagz and Parquet; the names say which. Text files are "
         "read line by line. Rows of Parquet files become tf.train.Example records, unless `record` is the only column. "
         "With --to, converts a data set of robot episodes to RLDS or LeRobot v3; a run that was killed is continued by "

@@ -14,7 +14,7 @@ def add_reencode(commands: Commands) -> None:
     """Adds the parser of `bushel reencode`."""
     parser = commands.add_parser(
         "reencode",
-        help="a LeRobot data set with its videos encoded anew",
+        help="writes a LeRobot data set again, with its videos encoded anew",
         description="Copies a LeRobot folder and encodes its videos anew, for example with more key frames, so that "
         "single frames are read faster. A run that was killed is continued by the same command.",
     )

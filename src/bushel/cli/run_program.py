@@ -16,7 +16,7 @@ def add_run(commands: Commands) -> None:
     """Adds the parser of `bushel run`."""
     parser = commands.add_parser(
         "run",
-        help="a program that was written for Grain, on Bushel",
+        help="runs a program that was written for Grain, on Bushel",
         description="Runs a Python program as `python` would, except that `import grain` gives Bushel, in the program "
         "and in its workers. Grain need not be installed.",
     )

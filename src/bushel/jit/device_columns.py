@@ -105,7 +105,7 @@ def _is_elsewhere(array: jax.Array) -> bool:
 
     Every call of a compiled program would move such an array to the default device. So the column moves it once.
     """
-    committed = getattr(array, "committed", True)
+    committed = array.committed if hasattr(array, "committed") else getattr(array, "_committed", True)
     return not committed and array.devices() != _get_default_devices()
 
 

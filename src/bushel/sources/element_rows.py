@@ -59,8 +59,8 @@ class RowWriter:
     """Writes elements of one layout to a Parquet file. The first element decides which arrays get a shape column."""
 
     def __init__(self, path: str, layout: Layout, first: Any):
-        self._arrow = import_package("pyarrow", "parquet", "Saving Parquet files")
-        parquet = import_package("pyarrow.parquet", "parquet", "Saving Parquet files")
+        self._arrow = import_package("pyarrow", "parquet", "Saved Parquet files")
+        parquet = import_package("pyarrow.parquet", "parquet", "Saved Parquet files")
         self._layout, self._leaves = layout, dict(list_columns(layout))
         row = dict(_iterate_values(first, layout))
         self._shaped = {

@@ -30,7 +30,9 @@ class ArrayRecordWriter(Writer):
     """Writes an ArrayRecord file with the `array_record` package. Each chunk has one record, for fast random access."""
 
     def __init__(self, path: str, compress: bool):
-        module = import_package("array_record.python.array_record_module", "array-record", "Writing ArrayRecord files")
+        module = import_package(
+            "array_record.python.array_record_module", "array-record", "Writers of ArrayRecord files"
+        )
         self._writer = module.ArrayRecordWriter(path, f"group_size:1{'' if compress else ',uncompressed'}")
 
     def write(self, record: bytes) -> None:
@@ -87,8 +89,8 @@ class ParquetWriter(Writer):
     """Writes a Parquet file with one column `record` of bytes, in row groups of 1000 rows."""
 
     def __init__(self, path: str, compress: bool):
-        self._arrow = import_package("pyarrow", "parquet", "Writing Parquet files")
-        parquet = import_package("pyarrow.parquet", "parquet", "Writing Parquet files")
+        self._arrow = import_package("pyarrow", "parquet", "Writers of Parquet files")
+        parquet = import_package("pyarrow.parquet", "parquet", "Writers of Parquet files")
         self._schema = self._arrow.schema([("record", self._arrow.binary())])
         self._writer = parquet.ParquetWriter(
             path, self._schema, compression="zstd" if compress else "none", write_page_checksum=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -79,7 +80,13 @@ def _apply_mask(stats: Mapping[str, Any], mask: ArrayLike | None, changed: Any, 
     mask = np.asarray(mask, bool)
     if mask.shape != x.shape[x.ndim - mask.ndim :]:
         raise ValueError(f"A mask of shape {list(mask.shape)} does not fit an array of shape {list(x.shape)}.")
-    return x.__array_namespace__().where(mask, changed, x)
+    return _get_namespace(x).where(mask, changed, x)
+
+
+def _get_namespace(x: Any) -> Any:
+    if hasattr(x, "__array_namespace__"):
+        return x.__array_namespace__()
+    return sys.modules["jax"].numpy  # JAX before 0.4.32: its arrays inside `jax.jit` do not name their namespace
 
 
 def normalize_action_and_proprio(

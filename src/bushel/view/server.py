@@ -118,9 +118,9 @@ class Guard:
 
 def build_app(session: Session, *, token: str, host: str = "127.0.0.1", embeddable: bool = False) -> Any:
     """The ASGI application of a session."""
-    applications: Any = import_package("starlette.applications", "view", "The viewer")
-    routing: Any = import_package("starlette.routing", "view", "The viewer")
-    responses: Any = import_package("starlette.responses", "view", "The viewer")
+    applications: Any = import_package("starlette.applications", "view", "Pages of the viewer")
+    routing: Any = import_package("starlette.routing", "view", "Pages of the viewer")
+    responses: Any = import_package("starlette.responses", "view", "Pages of the viewer")
 
     files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.suffix in _TYPES}
 
@@ -179,7 +179,7 @@ class Server:
     """Serves a session: in a thread (`start`), or in the caller until Ctrl-C (`run`)."""
 
     def __init__(self, session: Session, *, host: str = "127.0.0.1", port: int = 0, embeddable: bool = False):
-        uvicorn: Any = import_package("uvicorn", "view", "The viewer")
+        uvicorn: Any = import_package("uvicorn", "view", "Pages of the viewer")
         self._token = secrets.token_urlsafe(24)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with taking_port(host, port):

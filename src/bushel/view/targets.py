@@ -159,5 +159,5 @@ def load_tokenizer(tokenizer: Any) -> Any:
     """An object with `decode`: the given one, or the one of a `tokenizer.json`."""
     if tokenizer is None or hasattr(tokenizer, "decode"):
         return tokenizer
-    tokenizers: Any = import_package("tokenizers", "robots", "A tokenizer file")
+    tokenizers: Any = import_package("tokenizers", "robots", "Tokenizer files")
     return tokenizers.Tokenizer.from_file(os.fspath(tokenizer))
