@@ -116,7 +116,7 @@ def test_samples_are_computed_without_workers(monkeypatch):
         raise AssertionError("a pool was started")
 
     ds = stream(bushel, [10] * 20, None, 1).mp_prefetch()
-    monkeypatch.setattr(processes.Supervisor, "__init__", refuse)
+    monkeypatch.setattr(processes.ProcessSupervisor, "__init__", refuse)
     assert picked(ds.map(lambda x: x)).multiprocessing_options.num_workers == 4
     with pytest.raises(AssertionError, match="a pool was started"):
         next(iter(ds))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib
 import inspect
+import pkgutil
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 
 import bushel
+import bushel.graph
 from bushel.base import memory, trees
 from bushel.base.blocks import rows_of
 from bushel.engine.program import Result
@@ -259,9 +262,14 @@ def test_objects_are_not_made_in_place(bag):
 
 def test_no_other_node_says_that_it_makes_results():
     """One that does goes into `MAKERS` above, and takes from its parents what it needs `memory.call_apart`."""
+    for module in pkgutil.walk_packages(bushel.graph.__path__, "bushel.graph."):
+        importlib.import_module(module.name)
+    importlib.import_module("bushel.trajectory")
+    importlib.import_module("bushel.view.padding")
     found, left = set(), [MapNode]
     for kind in left:
         left.extend(kind.__subclasses__())
         if kind.in_place is not MapNode.in_place and not inspect.isabstract(kind):
             found.add("Reindex" if issubclass(kind, Reindex) else kind.__name__)
-    assert found == {"Source", "Reindex", "Chosen", "Watched", "Batch", "Bucket", "PackedRows", "LocalRows"}
+    batches = {"Batch", "Bucket", "PackedRows", "_WatchedBatches"}
+    assert found == {"Source", "Reindex", "Chosen", "Watched", "LocalRows"} | batches

@@ -6,7 +6,7 @@ error: a pass over an image takes longer than the arithmetic in it, so passes ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,56 +21,60 @@ from bushel.trajectory.image_operations import (
     check_three_channels,
     interpolate,
 )
-from bushel.trajectory.scratch import Scratch
+from bushel.trajectory.scratch import SCRATCHES, Scratch
 
 _BAND = 16  # columns that one matrix product computes
 _STRIP = 1 << 16  # pixels whose colours are changed together, so that intermediate results fit into the CPU's cache
 _SHORT_STRIP = 8_192  # the same where results lie in new memory: the C library asks the system for more than 128 KiB
 _TINY = np.float32(1e-30)  # instead of zero as a divisor
 _SIGN_BIT = np.int32(-(1 << 31))
-_scratch = Scratch()
 
 
 def change_image(chosen: Sequence[Operation], image: np.ndarray, parameters: Sequence[Any]) -> np.ndarray:
     """An image (height, width, channels) of uint8 or float32 after these operations, each with its parameter."""
-    planes = _load_planes(image)
-    steps = list(zip(chosen, parameters))
-    while steps:
-        operation, parameter = steps.pop(0)
-        if isinstance(operation, RandomSaturation):
-            follows = bool(steps) and isinstance(steps[0][0], RandomHue)
-            planes = _shift_colours(planes, parameter, steps.pop(0)[1] if follows else None)
-        elif isinstance(operation, RandomHue):
-            _apply_in_strips(operation, planes, parameter)
-        elif change := _CHANGES.get(type(operation)):
-            planes = change(planes, parameter)
-        else:
-            planes = np.ascontiguousarray(operation.apply(planes, parameter, np))
-    return _store_planes(planes, image.dtype)
+    with SCRATCHES.lend() as scratch:
+        planes = _load_planes(image, scratch)
+        steps = list(zip(chosen, parameters))
+        while steps:
+            operation, parameter = steps.pop(0)
+            if isinstance(operation, RandomSaturation):
+                follows = bool(steps) and isinstance(steps[0][0], RandomHue)
+                planes = _shift_colours(planes, parameter, steps.pop(0)[1] if follows else None, scratch)
+            elif isinstance(operation, RandomHue):
+                _apply_in_strips(operation, planes, parameter)
+            elif isinstance(operation, RandomResizedCrop):
+                planes = _crop(planes, parameter, scratch)
+            elif isinstance(operation, RandomBrightness):
+                planes = _add(planes, parameter)
+            elif isinstance(operation, RandomContrast):
+                planes = _stretch_contrast(planes, parameter)
+            else:
+                planes = np.ascontiguousarray(operation.apply(planes, parameter, np))
+        return _store_planes(planes, image.dtype, scratch)
 
 
-def _load_planes(image: np.ndarray) -> np.ndarray:
+def _load_planes(image: np.ndarray, scratch: Scratch) -> np.ndarray:
     """An image as planes (channels, height, width) of float32, 255 as 1, in scratch memory."""
     height, width, channels = image.shape
-    planes = _scratch.get("planes", (channels, height, width), np.float32)
+    planes = scratch.get("planes", (channels, height, width), np.float32)
     if image.dtype == np.float32:
         np.clip(np.moveaxis(image, -1, 0), 0, 1, out=planes)
         return planes
-    values = _scratch.get("values", image.shape, np.float32)
+    values = scratch.get("values", image.shape, np.float32)
     np.copyto(values, image)  # NumPy converts values that lie next to each other several times faster
     for channel in range(channels):
         np.multiply(values[..., channel], np.float32(1 / 255), out=planes[channel])
     return planes
 
 
-def _store_planes(planes: np.ndarray, dtype: Any) -> np.ndarray:
+def _store_planes(planes: np.ndarray, dtype: Any, scratch: Scratch) -> np.ndarray:
     """Planes as an image (height, width, channels) of its own. The values of uint8 stand for equal ranges."""
     channels, height, width = planes.shape
     image = np.empty((height, width, channels), dtype)
     if dtype == np.float32:
         np.clip(np.moveaxis(planes, 0, -1), 0, 1, out=image)
         return image
-    pixels = _scratch.get("pixels", planes.shape, np.uint8)
+    pixels = scratch.get("pixels", planes.shape, np.uint8)
     np.multiply(planes, np.float32(255.5), out=planes)
     np.copyto(pixels, planes, casting="unsafe")
     for channel in range(channels):
@@ -78,19 +82,19 @@ def _store_planes(planes: np.ndarray, dtype: Any) -> np.ndarray:
     return image
 
 
-def _crop(planes: np.ndarray, box: Any) -> np.ndarray:
+def _crop(planes: np.ndarray, box: Any, scratch: Scratch) -> np.ndarray:
     """The box, stretched over the whole image. Rows are copied and mixed; columns, which lie apart, are products."""
     channels, height, width = planes.shape
     top, left, bottom, right = np.asarray(box, dtype=np.float32)
     before, after, share = interpolate(top, bottom, height, np)
-    rows = planes.take(before, axis=1, out=_scratch.get("rows", planes.shape, np.float32), mode="clip")
-    below = planes.take(after, axis=1, out=_scratch.get("below", planes.shape, np.float32), mode="clip")
+    rows = planes.take(before, axis=1, out=scratch.get("rows", planes.shape, np.float32), mode="clip")
+    below = planes.take(after, axis=1, out=scratch.get("below", planes.shape, np.float32), mode="clip")
     np.subtract(below, rows, out=below)
     np.multiply(below, share[:, None], out=below)
     np.add(rows, below, out=rows)
 
     before, after, share = interpolate(left, right, width, np)
-    columns, weights = np.arange(width), _scratch.get("weights", (width, width), np.float32)
+    columns, weights = np.arange(width), scratch.get("weights", (width, width), np.float32)
     weights.fill(0)  # (column of `rows`, column of the crop)
     weights[before, columns] = 1 - share
     weights[after, columns] += share
@@ -116,13 +120,6 @@ def _stretch_contrast(planes: np.ndarray, factor: Any) -> np.ndarray:
     return np.clip(planes, 0, 1, out=planes)
 
 
-_CHANGES: dict[type[Operation], Callable[[np.ndarray, Any], np.ndarray]] = {
-    RandomResizedCrop: _crop,
-    RandomBrightness: _add,
-    RandomContrast: _stretch_contrast,
-}
-
-
 def _apply_in_strips(operation: Operation, planes: np.ndarray, parameter: Any) -> None:
     """Applies the definition of an operation that looks at each pixel by itself, in place."""
     channels, height, width = planes.shape
@@ -132,7 +129,7 @@ def _apply_in_strips(operation: Operation, planes: np.ndarray, parameter: Any) -
         strip[:] = operation.apply(strip, parameter, np)
 
 
-def _shift_colours(planes: np.ndarray, factor: Any, turn: Any) -> np.ndarray:
+def _shift_colours(planes: np.ndarray, factor: Any, turn: Any, scratch: Scratch) -> np.ndarray:
     """The saturation of each pixel times `factor`; and its hue turned by the fraction `turn` of the circle, or None.
 
     The largest channel of a pixel stays. A turn of the hue alone is not computed here: TensorFlow rounds the hue, and
@@ -145,11 +142,11 @@ def _shift_colours(planes: np.ndarray, factor: Any, turn: Any) -> np.ndarray:
         planes, sixths = np.roll(planes, thirds, axis=0), sixths - 2 * thirds
     pixels = planes.reshape(3, -1)
     for start in range(0, pixels.shape[1], _STRIP):
-        _shift_strip(pixels[:, start : start + _STRIP], np.float32(factor), sixths)
+        _shift_strip(pixels[:, start : start + _STRIP], np.float32(factor), sixths, scratch)
     return planes
 
 
-def _shift_strip(pixels: np.ndarray, factor: np.float32, sixths: float | None) -> None:
+def _shift_strip(pixels: np.ndarray, factor: np.float32, sixths: float | None, scratch: Scratch) -> None:
     """Changes pixels (3, count) in place. The turn of the hue is between -1 and 1 sixths of the circle.
 
     Let h, m and l be the channels of a pixel in descending order. Saturation moves each channel away from h. The
@@ -159,7 +156,7 @@ def _shift_strip(pixels: np.ndarray, factor: np.float32, sixths: float | None) -
     as halves, which saves the pass for 2 red.
     """
     red, green, blue = pixels
-    high, low, half, work = _scratch.get("colours", (4, _STRIP), np.float32)[:, : red.size]
+    high, low, half, work = scratch.get("colours", (4, _STRIP), np.float32)[:, : red.size]
     np.maximum(red, green, out=high)
     np.maximum(high, blue, out=high)
     np.minimum(red, green, out=low)
@@ -170,7 +167,7 @@ def _shift_strip(pixels: np.ndarray, factor: np.float32, sixths: float | None) -
         np.subtract(high, pixels, out=pixels)
         np.multiply(pixels, np.float32(0.5), out=pixels)
     else:
-        turned = _scratch.get("turned", (3, _STRIP), np.float32)[:, : red.size]
+        turned = scratch.get("turned", (3, _STRIP), np.float32)[:, : red.size]
         np.subtract(green, blue, out=turned[0])
         np.subtract(blue, red, out=turned[1])
         np.subtract(red, green, out=turned[2])

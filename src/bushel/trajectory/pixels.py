@@ -19,13 +19,12 @@ from bushel.sources.media import check_image
 from bushel.sources.optional_packages import import_package
 from bushel.sources.size_limits import check_pixels
 from bushel.trajectory.numpy_or_jax import get_namespace, is_jax
-from bushel.trajectory.scratch import Scratch
+from bushel.trajectory.scratch import SCRATCHES, Scratch
 from bushel.trajectory.stored_pixels import MAGIC, unpack_pixels
 
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _GREY, _GREY_ALPHA = 0, 4  # colour types of PNG
-_scratch = Scratch()
 _COLOURS = {"Gray": "GRAY", "YCbCr": "RGB", "RGB": "RGB"}
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -55,9 +54,11 @@ def decode_resized(data: Any, size: Sequence[int]) -> np.ndarray:
       data: the content of an image file, as `bytes` or as an object that `bytes(data)` reads.
       size: the new height and width.
     """
-    pixels = _decode_uint8(_read_content(data), _scratch)
-    resized = resize_image(pixels, size)
-    return resized.copy() if resized is pixels else resized
+    content = _read_content(data)
+    with SCRATCHES.lend() as scratch:
+        pixels = _decode_uint8(content, scratch)
+        resized = resize_image(pixels, size)
+        return resized.copy() if resized is pixels else resized
 
 
 def _decode_uint8(content: bytes, scratch: Scratch | None = None) -> np.ndarray:
@@ -189,13 +190,14 @@ def resize_image(image: Any, size: Sequence[int]) -> Any:
         xp = get_namespace(image)
         resized = _resample_on_jax(xp.moveaxis(image, -1, 0).astype(np.float32), new, _lanczos3)
         return xp.moveaxis(xp.clip(xp.rint(resized), 0, 255).astype(np.uint8), 0, -1)
-    values = _scratch.get("pixels", (height, width * channels), np.float32)
-    np.copyto(values, image.reshape(height, width * channels))
-    resized = _resample(values, channels, new, _lanczos3)
-    np.rint(resized, out=resized)
-    np.clip(resized, 0, 255, out=resized)
     pixels = np.empty((*new, channels), np.uint8)
-    np.copyto(pixels, resized.reshape(pixels.shape), casting="unsafe")
+    with SCRATCHES.lend() as scratch:
+        values = scratch.get("pixels", (height, width * channels), np.float32)
+        np.copyto(values, image.reshape(height, width * channels))
+        resized = _resample(values, channels, new, _lanczos3, scratch)
+        np.rint(resized, out=resized)
+        np.clip(resized, 0, 255, out=resized)
+        np.copyto(pixels, resized.reshape(pixels.shape), casting="unsafe")
     return pixels
 
 
@@ -221,8 +223,10 @@ def resize_depth_image(depth: Any, size: Sequence[int]) -> Any:
     new = check_size(size)
     if is_jax(depth):
         return _resample_on_jax(depth.reshape(depth.shape[:2]), new, _triangle).reshape(*new, *depth.shape[2:])
-    # A copy: the argument itself if no axis changes, else memory that the next image of this thread uses.
-    return _resample(depth.reshape(depth.shape[:2]), 1, new, _triangle).copy().reshape(*new, *depth.shape[2:])
+    with SCRATCHES.lend() as scratch:
+        resized = _resample(depth.reshape(depth.shape[:2]), 1, new, _triangle, scratch)
+        # A copy: the result is the argument itself if no axis changes, else scratch memory.
+        return resized.copy().reshape(*new, *depth.shape[2:])
 
 
 def check_size(size: Sequence[int]) -> tuple[int, int]:
@@ -255,7 +259,9 @@ def _triangle(distance: np.ndarray) -> np.ndarray:
     return np.maximum(1 - distance, 0)
 
 
-def _resample(values: np.ndarray, channels: int, size: tuple[int, int], kernel: _Kernel) -> np.ndarray:
+def _resample(
+    values: np.ndarray, channels: int, size: tuple[int, int], kernel: _Kernel, scratch: Scratch
+) -> np.ndarray:
     """Resizes an image (height, width * channels) of float32, first along the height. The result may be scratch memory.
 
     The channels stay next to each other, as images are stored: to separate and to join them would take longer than the
@@ -263,12 +269,12 @@ def _resample(values: np.ndarray, channels: int, size: tuple[int, int], kernel: 
     """
     height, width = len(values), values.shape[1] // channels
     if height != size[0]:
-        rows = _scratch.get("rows", (size[0], width * channels), np.float32)
+        rows = scratch.get("rows", (size[0], width * channels), np.float32)
         for outputs, inputs, weights in _split_rows(height, size[0], width * channels, kernel):
             np.matmul(weights, values[inputs], out=rows[outputs])
         values = rows
     if width != size[1]:
-        columns = _scratch.get("columns", (size[0], size[1] * channels), np.float32)
+        columns = scratch.get("columns", (size[0], size[1] * channels), np.float32)
         for outputs, inputs, weights in _split_columns(width, size[1], size[0], kernel, channels):
             np.matmul(values[:, inputs], weights, out=columns[:, outputs])
         values = columns
