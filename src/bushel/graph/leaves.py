@@ -53,6 +53,24 @@ class Source(Leaf):
         """Whether the source makes a new object for each read."""
         return gives_new_records(self.source)
 
+    def keeps_apart(self, rows: list[Any], positions: list[int]) -> bool:
+        """Whether records that were read one after the other are all there. Found out once, with the first two.
+
+        A source may use one buffer for all its records, so that each read overwrites the record before.
+        """
+        known = vars(self)
+        if "_keeps_apart" not in known and len(rows) > 1 and positions[0] != positions[1]:
+            shared = _find_shared_arrays(rows[0], rows[1])
+            known["_keeps_apart"] = not shared or self._keeps_values(shared, positions)
+        return known.get("_keeps_apart", True)
+
+    def _keeps_values(self, leaves: list[int], positions: list[int]) -> bool:
+        """Whether these leaves of a record, which the next one shares, keep their values when the next one is read."""
+        first = trees.leaves(self.source[positions[0]])
+        before = [first[number].tobytes() for number in leaves]
+        self.source[positions[1]]
+        return before == [first[number].tobytes() for number in leaves]
+
     def plan(self, indices: np.ndarray) -> Plan:
         positions = words.narrowed(indices % self.length)
         many = get_batch_reader(self.source)
@@ -95,6 +113,18 @@ class Source(Leaf):
         return f"bushel: reading {Origin(name_source(self.source), tuple(positions))} failed."
 
 
+def _find_shared_arrays(one: Any, other: Any) -> list[int]:
+    """The numbers of the leaves that are arrays at the same address in two records."""
+    pairs = enumerate(zip(trees.leaves(one), trees.leaves(other)))
+    return [
+        number
+        for number, (left, right) in pairs
+        if type(left) is type(right) is np.ndarray
+        and left.size
+        and left.__array_interface__["data"] == right.__array_interface__["data"]
+    ]
+
+
 @dataclasses.dataclass(slots=True)
 class _SingleReads(Plan):
     node: Source
@@ -105,7 +135,10 @@ class _SingleReads(Plan):
         left = iter(positions)
         try:
             if not private or self.node.gives_new:
-                return [source[position] for position in left]
+                rows = [source[position] for position in left]
+                if self.node.gives_new or self.node.keeps_apart(rows, positions):
+                    return rows
+                left = iter(positions)
             if type(source) is list:  # it holds its records, so there is no need to count who does
                 return [copy_value(source[position]) for position in left]
             # Record by record, since a source may use one buffer for all of them.

@@ -53,7 +53,7 @@ class Plan(abc.ABC):
 
         The caller only reads them and keeps nothing: arrays may belong to the source.
         """
-        rows = rows_of(self.take(low, high))
+        rows = rows_of(self.look(low, high))
         return [rows if name is None else [row[name] for row in rows] for name in names]
 
 

@@ -1,0 +1,59 @@
+"""Sources that use one buffer for all their records: each read overwrites the record before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import bushel
+
+MASK = np.ones(3, bool)
+
+
+class OneBuffer:
+    """Counts its reads. Records are a view of the buffer, or the buffer itself, with a constant beside it."""
+
+    def __init__(self, *, views: bool = False):
+        self.buffer, self.views, self.reads = np.zeros(4, np.int32), views, 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.reads += 1
+        self.buffer[:] = index
+        return {"mask": MASK, "tokens": self.buffer[:] if self.views else self.buffer}
+
+
+class Constant(OneBuffer):
+    """Each record has an array of its own, and one that all records share."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.reads += 1
+        return {"mask": MASK, "tokens": np.full(4, index, np.int32)}
+
+
+EXPECTED = np.repeat(np.arange(8, dtype=np.int32)[:, None], 4, axis=1)
+
+
+@pytest.mark.parametrize("views", [False, True])
+def test_no_record_is_lost(views):
+    ds = bushel.MapDataset.source(OneBuffer(views=views))
+    assert np.array_equal(ds.batch(8)[0]["tokens"], EXPECTED)
+    mapped = ds.map(lambda x: {"tokens": x["tokens"].astype(np.int64)}).batch(8)
+    assert np.array_equal(mapped[0]["tokens"], EXPECTED)
+    packed = ds.map(lambda x: {"tokens": x["tokens"]}).pack(np.full(8, 4), {"tokens": 32}, window=1)
+    assert np.array_equal(packed[0]["tokens"], EXPECTED.ravel())
+    batches = [batch["tokens"] for batch in ds.to_iter_dataset(bushel.ReadOptions(0, 0)).batch(4)]
+    assert np.array_equal(np.concatenate(batches), EXPECTED)
+
+
+def test_records_that_share_a_constant_are_not_read_again():
+    source = Constant()
+    ds = bushel.MapDataset.source(source).batch(4)
+    ds[0]
+    source.reads = 0
+    assert np.array_equal(ds[1]["tokens"], EXPECTED[4:])
+    assert source.reads == 4
