@@ -4,10 +4,10 @@
     python -m benchmarks.ray_cluster --workers 8 --seconds 10 --save
     python -m benchmarks.ray_cluster --only large --seconds 3 --repetitions 1
 
-All three run the same function on the same batches. The first quarter of a run is not measured, since processes start
-then. Contenders take turns. CPU time is that of this process, of Ray's processes and of all workers.
-It says more than a rate while other programs use the machine. With `--save` the table is written to
-benchmarks/results/ray.md. Ray Data needs pyarrow and pandas.
+All three run the same function on the same batches. A row's time is the difference of a long run and a short one,
+divided by their rows: the start of a run does not count. Contenders take turns. CPU time is that of this process, of
+Ray's processes and of all workers. It says more than a rate while other programs use the machine. With `--save` the
+table is written to benchmarks/results/ray.md. Ray Data needs pyarrow and pandas.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def small_rows(numbers: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def slow_rows(numbers: np.ndarray) -> dict[str, np.ndarray]:
-    """1 ms of work for each row."""
-    until = time.perf_counter() + 1e-3 * len(numbers)
-    while time.perf_counter() < until:
+    """1 ms of work for each row, as CPU time: a task that waits for a core meanwhile gains nothing."""
+    until = time.thread_time() + 1e-3 * len(numbers)
+    while time.thread_time() < until:
         pass
     return {"number": numbers, "row": np.zeros((len(numbers), 64), np.float32)}
 
@@ -143,27 +143,29 @@ def count_cpu_s() -> float:
     return sum(used[number] for number in below) if used else float("nan")
 
 
-def measure_run(workload: Workload, contender: str, workers: int, rows: int) -> tuple[Cost, int]:
-    """What the last three quarters of a run take, and how many rows they have. The first quarter is the start."""
+def measure_run(workload: Workload, contender: str, workers: int, rows: int) -> Cost:
+    """What a whole run takes, from its start to its last row."""
+    begun, used_s, count = time.perf_counter(), count_cpu_s(), 0
     with CONTENDERS[contender](workload, workers, rows) as batches:
-        count, first, begun, used_s = 0, 0, 0.0, 0.0
         for batch in batches:
             count += len(batch["number"])
-            if not first and count >= rows // 4:
-                first, begun, used_s = count, time.perf_counter(), count_cpu_s()
         cost = Cost(time.perf_counter() - begun, count_cpu_s() - used_s)
     assert count == rows, f"{contender} gave {count} of {rows} rows"
-    return cost, rows - first
+    return cost
 
 
 def measure_row(workload: Workload, contender: str, workers: int, seconds: float) -> Cost:
-    """What one row of a long run takes, without the start of the run."""
+    """What one more row takes: the difference of a long run and a short one, so that the start does not count.
+
+    To measure a part of one run would not do: Ray Data computes far ahead, so the work for the last rows may be done
+    before the first rows are read.
+    """
     rows = 256 * workload.batch_size
-    while True:
-        cost, count = measure_run(workload, contender, workers, rows)
-        if cost.wall_s >= 0.75 * seconds:
-            return Cost(cost.wall_s / count, cost.cpu_s / count)
-        rows *= int(min(8.0, max(2.0, seconds / max(cost.wall_s, 0.1))))
+    measure_run(workload, contender, workers, rows)  # the first run of a contender also imports modules
+    while (short := measure_run(workload, contender, workers, rows)).wall_s < seconds / 3:
+        rows *= int(min(8.0, max(2.0, seconds / 3 / max(short.wall_s, 0.1))))
+    long = measure_run(workload, contender, workers, 3 * rows)
+    return Cost((long.wall_s - short.wall_s) / (2 * rows), (long.cpu_s - short.cpu_s) / (2 * rows))
 
 
 def measure_block(executor: Executor, blocks: int) -> float:
