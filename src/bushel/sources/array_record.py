@@ -130,11 +130,11 @@ class _ArrayRecordFile(RecordReader):
         return [parts[chunk][place] for chunk, place in zip(back.tolist(), within)]
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
-        prefix = (
-            HEADER + 2 + len(varints.encode(size))
-        )  # length of the bytes before the record, in a chunk with one uncompressed record
-        if not self._single or self._unchecked[positions].any() or (self._decoded[positions] != size).any():
+        direct = size >= LARGE_BYTES and self._single  # copying a small record takes less time than a read of its own
+        if not direct or self._unchecked[positions].any() or (self._decoded[positions] != size).any():
             return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
+        # The length of the bytes before the record, in a chunk with one uncompressed record.
+        prefix = HEADER + 2 + len(varints.encode(size))
         scratch = bytearray(prefix)
         for place, chunk in enumerate(positions.tolist()):
             start, row = self._offsets.item(chunk), rows[place * size : (place + 1) * size]
@@ -263,8 +263,8 @@ class _ArrayRecordFile(RecordReader):
     def _check_hashes(self, chunks: Sequence[int], data: Sequence[bytes | memoryview]) -> None:
         """Compares chunks with their hashes.
 
-        The hash of a chunk's header is not compared. Each field of the header is compared with something else: the type,
-        the number of records and the decoded size with the index, the size and the hash of the data with the data.
+        The hash of a chunk's header is not compared, because each field of the header is compared with something else:
+        the type, the number of records and the decoded size with the index, the size and the hash with the data.
         """
         messages: list[bytes | memoryview] = []
         wanted: list[int] = []

@@ -106,7 +106,10 @@ def _import_zstandard() -> Any:
 
 
 def decompress_zstd_frames(memory: mmap.mmap, spans: np.ndarray, longest: int) -> list[bytes]:
-    """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length). `longest`: of the whole file."""
+    """Decompresses the frames that lie in `memory` at `spans`, rows of (start, length).
+
+    `longest` is the length of the longest frame of the file. If it is small, the lengths in `spans` are not compared.
+    """
     # Views of the frames, without a copy. Those of `zstandard` take half the time of a memoryview.
     parts = (_get_segment_class() or _slice_memory)(memory, spans)
     limit = size_limits.get_limits().record_bytes >> _ZSTD_MOST_BITS
