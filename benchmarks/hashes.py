@@ -50,7 +50,7 @@ def write_noise(size: int, total_bytes: int) -> Callable[[Path], None]:
 
 
 def write_photos(path: Path) -> None:
-    """JPEG files of about 100 KB: smooth shapes with noise, 512 x 512."""
+    """JPEG files of about 90 KB: smooth shapes with noise, 512 x 512."""
     rng = np.random.default_rng(0)
     y, x = np.mgrid[0:512, 0:512] / 512
     photos = []
@@ -58,7 +58,6 @@ def write_photos(path: Path) -> None:
         waves = [np.sin(2 * np.pi * (a * x + b * y + c)) for a, b, c in rng.uniform(0, 6, (3, 3))]
         pixels = 127 + 90 * np.stack(waves, axis=-1) + rng.normal(0, 12, (512, 512, 3))
         photos.append(simplejpeg.encode_jpeg(np.clip(pixels, 0, 255).astype(np.uint8), quality=78))
-    print(f"JPEG files of {np.mean([len(photo) for photo in photos]):,.0f} bytes")
     write_records(path, photos * 12)
 
 
@@ -109,7 +108,7 @@ WORKS = [
     Work("[i], 1 KB", write_noise(1024, 5 << 20), read_singles),
     Work("FixedRecords, batches of 64 x 1 KB", write_noise(1024, 20 << 20), read_fixed),
     Work("parse to three arrays, batches of 64 x 1 KB", write_noise(1024, 10 << 20), read_parsed),
-    Work("decode JPEG of 100 KB, batches of 16", write_photos, read_photos),
+    Work("decode JPEG of 90 KB, batches of 16", write_photos, read_photos),
     Work("cold, [i], 1 KB", write_noise(1024, 5 << 20), read_singles, cold=True),
     Work("cold, blocks of 64 x 100 KB", write_noise(102_400, 100 << 20), read_blocks, cold=True),
 ]

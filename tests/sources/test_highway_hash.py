@@ -151,9 +151,7 @@ def test_the_default_checks_a_local_record_once_and_true_checks_every_read(
     assert second(once) == new
     for source in (always, pickle.loads(pickle.dumps(once))):  # a copy is that of another process
         for _ in range(2):  # an error is not forgotten
-            with pytest.raises(
-                DamagedFile, match=r"\.array_record: .*5 is damaged: its content does not match"
-            ):
+            with pytest.raises(DamagedFile, match=r"\.array_record: .*5 is damaged: its content does not match"):
                 second(source)
 
 
@@ -206,8 +204,8 @@ def check_changed_headers(path, records, reads, verify):
             except DamagedFile as error:
                 assert path.name in str(error)
         path.write_bytes(content)
-    # Bytes 0 to 7 are the hash of the header. Without hashes, the hash of the data in bytes 16 to 23 is not used either,
-    # and nor is a size that is smaller than it was: the place and the size of the record are known from the index.
+    # Bytes 0 to 7 are the hash of the header. With verify=False, bytes 16 to 23, the hash of the data, are not used
+    # either. A stated size that is one too small does not matter then: the index gives the place and the size.
     assert harmless == (8 if verify else 17) * len(reads)
 
 
