@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 _BEGINNING = np.dtype(
     {
-        "names": ["size", "kind", "decoded", "compression"],
-        "formats": ["<u8", "<u8", "<u8", "u1"],
-        "offsets": [8, 24, 32, 40],
+        "names": ["size", "hash", "kind", "decoded", "compression"],
+        "formats": ["<u8", "<u8", "<u8", "<u8", "u1"],
+        "offsets": [8, 16, 24, 32, 40],
         "itemsize": HEADER + 1,
     }
 )
@@ -57,10 +57,11 @@ class ArrayRecordDataSource(RecordSource):
     Args:
       paths: one or many files.
       reader_options: accepted because Grain accepts them; they have no effect.
-      verify: whether to compare records with their hashes; by default if the package `highwayhash-cffi` is installed.
-        With True and without that package, NumPy computes the hashes, for many records at once: about 6 us for a record
-        of 1 KB in blocks of 512, 500 us for a single record, and about 10 s for a record of 20 MB. Sizes and positions
-        are always checked.
+      verify: whether to compare records with their hashes. True: in every read. False: never. None: if the package
+        `highwayhash-cffi` is installed, the first time that a process reads a record of a local file, and in every read
+        of a remote file; without the package never. With True and without that package, NumPy computes the hashes, for
+        many records at once: about 6 us for a record of 1 KB in blocks of 512, 500 us for a single record, and about
+        10 s for a record of 20 MB. Sizes and positions are always checked.
       storage_options: options of the store that holds the files.
 
     >>> from bushel.sources import ArrayRecordDataSource
@@ -79,20 +80,22 @@ class ArrayRecordDataSource(RecordSource):
     ):
         self._reader_options = reader_options
         self._verify = highway_hash.find_c_function() is not None if verify is None else bool(verify)
+        self._verify_again = verify is not None
         super().__init__(paths, storage_options)
 
     def _make_reader(self, file: File) -> RecordReader:
-        return _ArrayRecordFile(file, self._verify)
+        return _ArrayRecordFile(file, self._verify, self._verify_again or file.costs_round_trip)
 
 
 class _ArrayRecordFile(RecordReader):
     """Reads one file. Knows the place, the decoded size and the number of records of each chunk."""
 
-    def __init__(self, file: File, verify: bool):
-        self._file, self._verify = file, verify
+    def __init__(self, file: File, verify: bool, verify_again: bool):
+        self._file, self._verify_again = file, verify_again
         self._offsets, self._ends, self._decoded, counts = read_index(file, verify)
         self.count = int(counts.sum())
         self._counts = counts
+        self._unchecked = np.full(len(counts), verify)  # which chunks the next read compares with their hashes
         self._single = bool((counts == 1).all())
         # The compression is the same for the whole file. Each chunk is checked again when it is read.
         self._plain = self._single and self.count > 0 and file.read(int(self._offsets[0]) + HEADER, 1) == b"\0"
@@ -109,12 +112,12 @@ class _ArrayRecordFile(RecordReader):
         start, length = self._offsets.item(position), self._lengths.item(position)
         raw = self._file.read(start, length)
         data = raw if -start % BLOCK >= length else remove_block_headers(raw, start)
-        if self._verify:
+        if self._unchecked.item(position):
             self._check_hashes([position], [data])
         return self._decode_single(position, data)
 
     def read_many(self, positions: np.ndarray) -> list[bytes]:
-        at_hand = self._plain and not self._verify and not self._file.costs_round_trip
+        at_hand = self._plain and not self._file.costs_round_trip
         if at_hand and self._decoded[positions].max(initial=0) < LARGE_BYTES:
             return self._read_plain(positions)
         if self._single:
@@ -127,11 +130,11 @@ class _ArrayRecordFile(RecordReader):
         return [parts[chunk][place] for chunk, place in zip(back.tolist(), within)]
 
     def read_into(self, positions: np.ndarray, rows: memoryview, size: int) -> None:
-        prefix = (
-            HEADER + 2 + len(varints.encode(size))
-        )  # length of the bytes before the record, in a chunk with one uncompressed record
-        if self._verify or not self._single or (self._decoded[positions] != size).any():
+        direct = size >= LARGE_BYTES and self._single  # copying a small record takes less time than a read of its own
+        if not direct or self._unchecked[positions].any() or (self._decoded[positions] != size).any():
             return copy_records(self.read_many(positions), rows, size, self._file.name, positions)
+        # The length of the bytes before the record, in a chunk with one uncompressed record.
+        prefix = HEADER + 2 + len(varints.encode(size))
         scratch = bytearray(prefix)
         for place, chunk in enumerate(positions.tolist()):
             start, row = self._offsets.item(chunk), rows[place * size : (place + 1) * size]
@@ -150,50 +153,40 @@ class _ArrayRecordFile(RecordReader):
         room = -starts % BLOCK
         crossing = np.flatnonzero(room < lengths)
         ends = starts + np.minimum(lengths, np.where(room == 0, 0, room))
-        firsts = self._file.read_many(starts.tolist(), (ends - starts).tolist())
-        found = [data[prefix:] for data, prefix in zip(firsts, prefixes.tolist())]
-        for place in crossing.tolist():  # small records rarely cross a block; large ones have few pieces
-            found[place] = self._read_crossing(
-                starts.item(place), prefixes.item(place), sizes.item(place), firsts, place
-            )
-        heads = b"".join([data[: HEADER + 1] for data in firsts])
-        if len(heads) == len(firsts) * (HEADER + 1):
-            fields = np.frombuffer(heads, _BEGINNING)
-            right = (fields["kind"] == _ALONE) & (fields["compression"] == 0) & (fields["decoded"] == sizes)
-            right &= fields["size"] == lengths - HEADER
-            doubtful = np.flatnonzero(~right)
-        else:  # a block header lies inside the header of a chunk
-            doubtful = np.arange(len(firsts))
-        for place in doubtful.tolist():
+        data = self._file.read_many(starts.tolist(), (ends - starts).tolist())
+        for place in crossing.tolist():  # a block header lies inside the chunk; small chunks rarely have one
+            data[place] += self._read_after_header(ends.item(place), lengths.item(place) - len(data[place]))
+        fields = np.frombuffer(b"".join([part[: HEADER + 1] for part in data]), _BEGINNING)
+        right = (fields["kind"] == _ALONE) & (fields["compression"] == 0) & (fields["decoded"] == sizes)
+        right &= fields["size"] == lengths - HEADER
+        due = self._unchecked[chunks]
+        if due.any():
+            places = np.flatnonzero(due & right)
+            messages = [data[place][HEADER:] for place in places.tolist()]
+            self._compare_hashes(chunks[places], messages, fields["hash"][places].tolist())
+        found = [part[prefix:] for part, prefix in zip(data, prefixes.tolist())]
+        for place in np.flatnonzero(~right).tolist():
             found[place] = self._decode_single(chunks.item(place), self._read_chunks(chunks[place : place + 1])[0])
         return found
 
-    def _read_crossing(self, start: int, prefix: int, size: int, firsts: list[bytes], place: int) -> bytes:
-        """A record that crosses the end of a block: joins the pieces between the block headers."""
-        first = firsts[place]
-        left, block = prefix + size - len(first), start + len(first)
-        begins: list[int] = []
-        lengths: list[int] = []
-        while left > 0:
-            lengths.append(min(left, BLOCK - BLOCK_HEADER))
-            begins.append(block + BLOCK_HEADER)
-            left -= lengths[-1]
-            block += BLOCK
-        pieces = self._file.read_many(begins, lengths)
-        if len(first) >= prefix:
-            return b"".join((memoryview(first)[prefix:], *pieces))
-        return b"".join((first, *pieces))[prefix:]
+    def _read_after_header(self, block: int, length: int) -> bytes:
+        """Reads the rest of a chunk, `length` bytes, from the block header at byte `block` on. Leaves out headers."""
+        return remove_block_headers(self._file.read(block, length + BLOCK_HEADER), block)
 
     def _iterate_chunks(self, chunks: np.ndarray) -> Iterator[bytes | memoryview]:
         """As `_read_chunks`, but large chunks share one buffer: use each chunk before the next one."""
-        lengths = self._lengths[chunks]
-        if self._verify or self._file.costs_round_trip or lengths.max(initial=0) < LARGE_BYTES:
+        lengths, due = self._lengths[chunks], self._unchecked[chunks]
+        together = due.any() and highway_hash.find_c_function() is None  # NumPy hashes many messages side by side
+        if together or self._file.costs_round_trip or lengths.max(initial=0) < LARGE_BYTES:
             yield from self._read_chunks(chunks)
             return
         buffer = memoryview(bytearray(int(lengths.max())))
-        for start, length in zip(self._offsets[chunks].tolist(), lengths.tolist()):
+        for chunk, length, unchecked in zip(chunks.tolist(), lengths.tolist(), due.tolist()):
+            start = self._offsets.item(chunk)
             part = buffer[: length - count_header_bytes(start, length)]
             self._file.read_into(start, split_around_headers(start, [part]))
+            if unchecked:
+                self._check_hashes([chunk], [part])
             yield part
 
     def _read_chunks(self, chunks: np.ndarray) -> list[bytes]:
@@ -204,8 +197,9 @@ class _ArrayRecordFile(RecordReader):
         data = self._file.read_many(firsts, lengths.tolist())
         for place in crossing:
             data[place] = remove_block_headers(data[place], firsts[place])
-        if self._verify:
-            self._check_hashes(chunks.tolist(), data)
+        due = np.flatnonzero(self._unchecked[chunks]).tolist()
+        if due:
+            self._check_hashes([chunks.item(place) for place in due], [data[place] for place in due])
         return data
 
     def _decode_single(self, chunk: int, data: bytes | memoryview) -> bytes:
@@ -266,22 +260,33 @@ class _ArrayRecordFile(RecordReader):
         stops = ends.tolist()
         return [bytes(values[low:high]) for low, high in zip([0, *stops], stops)]
 
-    def _check_hashes(self, chunks: Sequence[int], data: list[bytes]) -> None:
-        """Compares chunks with their hashes."""
-        messages: list[memoryview] = []
+    def _check_hashes(self, chunks: Sequence[int], data: Sequence[bytes | memoryview]) -> None:
+        """Compares chunks with their hashes.
+
+        The hash of a chunk's header is not compared, because each field of the header is compared with something else:
+        the type, the number of records and the decoded size with the index, the size and the hash with the data.
+        """
+        messages: list[bytes | memoryview] = []
         wanted: list[int] = []
         for chunk, part in zip(chunks, data):
             size = self._check_header(chunk, part, len(part))
             if size < 0:
                 part = self._read_whole_chunk(chunk)
                 size = self._check_header(chunk, part, len(part))
-            fields = FIELDS.unpack_from(part)
-            view = memoryview(part)
-            messages += [view[8:HEADER], view[HEADER : HEADER + size]]
-            wanted += [fields[0], fields[2]]
-        wrong = np.flatnonzero(highway_hash.compute_hashes(messages) != np.array(wanted, np.uint64))
-        if len(wrong):
-            raise self._damage_error(chunks[int(wrong[0]) // 2], "its content does not match its hash")
+            messages.append(memoryview(part)[HEADER : HEADER + size])
+            wanted.append(FIELDS.unpack_from(part)[2])
+        self._compare_hashes(chunks, messages, wanted)
+
+    def _compare_hashes(
+        self, chunks: Sequence[int] | np.ndarray, messages: Sequence[bytes | memoryview], wanted: list[int]
+    ) -> None:
+        """Compares the data of chunks with their hashes, and remembers which chunks need no check again."""
+        hashes = highway_hash.compute_hashes(messages)
+        if hashes != wanted:
+            wrong = next(place for place, value in enumerate(hashes) if value != wanted[place])
+            raise self._damage_error(int(chunks[wrong]), "its content does not match its hash")
+        if not self._verify_again:
+            self._unchecked[chunks] = False
 
     def _transposed_error(self) -> DamagedFile:
         return DamagedFile(

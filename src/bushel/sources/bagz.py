@@ -102,6 +102,7 @@ class _BagFile(RecordReader):
         ends = _read_ends(file, limits)
         self.count = len(ends)
         lengths = np.diff(ends, prepend=0)
+        self._longest = int(lengths.max(initial=0))
         self._spans = np.stack((ends - lengths, lengths), axis=1)  # start and length of each record
         self._hollow = (
             compressed and not lengths.all()
@@ -136,9 +137,9 @@ class _BagFile(RecordReader):
             return [memory[low:high] for low, high in zip(starts.tolist(), (starts + spans[:, 1]).tolist())]
         try:
             if not self._hollow:
-                return decompression.decompress_zstd_frames(memory, spans)
+                return decompression.decompress_zstd_frames(memory, spans, self._longest)
             full = spans[:, 1] > 0
-            found = iter(decompression.decompress_zstd_frames(memory, spans[full]))
+            found = iter(decompression.decompress_zstd_frames(memory, spans[full], self._longest))
             return [next(found) if there else b"" for there in full.tolist()]
         except ImportError:
             raise

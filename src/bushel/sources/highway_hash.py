@@ -26,48 +26,57 @@ _AT_ONCE_BYTES = 32 << 20
 _ZIPPER = np.array([3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7])
 
 
-def compute_hashes(messages: Sequence[bytes | memoryview]) -> np.ndarray:
-    """One uint64 per message.
+Message = bytes | memoryview
+
+
+def compute_hashes(messages: Sequence[Message]) -> list[int]:
+    """One 64-bit number per message.
 
     >>> [hex(value) for value in compute_hashes([b"", b"abc"])]
     ['0x72c3b1e9c0139fe1', '0x672fe946c18d0ed9']
     """
-    hashed = find_c_function()
-    if hashed is None:
-        return hash_with_numpy(messages)
-    return np.array([hashed(message) for message in messages], np.uint64)
+    hash_all = find_c_function()
+    return hash_with_numpy(messages).tolist() if hash_all is None else hash_all(messages)
 
 
 @functools.cache
-def find_c_function() -> Callable[[bytes | memoryview], int] | None:
-    """The hash function of the package `highwayhash-cffi`; None without the package."""
+def find_c_function() -> Callable[[Sequence[Message]], list[int]] | None:
+    """A function that hashes messages with the package `highwayhash-cffi`; None without the package."""
     for load in (_load_inner_function, _load_public_function):
         with contextlib.suppress(ImportError, AttributeError):
-            hashed = load()
-            if hashed(b"abc") == int(hash_with_numpy([b"abc"])[0]):  # another package may have the same name
-                return hashed
+            hash_all = load()
+            if hash_all([b"abc"]) == hash_with_numpy([b"abc"]).tolist():  # another package may have the same name
+                return hash_all
     return None
 
 
-def _load_inner_function() -> Callable[[bytes | memoryview], int]:
+def _load_inner_function() -> Callable[[Sequence[Message]], list[int]]:
     """The C function itself, which is no public part of the package.
 
     The public function copies each message, makes the key again for each call, and takes four times as long for a short
     message.
     """
     package = importlib.import_module("highwayhash._highwayhash")
-    ffi, function = package.ffi, package.lib.HighwayHash64
-    key = ffi.new("uint64_t[4]", _KEY.tolist())
-    return lambda message: function(ffi.from_buffer("uint8_t[]", message), len(message), key)
+    as_pointer, function = package.ffi.from_buffer, package.lib.HighwayHash64
+    key = package.ffi.new("uint64_t[4]", _KEY.tolist())
+
+    def hash_all(messages: Sequence[Message]) -> list[int]:
+        # `bytes` are passed as they are: for 1 KB, this takes 0.15 us less than a pointer to them.
+        return [
+            function(message if type(message) is bytes else as_pointer("uint8_t[]", message), len(message), key)
+            for message in messages
+        ]
+
+    return hash_all
 
 
-def _load_public_function() -> Callable[[bytes | memoryview], int]:
-    hashed, key = importlib.import_module("highwayhash").highwayhash_64, _KEY.tobytes()
-    return lambda message: int.from_bytes(hashed(key, bytes(message)), sys.byteorder)
+def _load_public_function() -> Callable[[Sequence[Message]], list[int]]:
+    hash_one, key = importlib.import_module("highwayhash").highwayhash_64, _KEY.tobytes()
+    return lambda messages: [int.from_bytes(hash_one(key, bytes(message)), sys.byteorder) for message in messages]
 
 
-def hash_with_numpy(messages: Sequence[bytes | memoryview]) -> np.ndarray:
-    """As `compute_hashes`, computed with NumPy."""
+def hash_with_numpy(messages: Sequence[Message]) -> np.ndarray:
+    """As `compute_hashes`, computed with NumPy, as an array of uint64."""
     lengths = np.array([len(message) for message in messages], np.int64)
     found = np.zeros(len(messages), np.uint64)
     order = np.argsort(
@@ -83,7 +92,7 @@ def hash_with_numpy(messages: Sequence[bytes | memoryview]) -> np.ndarray:
     return found
 
 
-def _hash_sorted(messages: list[bytes | memoryview], lengths: np.ndarray) -> np.ndarray:
+def _hash_sorted(messages: list[Message], lengths: np.ndarray) -> np.ndarray:
     """The hashes of messages that are sorted from long to short."""
     count, whole, rest = len(messages), lengths // _PACKET, lengths % _PACKET
     steps = int(whole[0])

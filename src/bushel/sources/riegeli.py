@@ -132,7 +132,7 @@ def read_index(file: File, verify: bool) -> tuple[np.ndarray, np.ndarray, np.nda
         if verify:
             fields = FIELDS.unpack_from(data)
             found = highway_hash.compute_hashes([data[8:HEADER], data[HEADER : HEADER + size]])
-            if found.tolist() != [fields[0], fields[2]]:
+            if found != [fields[0], fields[2]]:
                 raise damage_error(f"{what} does not match its hash")
         try:
             return decode_chunk(memoryview(data)[HEADER : HEADER + size], decoded, kind >> 8)
