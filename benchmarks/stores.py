@@ -4,9 +4,9 @@
     python -m benchmarks.stores --quick    # does it all work?
     python -m benchmarks.stores --save     # also writes benchmarks/results/stores.md
 
-The server runs in a process of its own and waits 20 ms before each answer. The records lie in one Bagz file, and are read
-in random order. No two of them are near enough to become one request, so all clients send the same requests. All clients
-must get the same records: they are compared before anything is timed.
+The server runs in a process of its own and waits 20 ms before each answer. The records lie in one Bagz file, and are
+read in random order. No two of them are near enough to become one request, so all clients send the same requests. All
+clients must get the same records: they are compared before anything is timed.
 
 The bare clients only request ranges. They neither compare the version of each answer nor repeat an answer that ends
 early. The faster one of them is the measure. Clients take turns, and a ratio is taken within one turn.
