@@ -46,8 +46,10 @@ class RequestThreads:
 
     def map(self, request: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
         """The results of `request` for each item, in order. Raises the error of the first item that has one."""
+        if not len(items):
+            return []
         helpers = min(len(items), self._most)
-        work = _Work(request, items)
+        work = _Work(request, items, helpers)
         try:
             with self._starting:
                 for _ in range(min(self._work.qsize() + helpers - self._idle, self._most - self._started)):
@@ -55,7 +57,7 @@ class RequestThreads:
                     self._started += 1
             for _ in range(helpers):
                 self._work.put(work)
-            return work.wait(helpers)
+            return work.wait()
         except BaseException:  # perhaps a signal: begin no other requests, and do not wait for those in flight
             work.give_up()
             raise
@@ -81,12 +83,14 @@ class RequestThreads:
 class _Work:
     """The items of one call. Each thread that helps takes the next item until none is left."""
 
-    def __init__(self, request: Callable[[Any], Any], items: Sequence[Any]):
+    def __init__(self, request: Callable[[Any], Any], items: Sequence[Any], helpers: int):
         self._request, self._items = request, items
         self._rest = collections.deque(range(len(items)))
         self._results: list[Any] = [None] * len(items)
         self._failures: list[tuple[int, BaseException]] = []
-        self._helped: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._helpers = collections.deque(range(helpers))  # one for each thread that has not ended its help
+        self._last = helpers - 1
+        self._done: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def help(self) -> None:
         number = 0
@@ -95,17 +99,17 @@ class _Work:
                 try:
                     number = self._rest.popleft()
                 except IndexError:  # another thread has taken the last one
-                    return
+                    break
                 self._results[number] = self._request(self._items[number])
         except BaseException as error:
             self.give_up()
             self._failures.append((number, error))
         finally:
-            self._helped.put(None)
+            if self._helpers.popleft() == self._last:  # the caller is woken once, not by every thread
+                self._done.put(None)
 
-    def wait(self, helpers: int) -> list[Any]:
-        for _ in range(helpers):
-            self._helped.get()
+    def wait(self) -> list[Any]:
+        self._done.get()
         if self._failures:
             # Items are taken in order, so every item before one that failed was tried as well.
             raise min(self._failures, key=lambda failure: failure[0])[1]
