@@ -9,8 +9,9 @@ clients must get the same records: they are compared before anything is timed.
 
 The bare clients only request ranges. They neither compare the version of each answer nor repeat an answer that ends
 early. The faster one of them is the measure. Clients take turns. Speed and `time / bare` are those of the fastest turn
-of each, since other programs on the machine only make turns slower. `median of turns` is the median of the ratios within
-a turn; on an idle machine both should meet the target. `CPU us` is the median CPU time of this process for one record.
+of each, since other programs on the machine only make turns slower. `median of turns` is the median of the ratios
+within a turn; on an idle machine both should meet the target. `CPU us` is the median CPU time of this process for one
+record.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Threads that make many requests at once. Many callers share them; no caller waits for more than its own requests.
 
-A `ThreadPoolExecutor` would do the same with one Future per request, which costs a third of a request's CPU time.
+A `ThreadPoolExecutor` would do the same with one Future per request, which costs more CPU time
+(`benchmarks/results/stores.md`).
 """
 
 from __future__ import annotations
