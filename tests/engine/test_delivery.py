@@ -519,6 +519,17 @@ def test_blocks_grow_where_elements_are_small_and_shrink_where_they_are_not():
     assert sizer.positions() == 1
 
 
+@given(st.integers(1, 64), st.integers(1, 500), st.integers(1, 500), st.lists(st.floats(0, 10)))
+def test_records_that_are_requested_together_stay_together_however_long_they_take(unit, most, least, times):
+    sizer = Sizer(unit, most, 8 << 20, least)
+    for seconds in [0.0, *times]:
+        assert sizer.positions() % unit == 0
+        assert max(unit, most) >= sizer.positions() >= max(1, min(least, most) // unit) * unit
+        sizer.learn(sizer.positions(), seconds, sizer.positions())
+    sizer.learn(sizer.positions(), 0.0, (8 << 20) * sizer.positions() // unit)  # each row is as large as a block may be
+    assert sizer.positions() == unit
+
+
 def test_what_was_computed_ahead_is_forgotten_on_a_jump_and_on_closing():
     executor = Noting()
     cursor = delivery_of(1000, executor, 4)

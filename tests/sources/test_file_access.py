@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from servers import BUCKET, Web, gcs, s3
 from watching import wait_until
 
-from bushel import MapDataset, MultiprocessingOptions
+from bushel import MapDataset, MultiprocessingOptions, ReadOptions
 from bushel.sources import (
     BagzDataSource,
     DamagedFile,
@@ -175,6 +175,15 @@ def test_a_cache_smaller_than_the_data(put, tmp_path, monkeypatch):
     with iter(workers) as iterator:
         assert list(iterator) == records
     assert fits()
+
+
+def test_pieces_of_a_copy_are_asked_together(tmp_path):
+    content = CONTENT * 21  # five pieces and a part of one
+    with Web(content, latency_s=0.2) as web:
+        file = file_access.open_file(f"{web.url}/x", {"cache_dir": str(tmp_path)})
+        assert web.most_at_once > 1
+        assert sum(high - low for low, high in web.ranges) == len(content)
+        assert file.read(0, file.size) == content
 
 
 @pytest.mark.parametrize("room", [None, 3])
@@ -449,6 +458,75 @@ def test_many_files_are_asked_together(name, tmp_path):
         assert [row.tobytes() for row in rows.tree] == wanted
 
 
+def test_records_of_more_files_than_threads_of_a_pipeline_are_asked_together(tmp_path):
+    with Web(written(tmp_path, "bag", RECORDS).read_bytes()) as web:
+        source = BagzDataSource([f"{web.url}/{number}.bag" for number in range(40)])
+        web.latency_s = 0.2
+        indices = [50 * number + number for number in range(40)]
+        assert source.__getitems__(indices) == RECORDS[:40]
+        assert web.most_at_once > 20
+
+
+def stretched(tmp_path, count):
+    """A file of small records that are too far apart to become one request, and the positions of these."""
+    records = [bytes(70_000) if number % 2 else number.to_bytes(2, "little") for number in range(2 * count)]
+    return written(tmp_path, "bag", records).read_bytes(), slice(None, None, 2), records[::2]
+
+
+@pytest.mark.parametrize("how", ["by default", "ReadOptions", "a filter", "workers and a filter", "pairs"])
+def test_a_pipeline_of_records_keeps_many_requests_in_flight(how, tmp_path):
+    """One record in each thread, or in each worker, would be 16 or 2 at a time."""
+    content, places, records = stretched(tmp_path, 300)
+    with Web(content) as web:
+        source = BagzDataSource(f"{web.url}/x.bag")
+        web.latency_s, web.most_at_once = 0.3, 0
+        elements = MapDataset.source(source).slice(places)
+        if how == "pairs":
+            elements, records = elements.batch(2, batch_fn=list), [records[low : low + 2] for low in range(0, 300, 2)]
+        ds = elements.to_iter_dataset(ReadOptions() if how == "ReadOptions" else None)
+        if "filter" in how:
+            ds = ds.filter(lambda record: True)
+        if "workers" in how:
+            ds = ds.mp_prefetch(MultiprocessingOptions(num_workers=2))
+        with iter(ds) as it:
+            assert list(it) == records
+        assert web.most_at_once > 24
+        assert web.requests < 320
+
+
+class Slow:
+    """A source of the user's own. It notes how many records are asked for together."""
+
+    costs_round_trip = True
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, index):
+        return index
+
+    def __getitems__(self, indices):
+        self.asked.append(len(indices))
+        return list(indices)
+
+
+def test_a_source_of_ones_own_is_asked_for_many_records_together():
+    source = Slow()
+    assert list(MapDataset.source(source).map(lambda x: x + 1).to_iter_dataset()) == list(range(1, 1001))
+    assert sorted(source.asked)[1] >= 15  # the last block is smaller
+    source.asked.clear()
+    batches = MapDataset.source(source).batch(100, batch_fn=list)
+    assert list(batches.to_iter_dataset()) == [list(range(low, low + 100)) for low in range(0, 1000, 100)]
+    assert max(source.asked) == 100  # a batch is many records already
+    source.costs_round_trip = False
+    source.asked.clear()
+    assert list(MapDataset.source(source).to_iter_dataset()) == list(range(1000))
+    assert source.asked[:4] == [1] * 4  # the speed of such a source is measured first
+
+
 def test_whole_files_are_asked_together():
     with Web(CONTENT, latency_s=0.1) as web:
         ds = MapDataset.source(FileDataSource([f"{web.url}/{number}" for number in range(32)]))
@@ -643,6 +721,21 @@ def test_near_ranges_of_any_store_are_one_request(monkeypatch):
     starts, lengths = [900_000, 100, 20_000, 5_000, 5_010, 0], [50, 50, 50, 50, 10, 0]
     assert file.read_many(starts, lengths) == [CONTENT[low : low + size] for low, size in zip(starts, lengths)]
     assert asked == [(0, 20_050), (900_000, 900_050)]
+
+
+def test_near_ranges_of_an_object_store_are_one_request():
+    content = CONTENT * 12
+    with Web(content) as web:
+        file = file_access.open_file(f"{web.url}/content")
+        starts, lengths = [900_000, 100, 20_000, 5_000, 5_010, 0], [50, 50, 50, 50, 10, 0]
+        assert file.read_many(starts, lengths) == [content[low : low + size] for low, size in zip(starts, lengths)]
+        assert sorted(web.ranges) == [(0, 20_050), (900_000, 900_050)]
+        web.ranges.clear()
+        neighbours = list(range(0, 12_000_000, 1000))
+        found = file.read_many(neighbours[::-1], [1000] * len(neighbours))
+        assert found == [content[low : low + 1000] for low in neighbours[::-1]]
+        assert len(web.ranges) == 3  # several of a few megabytes, not one that a single connection must carry
+        assert sum(high - low for low, high in web.ranges) == len(content)
 
 
 # Local files.

@@ -13,13 +13,20 @@ MOST_POSITIONS = 1 << 20
 
 
 class Sizer:
-    """How many positions a block should hold. Small records travel many at a time."""
+    """How many positions a block should hold. Small records travel many at a time.
 
-    def __init__(self, unit: int, most: int, block_bytes: int):
+    Args:
+      unit: positions that make one row. A block holds whole multiples of it.
+      most: how many positions a block may hold.
+      block_bytes: how many bytes the rows of a block should have at most.
+      least: positions that are requested together, however long that takes, as far as `most` and `block_bytes` allow.
+    """
+
+    def __init__(self, unit: int, most: int, block_bytes: int, least: int = 1):
         self._unit = unit
         self._most = max(1, most // unit)  # in units
         self._block_bytes = block_bytes
-        self._units = 1
+        self._least = self._units = max(1, min(least // unit, self._most))
 
     def positions(self) -> int:
         """The size of the next block."""
@@ -31,7 +38,7 @@ class Sizer:
         by_time = BLOCK_S * units / max(seconds, 1e-9)
         by_bytes = self._units if size_bytes is None else self._block_bytes * units / max(size_bytes, 1)
         # At most eight times as large as the last one: the first block, which loads code, is not typical.
-        wanted = int(min(by_time, by_bytes, 8 * self._units))
+        wanted = int(min(max(by_time, self._least), by_bytes, 8 * self._units))
         self._units = max(1, min(wanted, self._most))
 
 

@@ -39,6 +39,8 @@ class Placement:
     """How many blocks may be under way or wait to be handed over."""
     most: int = MOST_POSITIONS
     """How many positions may be in all of them, at most."""
+    least: int = 1
+    """How many positions a block should have at least, because their records are requested together."""
 
 
 class Source(Protocol):
@@ -339,7 +341,7 @@ class Delivery(Cursor):
         # Twice as many as can be under way: while those are computed, others are handed over.
         at_once = max(1, min(placement.blocks_ahead, 2 * placement.executor.parallelism))
         most = max(1, max(placement.most, self._program.unit) // at_once)
-        self._sizer = Sizer(self._program.unit, most, placement.executor.block_bytes)
+        self._sizer = Sizer(self._program.unit, most, placement.executor.block_bytes, placement.least)
 
     def _restart(self) -> None:
         """Throws away all that was computed ahead, and begins again after the row that was delivered last."""

@@ -21,6 +21,7 @@ from bushel.engine.host_memory import HostMemory, InHostMemory
 from bushel.engine.observe import Observer
 from bushel.engine.positions import PositionDelivery
 from bushel.engine.program import Misfit, Program, first_that_asks
+from bushel.engine.round_trips import costs_round_trips, count_together
 from bushel.engine.stream_delivery import StreamDelivery
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Executor, Threads, cores, in_worker
@@ -199,14 +200,15 @@ class _Opener:
         def in_threads() -> Placement:
             chosen = options or ReadOptions()
             executors.append(self.observer.executor(Threads(chosen.num_threads)))
-            return Placement(executors[0], chosen.prefetch_buffer_size, chosen.prefetch_buffer_size)
+            least = count_together(node.parent, chosen.num_threads)
+            return Placement(executors[0], chosen.prefetch_buffer_size, chosen.prefetch_buffer_size, least)
 
         def end_threads() -> None:
             for executor in executors:
                 executor.close()
 
         program = self._program(node, [], stacked_next=copied and not steps)
-        if options is None:
+        if options is None and not costs_round_trips(node.parent):
             cursor = PositionDelivery(program, None, self.options, self.skips, in_threads)
         else:
             cursor = PositionDelivery(program, in_threads(), self.options, self.skips)
@@ -242,11 +244,16 @@ class _Opener:
 
     def _in_order(self, program: Program) -> Cursor:
         """The rows of a program over a map node."""
-        return self.observer.delivery(PositionDelivery(program, self._placement(), self.options, self.skips))
+        return self.observer.delivery(
+            PositionDelivery(program, self._placement(program.node), self.options, self.skips)
+        )
 
-    def _placement(self) -> Placement | None:
-        """Who computes what can be computed ahead; None is the consumer, when it is asked for."""
-        return None if self.executor is None else Placement(self.executor, self.blocks_ahead)
+    def _placement(self, node: MapNode | None = None) -> Placement | None:
+        """Who computes what can be computed ahead, of a map node if given; None is the consumer, when asked."""
+        if self.executor is None:
+            return None
+        least = 1 if node is None else count_together(node, self.executor.parallelism)
+        return Placement(self.executor, self.blocks_ahead, least=least)
 
     def part(self, node: StreamNode) -> Cursor:
         if self.executor is None or not _has_opaque_leaf(node):

@@ -15,12 +15,16 @@ from typing import IO, Any, TypeVar
 from bushel.base import redact
 from bushel.base.progress import Progress
 from bushel.sources.local_files import File, LocalFile
+from bushel.sources.request_threads import get_threads
 
 T = TypeVar("T")
 
-_PIECE_BYTES = 16 << 20
+_PIECE_BYTES = 4 << 20
+_PIECES_AT_ONCE = 4
 _warned_folders: set[str] = set()
 """Folders for which the warning about files without a version was given."""
+_REQUESTS = 64
+"""The most requests in flight for all copies together."""
 _TIME_NS = 0
 """The modification time of every copy: a copy that is made again counts as the same file."""
 
@@ -149,10 +153,12 @@ class CachedFile(File):
         with part:
             try:
                 with Progress(f"copying {redact.base_name(self.name)}", self.size, unit="B", delay_s=1) as bar:
-                    for start in range(0, self.size, _PIECE_BYTES):
-                        length = min(_PIECE_BYTES, self.size - start)
-                        self._write(part, self._file.read(start, length))
-                        bar.show(start + length)
+                    pieces = range(0, self.size, _PIECE_BYTES)
+                    for first in range(0, len(pieces), _PIECES_AT_ONCE):
+                        threads = get_threads("bushel-copies", _REQUESTS)
+                        for data in threads.map(self._read_piece, pieces[first : first + _PIECES_AT_ONCE]):
+                            self._write(part, data)
+                            bar.show(part.tell())
                 self._file.check_unchanged()  # otherwise the copy could be half of one object and half of another
                 os.fsync(
                     part.fileno()
@@ -167,6 +173,9 @@ class CachedFile(File):
                 raise
             finally:
                 fcntl.flock(part, fcntl.LOCK_UN)  # a process that was forked meanwhile holds the same lock
+
+    def _read_piece(self, start: int) -> bytes:
+        return self._file.read(start, min(_PIECE_BYTES, self.size - start))
 
     def _write(self, part: IO[bytes], data: bytes) -> None:
         left = memoryview(data)

@@ -40,6 +40,11 @@ class FixedRecords:
         if not callable(getattr(source, "read_into", None)):
             raise TypeError(f"FixedRecords needs a source of record files, got {type(source).__name__}.")
 
+    @property
+    def costs_round_trip(self) -> bool:
+        """Whether the records are in files behind URLs."""
+        return getattr(self._source, "costs_round_trip", False)
+
     def __len__(self) -> int:
         return len(self._source)
 

@@ -6,7 +6,6 @@ growing pauses. It does not repeat a response whose body ends early, so this mod
 
 from __future__ import annotations
 
-import concurrent.futures
 import datetime
 import functools
 import json
@@ -28,6 +27,7 @@ from bushel.sources.local_files import File, changed_error
 from bushel.sources.optional_packages import import_package
 from bushel.sources.paths import Options, expand_path, is_url
 from bushel.sources.range_requests import merge_ranges, scatter
+from bushel.sources.request_threads import get_threads
 
 T = TypeVar("T")
 
@@ -195,11 +195,6 @@ def _make_store(root: str, frozen: str, environment: tuple[tuple[str, str], ...]
         raise ValueError(f"{redact.show(root)} cannot be opened with these options: {why}") from None
 
 
-@functools.cache
-def _get_threads() -> concurrent.futures.ThreadPoolExecutor:
-    return concurrent.futures.ThreadPoolExecutor(_REQUESTS, "bushel-ranges")
-
-
 _TRIES = 3
 
 
@@ -341,10 +336,14 @@ class _Object(File):
                 raise self.short_read_error(start, length, max(0, self.size - start))
         _refuse_after_fork(self.name)
         lows, highs, which = merge_ranges(np.asarray(starts), np.asarray(lengths))
-        several = _get_threads().map if len(lows) > 1 else map
         if len(lows) < len(starts):  # merged: each part is cut out later, which copies it
             convert = memoryview
-        parts = list(several(lambda low, high: memoryview(convert(self._read_range(low, high))), lows, highs))
+
+        def read(bounds: tuple[int, int]) -> memoryview:
+            return memoryview(convert(self._read_range(*bounds)))
+
+        ranges = list(zip(lows, highs))
+        parts = [read(ranges[0])] if len(ranges) == 1 else get_threads("bushel-ranges", _REQUESTS).map(read, ranges)
         places = [start - lows[number] for start, number in zip(starts, which)]
         return [parts[number][place : place + length] for number, place, length in zip(which, places, lengths)]
 

@@ -9,17 +9,24 @@ import numpy as np
 
 _MERGE_BYTES = 64 * 1024
 """Ranges that are nearer than this become one request: reading the gap costs less than a round trip."""
+_MERGED_BYTES = 4 << 20
+"""About how large a request of merged ranges becomes. Several requests at once are faster than a very large one,
+because stores limit the speed of each connection."""
 
 
 def merge_ranges(starts: np.ndarray, lengths: np.ndarray) -> tuple[list[int], list[int], list[int]]:
     """Merges ranges that are near each other. Returns starts and ends, and for each given range its merged one."""
     order = np.argsort(starts, kind="stable")
     begins = starts[order]
-    ends = np.maximum.accumulate(begins + lengths[order])
-    apart = np.flatnonzero(begins[1:] > ends[:-1] + _MERGE_BYTES) + 1
+    ends = begins + lengths[order]
+    apart = np.append(0, np.flatnonzero(begins[1:] > np.maximum.accumulate(ends)[:-1] + _MERGE_BYTES) + 1)
+    # A group of near ranges is cut where a range begins in another piece of the group than the range before it.
+    group = apart.searchsorted(np.arange(len(order)), "right") - 1
+    piece = (begins - begins[apart][group]) // _MERGED_BYTES
+    first = np.append(0, np.flatnonzero(np.diff(group) | np.diff(piece)) + 1)
     which = np.empty(len(order), np.int64)
-    which[order] = apart.searchsorted(np.arange(len(order)), "right")
-    return begins[np.append(0, apart)].tolist(), ends[np.append(apart, len(order)) - 1].tolist(), which.tolist()
+    which[order] = first.searchsorted(np.arange(len(order)), "right") - 1
+    return begins[first].tolist(), np.maximum.reduceat(ends, first).tolist(), which.tolist()
 
 
 def scatter(data: Any, buffers: Sequence[Any]) -> None:

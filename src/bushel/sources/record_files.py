@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import concurrent.futures
 import copy
-import functools
 import os
 import re
 import threading
@@ -22,10 +21,12 @@ from bushel.sources import file_access
 from bushel.sources.joined_files import JoinedFiles, find_part, split_by_part
 from bushel.sources.local_files import File, changed_error
 from bushel.sources.paths import Options, is_url, paths_type_error
+from bushel.sources.request_threads import get_threads
 
 T = TypeVar("T")
 
 _FILES_AT_ONCE = 16
+_REMOTE_FILES_AT_ONCE = 128
 _SLICE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 
 
@@ -71,7 +72,7 @@ class RecordSource(JoinedFiles):
         self._shards = parse_shards(paths, self._options)
         self._paths = [path for path, _, _ in self._shards]
         self._versions: dict[int, list[Any]] = {}  # of each file when the source was made
-        self._remote = any(map(is_url, self._paths)) and "cache_dir" not in self._options
+        self.costs_round_trip = any(map(is_url, self._paths)) and "cache_dir" not in self._options
         self._forget_open()
         counts = self._count_records()
         bounds = [resolve_shard(shard, count) for shard, count in zip(self._shards, counts)]
@@ -92,7 +93,8 @@ class RecordSource(JoinedFiles):
         if len(self._shards) == 1:
             return [self._get_reader(0).count]
         bar = Progress("opening files", len(self._shards), unit="files", delay_s=1)
-        with bar, concurrent.futures.ThreadPoolExecutor(min(_FILES_AT_ONCE, len(self._shards))) as pool:
+        at_once = _REMOTE_FILES_AT_ONCE if self.costs_round_trip else _FILES_AT_ONCE
+        with bar, concurrent.futures.ThreadPoolExecutor(min(at_once, len(self._shards))) as pool:
             counts = []
             for reader in pool.map(without_progress(self._get_reader), range(len(self._shards))):
                 counts.append(reader.count)
@@ -153,15 +155,17 @@ class RecordSource(JoinedFiles):
             return (self._readers[0] or self._get_reader(0)).read_many(checks.integers(indices))
         places = checks.positions(indices, self._length)
         found: list[Any] = [None] * len(places)
-        numbers, positions, rows = zip(*self._split_by_file(places)) if len(places) else ((), (), ())
+        parts = list(self._split_by_file(places))
         # A remote read costs a round trip, so remote files are read at the same time.
-        several = map_in_threads if self._remote and len(numbers) > 1 else map
-        for where, records in zip(rows, several(self._read_many, numbers, positions)):
-            for row, record in zip(where.tolist(), records):
+        several = map_in_threads if self.costs_round_trip and len(parts) > 1 else map
+        for (_, _, rows), records in zip(parts, several(self._read_part, parts)):
+            for row, record in zip(rows.tolist(), records):
                 found[row] = record
         return found
 
-    def _read_many(self, number: int, positions: np.ndarray) -> list[bytes]:
+    def _read_part(self, part: tuple[int, np.ndarray, np.ndarray]) -> list[bytes]:
+        """The records of one file, for a part of `_split_by_file`."""
+        number, positions, _ = part
         return self._get_reader(number).read_many(positions)
 
     def read_into(self, indices: Sequence[int] | np.ndarray, out: np.ndarray) -> None:
@@ -174,7 +178,7 @@ class RecordSource(JoinedFiles):
         rows: Any = out.reshape(-1).view(np.uint8)
         rows = memoryview(rows)
         size = out.nbytes // len(out)
-        if self._remote:
+        if self.costs_round_trip:
             return copy_records(self.__getitems__(places), rows, size, repr(self), places)
         for number, positions, where in self._split_by_file(places):
             reader = self._get_reader(number)
@@ -215,16 +219,9 @@ class RecordSource(JoinedFiles):
         self.close()
 
 
-def map_in_threads(read: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
-    """As `map`, but with up to 16 calls at the same time. For reads that cost network round trips."""
-    return _get_threads(os.getpid()).map(read, *arguments)
-
-
-@functools.cache
-def _get_threads(process: int) -> concurrent.futures.ThreadPoolExecutor:
-    """The threads of this process. After a fork, the threads of the parent process do not exist in the child."""
-    del process
-    return concurrent.futures.ThreadPoolExecutor(_FILES_AT_ONCE, "bushel-files")
+def map_in_threads(read: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """As `map`, but with up to 128 calls at the same time. For reads that cost network round trips."""
+    return get_threads("bushel-files", _REMOTE_FILES_AT_ONCE).map(read, items)
 
 
 Shard = tuple[str, int, int | None]

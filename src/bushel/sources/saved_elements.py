@@ -134,6 +134,11 @@ class SavedDataSource:
         """The layout of the elements; see `bushel.sources.element_records`."""
         return self._manifest.layout
 
+    @property
+    def costs_round_trip(self) -> bool:
+        """Whether the records are in files behind URLs."""
+        return getattr(self._records, "costs_round_trip", False)
+
     def __len__(self) -> int:
         return len(self._records)
 

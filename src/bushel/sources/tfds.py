@@ -91,6 +91,11 @@ class TFDSDataSource:
             parse_feature(read_json(f"{text}/features.json", storage_options), self._name) if decode else None
         )
 
+    @property
+    def costs_round_trip(self) -> bool:
+        """Whether the records are in files behind URLs."""
+        return self._records.costs_round_trip
+
     def __len__(self) -> int:
         return len(self._records)
 

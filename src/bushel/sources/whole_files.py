@@ -32,6 +32,7 @@ class FileDataSource:
     def __init__(self, paths: Any, *, storage_options: Options | None = None):
         self._options = redact.Options(storage_options or {})
         self._paths = file_access.find_files(paths, self._options)
+        self.costs_round_trip = any(map(is_url, self._paths)) and "cache_dir" not in self._options
 
     @property
     def paths(self) -> list[str]:
