@@ -15,8 +15,9 @@ PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 # Tests start hundreds of Python programs. Without files of bytecode, each would compile Bushel and its tests again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# One process of pytest for each core, four at most: each needs about 2 GB of memory.
-PARALLEL := -n logical --maxprocesses 4 --dist worksteal
+# One process of pytest more than there are cores, since many tests wait for other processes; four at most, since each
+# needs about 2 GB of memory.
+PARALLEL := -n $(shell $(PYTHON) -c "import os; n = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1; print(min(4, 1 + n))") --dist worksteal
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 

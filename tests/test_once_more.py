@@ -37,6 +37,8 @@ def test():
 def test_few_tests_that_failed_must_pass_three_times_alone(tmp_path, failed, ends_well):
     for number, text in enumerate(failed):
         (tmp_path / f"test_{number}.py").write_text(text)
+    # As pyproject.toml has it: to load the plugins of all packages takes seconds, in each run of pytest.
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --disable-plugin-autoload -p xdist\n")
     cache = tmp_path / ".pytest_cache" / "v" / "cache"
     cache.mkdir(parents=True)
     (cache / "lastfailed").write_text(json.dumps({f"test_{number}.py::test": True for number in range(len(failed))}))
