@@ -21,15 +21,19 @@ PARALLEL := -n $(shell $(PYTHON) -c "import os; n = len(os.sched_getaffinity(0))
 # Tests that measure the machine run alone. Only their files are named, since loading all test files takes 15 s.
 SERIAL_FILES = $(shell grep -rl --include='test_*.py' 'pytest.mark.serial' tests)
 
-.PHONY: demo test test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check bench-peers docs lint types clean parallel-tests all-parallel-tests \
+.PHONY: demo test serial-tests test-all test-libraries test-lerobot test-core test-oldest release-check quick bench bench-check bench-peers docs lint types clean parallel-tests all-parallel-tests \
 	quick-types quick-tests
 
 demo: $(VENV)/.jax-installed
 	$(VENV)/bin/python examples/digits.py
 
-# pyright runs beside the tests, since tests often wait. Make fails if either of the two fails.
+# pyright uses one core. It runs beside the tests that want to be the only ones: they wait most of the time. Make fails
+# if either of the two fails.
 test: lint $(SERVERS_VENV)/.installed
-	$(MAKE) --jobs=2 types parallel-tests
+	$(MAKE) --jobs=2 types serial-tests
+	$(MAKE) parallel-tests
+
+serial-tests:
 	$(VENV)/bin/python -m pytest -m "not slow and serial" $(SERIAL_FILES)
 
 # Exit code 1 of pytest: tests have failed. If they are few, they run again alone: see tests/once_more.py.
