@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -459,3 +460,14 @@ def test_draws_are_even_and_independent():
     chance = Draws(5, np.arange(1000), np.arange(1000) // 10)
     assert len(np.unique(chance.per_trajectory(3))) == 100
     assert abs(np.corrcoef(chance.per_sample(0), chance.per_sample(1))[0, 1]) < 0.1
+
+
+def test_a_pickle_of_samples_does_not_grow_when_they_are_used():
+    """Chunks of actions are rows that overlap in memory; in a pickle each of them would be a copy."""
+    samples = samples_of([30, 40], transforms=Transforms(Windows(1, 20)))
+    before = len(pickle.dumps(samples))
+    expected = samples.after(samples.ahead(np.arange(len(samples))))
+    used = pickle.dumps(samples)
+    assert len(used) < before + 20 * 70
+    again = pickle.loads(used)
+    same(again.after(again.ahead(np.arange(len(again)))), expected)

@@ -27,6 +27,7 @@ _BAND = 16  # columns that one matrix product computes
 _STRIP = 1 << 16  # pixels whose colours are changed together, so that intermediate results fit into the CPU's cache
 _SHORT_STRIP = 8_192  # the same where results lie in new memory: the C library asks the system for more than 128 KiB
 _TINY = np.float32(1e-30)  # instead of zero as a divisor
+_LARGE = np.float32(1e30)  # no limit: `np.clip` takes a third of the time of `np.maximum` with one number
 _SIGN_BIT = np.int32(-(1 << 31))
 
 
@@ -183,9 +184,9 @@ def _shift_strip(pixels: np.ndarray, factor: np.float32, sixths: float | None, s
         np.bitwise_xor(bits, work.view(np.int32), out=bits)
         np.add(pixels, turned, out=pixels)
         np.minimum(pixels, half, out=pixels)
-        np.maximum(pixels, np.float32(0), out=pixels)
-    np.maximum(half, _TINY, out=half)
+        np.clip(pixels, 0, _LARGE, out=pixels)
+    np.clip(half, _TINY, _LARGE, out=half)
     np.divide(high, half, out=half)
-    np.minimum(half, 2 * factor, out=half)  # at most the factor with which the lowest channel becomes 0
+    np.clip(half, 0, 2 * factor, out=half)  # at most the factor with which the lowest channel becomes 0
     np.multiply(pixels, half, out=pixels)
     np.subtract(high, pixels, out=pixels)

@@ -21,7 +21,7 @@ from bushel.trajectory.compat import is_faithful
 from bushel.trajectory.data_utils import Tree, not_empty, tree_merge
 from bushel.trajectory.encoded_images import read_all
 from bushel.trajectory.episodes import LANGUAGES, Episodes
-from bushel.trajectory.frame_columns import Numbers, take_entries
+from bushel.trajectory.frame_columns import Numbers, make_true, take_entries
 from bushel.trajectory.frame_windows import Windows
 from bushel.trajectory.indexed_draws import Draws
 from bushel.trajectory.normalization import NormalizationType
@@ -141,6 +141,10 @@ class Samples(InTwoSteps):
         if transforms.max_action_dim is not None:
             check_width((len(column), *shape), transforms.max_action_dim, "action", "max_action_dim")
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Rows of `_runs` overlap in memory, but not in a pickle, which would hold each action many times.
+        return {name: value for name, value in vars(self).items() if name != "_runs"}
+
     def __len__(self) -> int:
         """The number of samples of one epoch."""
         return len(self.space)
@@ -210,10 +214,14 @@ class Samples(InTwoSteps):
         start, length = self.episodes.starts[episode], self.episodes.lengths[episode]
         known = {"episode": episode, "time": time, "start": start, "length": length, "frame": start + time}
         if self.transforms is not None:
-            known["times"], known["real"] = self.transforms.windows.observations(time)
+            windows = self.transforms.windows
+            known["times"], known["real"] = windows.observations(time)
             known["frames"] = start[:, None] + known["times"]
             if not self._has_goals:
-                known["reach"] = self.transforms.windows.reach(time, length)
+                known["reach"] = windows.reach(time, length)
+                known["acted"] = known["reach"] * windows.acting(known["real"])
+            if self._runs is not None:
+                known["run"] = known["frames"] + ((windows.action_horizon - 1) * episode)[:, None]
         return known
 
     @functools.cached_property
@@ -331,7 +339,11 @@ class Samples(InTwoSteps):
             )
         windows = transforms.windows
         observation = self._masked_observation(episode, at["frames"], at["times"])
-        reach = windows.reach(time, length, task["timestep"]) if self._has_goals else at["reach"]
+        if self._has_goals:
+            reach = windows.reach(time, length, task["timestep"])
+            acted = reach * windows.acting(at["real"])
+        else:
+            reach, acted = at["reach"], at["acted"]
         late = _make_masks(reach, windows.action_horizon)
         np.logical_not(late, out=late)
         rows |= {
@@ -339,23 +351,22 @@ class Samples(InTwoSteps):
             "task": task,
         }
         if "action" in self.episodes.columns:
-            action = self._chunks(episode, at["frames"], start + length - 1)
+            action = self._chunks(at)
             width = action.shape[-1]
             if transforms.max_action_dim is not None:
                 action = self._pad(action, {})["action"]
-            acting = reach * windows.acting(at["real"])
-            masks = _make_masks(acting, windows.action_horizon, action.shape[-1], filled=width)
+            masks = _make_masks(acted, windows.action_horizon, action.shape[-1], filled=width)
             rows |= {"action": action, "action_pad_mask": masks.reshape(action.shape)}
         if "dataset_name" in rows:
             return add_head_action_mask(rows, transforms.head_to_dataset)
-        return {**rows, "action_head_masks": {"action": np.ones(len(time), dtype=bool)}}
+        return {**rows, "action_head_masks": {"action": make_true(time.shape)}}
 
     def _masked_observation(self, episode: np.ndarray, frames: np.ndarray, time: np.ndarray) -> Tree:
         masks = {name: column.is_present(frames) for name, column in self._observed.items()}
-        masks["timestep"] = np.ones(frames.shape, dtype=bool)
+        masks["timestep"] = make_true(frames.shape)
         if is_faithful(self.compat):  # the original counts the zeros for what a robot does not have as data
             filled = [name for name, column in self._observed.items() if column.is_numeric]
-            masks |= {name: np.ones(frames.shape, dtype=bool) for name in filled}
+            masks |= {name: make_true(frames.shape) for name in filled}
         observation = self._observation(episode, frames, time)
         if self.transforms is not None and self.transforms.max_proprio_dim is not None:
             observation = self._pad(_NO_ACTION, observation)["observation"]
@@ -372,34 +383,34 @@ class Samples(InTwoSteps):
         )
 
     @functools.cached_property
-    def _repeated_actions(self) -> np.ndarray | None:
-        """The actions of all episodes in one array, with the last action of each episode repeated `horizon` times.
+    def _runs(self) -> np.ndarray | None:
+        """All chunks of actions, as `list_runs` makes them, of an array that repeats the last action of each episode.
 
-        Each chunk of actions is then a contiguous slice, which is copied much faster than its actions one by one. None
-        if the copy of all actions would be too large.
+        The chunk that begins at frame f of episode e is number f + (horizon - 1) * e. It is copied in one piece, much
+        faster than its actions one by one. None if there are no single actions, or the array would be too large.
         """
         assert self.transforms is not None
-        column, more = self.episodes.columns["action"], self.transforms.windows.action_horizon - 1
+        column, more = self.episodes.columns.get("action"), self.transforms.windows.action_horizon - 1
         size = self.episodes.frames + more * len(self.episodes)
-        if not isinstance(column, Numbers) or size * column.values[:1].nbytes > _COPIED_BYTES:
+        if not isinstance(column, Numbers) or len(column.entry_shape) != 1 or not column.entry_shape[0]:
+            return None
+        if size * column.values[:1].nbytes > _COPIED_BYTES:
             return None
         times = np.ones(self.episodes.frames, dtype=np.int64)
         times[self.episodes.starts + self.episodes.lengths - 1] += more
-        return np.repeat(column.values, times, axis=0)
+        return list_runs(np.repeat(column.values, times, axis=0), more + 1)
 
-    def _chunks(self, episode: np.ndarray, firsts: np.ndarray, last: np.ndarray) -> np.ndarray:
-        """Chunks of actions, [N, W, H, A], from the frames `firsts` on. Chunks in the data are cut to the horizon."""
+    def _chunks(self, at: Tree) -> np.ndarray:
+        """Chunks of actions, [N, W, H, A], that begin at the frames of the rows. Chunks in the data are cut."""
         assert self.transforms is not None
         horizon = self.transforms.windows.action_horizon
-        shape = self.episodes.columns["action"].entry_shape
-        if len(shape) == 1 and (line := self._repeated_actions) is not None:
-            width = shape[0]
-            # A view in which row i holds the actions i, i + 1, ..., i + horizon - 1: the rows overlap in memory.
-            runs = np.ndarray((len(line) - horizon + 1, horizon * width), line.dtype, line, strides=line.strides)
-            chunks = runs[firsts + (horizon - 1) * episode[:, None]].reshape(*firsts.shape, horizon, width)
-            return self._normalize(chunks, "action", episode)
-        if len(shape) == 1:
-            return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last[:, None, None]))
+        column, episode, firsts = self.episodes.columns["action"], at["episode"], at["frames"]
+        if self._runs is not None:
+            chunks = self._runs[at["run"]].view(column.values.dtype)
+            return self._normalize(chunks.reshape(*firsts.shape, horizon, *column.entry_shape), "action", episode)
+        if len(column.entry_shape) == 1:
+            last = (at["start"] + at["length"] - 1)[:, None, None]
+            return self._action(episode, np.minimum(firsts[:, :, None] + np.arange(horizon), last))
         return self._action(episode, firsts)[:, :, :horizon]
 
 
@@ -442,24 +453,35 @@ class SampleOrigins:
         return Origin(f"episode {episode if numbers is None else numbers[episode]}{of}", (time,))
 
 
+def list_runs(line: np.ndarray, count: int) -> np.ndarray:
+    """A view of raw bytes: item i holds the rows i, i + 1, ..., i + count - 1 of `line`, which overlap those of i + 1.
+
+    NumPy copies an item of raw bytes faster than a row of numbers.
+
+    >>> runs = list_runs(np.arange(8).reshape(4, 2), 3)
+    >>> runs[[1]].view(np.int64)
+    array([2, 3, 4, 5, 6, 7])
+    """
+    step = line.strides[0]
+    return np.ndarray((len(line) - count + 1,), f"V{count * step}", line, strides=(step,))
+
+
 def _make_masks(reach: np.ndarray, horizon: int, width: int = 1, filled: int = 1) -> np.ndarray:
     """Bools [..., horizon * width]: true for the first `filled` numbers of each of the first `reach` actions."""
-    return _list_masks(horizon, width, filled)[horizon - reach]
+    masks = _list_masks(horizon, width, filled)[reach]
+    return masks.view(bool).reshape(*reach.shape, horizon * width)
 
 
 @functools.lru_cache(maxsize=64)
 def _list_masks(horizon: int, width: int, filled: int) -> np.ndarray:
-    """All possible masks, [horizon + 1, horizon * width]: in row i the last i actions are false.
-
-    The rows are views of one array, so that a mask is a copy, which is faster than a comparison for each number.
-    """
+    """All possible masks, one item each, as `list_runs` makes them: in item i the first i actions are true."""
     line = np.zeros((2 * horizon, width), dtype=bool)
     line[:horizon, :filled] = True
-    return np.lib.stride_tricks.as_strided(line, (horizon + 1, horizon * width), (width, 1), writeable=False)
+    return list_runs(line, horizon)[::-1]
 
 
 def _is_present(leaf: np.ndarray) -> np.ndarray:
-    return not_empty(leaf) if leaf.dtype == object else np.ones(len(leaf), dtype=bool)
+    return not_empty(leaf) if leaf.dtype == object else make_true(leaf.shape[:1])
 
 
 def _is_text(leaf: Any) -> bool:
