@@ -1,6 +1,7 @@
 """The loader inside jit on CPU: against the bare gather of XLA, against cyreal, at many lengths, and many at once.
 
-`python -m benchmarks.jit` prints a table in Markdown; `--save NAME` also writes results/NAME.md. Needs cyreal==0.2.1.
+`python -m benchmarks.jit` prints tables in Markdown; `--save NAME` also writes results/NAME.md. Needs cyreal==0.2.1.
+The second table is that of jit_gather.py, which says what exactly is compared there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import argparse
 import functools
 import platform
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -244,7 +247,15 @@ def report(repetitions: int) -> str:
     ]
     for part in (epochs, lengths, many):
         lines += [f"| {name} | {ms:.1f} | {note} | {target} |" for name, ms, note, target in part(repetitions)]
+    lines += ["", "Beside the bare gather: CPU time, both sides on one CPU.", "", *run_pinned()]
     return "\n".join(lines) + "\n"
+
+
+def run_pinned() -> list[str]:
+    """The table of jit_gather.py, from a process of its own: JAX has started its threads in this one."""
+    command = [sys.executable, "-m", "benchmarks.jit_gather"]
+    text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8").stdout
+    return [line for line in text.splitlines() if line.startswith("|")]
 
 
 def main() -> None:

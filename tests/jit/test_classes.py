@@ -220,6 +220,64 @@ def test_a_subclass_of_a_loader_goes_through_jit_with_its_attributes():
     assert jax.jit(loader.next)(state)[0]["x"].tolist() == [4, 5, 6, 7]
 
 
+def test_a_loader_that_changes_between_calls_is_seen_to_have_changed():
+    loader = NamedLoader([ArraySource(ROWS, "sequential"), BatchTransform(4)], "train")
+    length = jax.jit(lambda loader: loader.name_in_jit())
+    assert length(loader) == 5
+    loader.name = "validation"
+    assert length(loader) == 10
+    loader.note = "more"
+    assert ("note" in str(jax.tree.structure(loader)), length(loader)) == (True, 10)
+    del loader.note
+    assert "note" not in str(jax.tree.structure(loader))
+    loader.source = ArraySource({"x": np.arange(7)})
+    assert [leaf.tolist() for leaf in jax.tree.leaves(loader)] == [list(range(7))]
+
+
+@jax.tree_util.register_pytree_node_class
+class Constant:
+    """A source of the user's, a pytree that may change."""
+
+    steps_per_epoch = 1
+
+    def __init__(self, value):
+        self.value = value
+
+    def tree_flatten(self):
+        return (self.value,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+    def init_state(self, key=None):
+        return jnp.int32(0)
+
+    def next(self, state):
+        return self.value, jnp.bool_(True), state
+
+    def element_spec(self):
+        return jax.ShapeDtypeStruct((), jnp.float32)
+
+
+def test_a_source_of_the_user_that_changes_between_calls_is_read_again():
+    source = Constant(jnp.float32(1))
+    loader = DataLoader(source)
+    state = loader.init_state(0)
+    assert float(loader.next_batch(state)[0]) == 1
+    source.value = jnp.float32(2)
+    assert float(loader.next_batch(state)[0]) == 2
+
+
+def test_the_parts_of_a_loader_are_taken_apart_once():
+    # JAX asks for them in every call of a compiled program; the same structure is equal without being compared.
+    loader = DataLoader([ArraySource(ROWS), BatchTransform(4)])
+    assert loader._parts is loader._parts
+    for again in (pickle.loads(pickle.dumps(loader)), copy.copy(loader)):
+        assert "_parts" not in vars(again)  # the oldest JAX cannot pickle them
+        assert jax.tree.structure(again) == jax.tree.structure(loader)
+
+
 def test_a_frozen_source_refuses_other_arrays():
     with pytest.raises(AttributeError):
         ArraySource(ROWS).columns = {}

@@ -339,18 +339,20 @@ def walk(i: Any, *, length: Any, seed: Any, rounds: int = ROUNDS, xp: ModuleType
     """
     from jax import lax
 
-    turn = 1
+    turn, word = 1, xp.uint32
     if isinstance(length, int):
         if length > 1 << 31:
             raise ValueError(f"Under JAX a shuffle has 32-bit words: the length must be at most 2**31, got {length}.")
         half: Any = half_bits(length)
-        limit = xp.uint32(length)
+        if length < SMALL:
+            word = xp.uint16  # blocks of 16 bits: a vector unit works on twice as many at once
+        limit = word(length)
         turn = _likely_steps(xp.size(i), length)
     else:
         limit = xp.asarray(length).astype(xp.uint32)
         bits = 32 - lax.clz(xp.maximum(limit, 1) - 1)
         half = (xp.maximum(bits, 16) + 1) // 2
-    keys = round_keys(seed, rounds, xp)
+    keys = tuple(key.astype(word) for key in round_keys(seed, rounds, xp))
 
     def walk_in_turns(x: Any, steps: int) -> Any:
         def take_turn(x: Any) -> Any:
@@ -360,7 +362,7 @@ def walk(i: Any, *, length: Any, seed: Any, rounds: int = ROUNDS, xp: ModuleType
 
         return lax.while_loop(lambda x: (x >= limit).any(), take_turn, take_turn(x) if steps > 1 else x)
 
-    x = encrypt(xp.asarray(i).astype(xp.uint32), keys, half)
+    x = encrypt(xp.asarray(i).astype(word), keys, half)
     if turn <= 1:
         x = walk_in_turns(x, 1)
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,11 +15,14 @@ import numpy as np
 from bushel.base.errors import StateMismatch
 from bushel.jit.common_transforms import MapTransform
 from bushel.jit.pytree import Static, build, is_array
-from bushel.jit.source import EpochTables, IndexedSource, IndexedState, Source, Tree, is_source
+from bushel.jit.source import IndexedSource, IndexedState, Source, Tree, is_source
 from bushel.jit.uint32 import to_key, to_seed, to_uint32
 from bushel.state import envelope
 
 _CHUNK_RECORDS = 1 << 16  # how many records scan_epoch locates at once
+_NUMBERS = ("seed", "epoch", "position")  # of a saved state, in the order of `IndexedState.numbers`
+_DERIVED = ("next", "_parts")  # attributes of a loader that are computed from the others
+_NOT_STATIC = ("source", *_DERIVED)
 
 Body = Callable[[Any, Tree, jax.Array], tuple[Any, Any]]
 
@@ -29,7 +33,26 @@ class LoaderState(NamedTuple):
     inner_state: Any
 
 
-@jax.tree_util.register_pytree_node_class
+class _Parts:
+    """The attribute `_parts` of a loader: its arrays, and everything else as structure. This makes it a pytree.
+
+    JAX asks for the parts in every call of a compiled program, and compares the structure with that of the last call.
+    So they are kept if the source is an indexed one, which is frozen: the same object is equal at once. A source of the
+    user's may change between two calls.
+    """
+
+    def __get__(self, loader: DataLoader | None, owner: type[DataLoader]) -> Any:
+        if loader is None:
+            return self
+        leaves, structure = jax.tree.flatten(loader.source)
+        constants = tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves)
+        others = tuple((name, Static(value)) for name, value in vars(loader).items() if name not in _NOT_STATIC)
+        parts = tuple(leaf for leaf in leaves if is_array(leaf)), (structure, constants, others)
+        if isinstance(loader.source, IndexedSource):
+            vars(loader)["_parts"] = parts  # Python looks here first, since this descriptor has no __set__
+        return parts
+
+
 class DataLoader:
     """A source and the transforms after it, run inside `jax.jit`.
 
@@ -53,20 +76,26 @@ class DataLoader:
         if batch_transform is not None:
             self.source = MapTransform(functools.partial(_call_without_mask, batch_transform))(self.source)
 
+    _parts = _Parts()
+
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        jax.tree_util.register_pytree_node_class(cls)  # JAX does not take a subclass of a pytree for a pytree
+        _register(cls)  # JAX does not take a subclass of a pytree for a pytree
 
-    def tree_flatten(self) -> tuple[list[Any], Any]:
-        """Return the arrays, and everything else as structure."""
-        leaves, structure = jax.tree.flatten(self.source)
-        constants = tuple(None if is_array(leaf) else Static(leaf) for leaf in leaves)
-        others = tuple((name, Static(value)) for name, value in vars(self).items() if name not in ("source", "next"))
-        return [leaf for leaf in leaves if is_array(leaf)], (structure, constants, others)
+    def __setattr__(self, name: str, value: Any) -> None:
+        vars(self).pop("_parts", None)  # other attributes are part of the structure
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        vars(self).pop("_parts", None)
+        super().__delattr__(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _DERIVED}
 
     @classmethod
-    def tree_unflatten(cls, static: Any, arrays: Any) -> DataLoader:
-        """Return the loader with these arrays."""
+    def _assemble(cls, static: Any, arrays: Any) -> DataLoader:
+        """Return the loader with these arrays: the reverse of `_parts`."""
         structure, constants, others = static
         remaining = iter(arrays)
         source = structure.unflatten(next(remaining) if each is None else each.value for each in constants)
@@ -162,8 +191,8 @@ class DataLoader:
         The loader does not know that pipeline, so `set_state` cannot compare it with this loader.
         """
         source = self._require_indexed("to_host_state")
-        inner: IndexedState = _check_state(self, state).inner_state
-        return envelope.seal_for_host({"next_index": int(inner.epoch) * source.length + int(inner.position)})
+        _, epoch, position = _list_numbers(_check_state(self, state))
+        return envelope.seal_for_host({"next_index": epoch * source.length + position})
 
     def from_host_state(self, state: Mapping[str, Any], key: Any = None) -> LoaderState:
         """Convert `iterator.get_state()` of the same pipeline on the host, with seed `key`, to a loader's state."""
@@ -178,13 +207,12 @@ class DataLoader:
     def save(self, state: LoaderState) -> dict[str, int]:
         """Return the state as three integers, for a checkpoint in JSON or any other format."""
         self._require_indexed("save")
-        inner: IndexedState = _check_state(self, state).inner_state
-        return {"seed": int(inner.seed), "epoch": int(inner.epoch), "position": int(inner.position)}
+        return dict(zip(_NUMBERS, _list_numbers(_check_state(self, state)), strict=True))
 
     def restore(self, saved: Mapping[str, int]) -> LoaderState:
         """Return the state that `save` was called with."""
         source = self._require_indexed("restore")
-        if not isinstance(saved, Mapping) or set(saved) != {"seed", "epoch", "position"}:
+        if not isinstance(saved, Mapping) or set(saved) != set(_NUMBERS):
             raise StateMismatch(f"restore takes what save returned, a dict of seed, epoch and position; got {saved!r}.")
         for name, value in saved.items():
             if not _is_integer(value) or not 0 <= value < 1 << 32:
@@ -197,7 +225,15 @@ class DataLoader:
                 f"{source.length} batches. The state belongs to another loader.",
                 "position",
             )
-        return _make_state(self, *(to_uint32(int(saved[name])) for name in ("seed", "epoch", "position")))
+        return _make_state(self, *(to_uint32(int(saved[name])) for name in _NUMBERS))
+
+
+def _register(cls: type[DataLoader]) -> None:
+    """Make a class of loaders a pytree. `attrgetter` runs no Python code where the parts are kept."""
+    jax.tree_util.register_pytree_node(cls, operator.attrgetter("_parts"), cls._assemble)
+
+
+_register(DataLoader)
 
 
 class LoaderIterator(Iterator[tuple[Tree, jax.Array]]):
@@ -252,6 +288,11 @@ def _check_state(loader: DataLoader, state: Any) -> LoaderState:
     return state
 
 
+def _list_numbers(state: LoaderState) -> list[int]:
+    """Return seed, epoch and position of a loader's state, with one copy from the device."""
+    return [int(number) for number in np.asarray(state.inner_state.numbers)]
+
+
 @jax.jit
 def _next_batch(loader: DataLoader, state: LoaderState) -> tuple[Tree, LoaderState, jax.Array]:
     value, mask, inner_state = loader.source.next(state.inner_state)
@@ -295,7 +336,7 @@ def _scan_indexed(source: IndexedSource, state: IndexedState, carry: Any, body_f
     steps = source.length
     size = min(steps, max(1, _CHUNK_RECORDS // math.prod(source.shape)))
     first = source.find_record_epoch(state.epoch, state.position)
-    tables = source.prepare_tables(state.seed, first, steps) or EpochTables(first, None)
+    tables = source.prepare_tables(state.seed, first, steps)
 
     def locate(numbers: jax.Array) -> Any:
         position = state.position + numbers

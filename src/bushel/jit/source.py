@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from bushel.jit.pytree import Pytree, child, pytree_dataclass
+from bushel.jit.pytree import Pytree
 from bushel.jit.uint32 import to_seed, to_uint32
 
 Tree = Any
@@ -77,18 +77,34 @@ class EpochTables(NamedTuple):
     tables: Any
 
 
-@pytree_dataclass
-class IndexedState(Pytree):
+class IndexedState(NamedTuple):
     """The state of an indexed source: three 32-bit integers, however long the data are.
 
-    For data below 2**15 elements, `tables` also holds the epoch's permutation, because a lookup is cheaper there than
-    computing it. The three integers determine it.
+    For data below 2**15 elements, `tables` also holds the permutations of the epochs from the one of the next record
+    on, because a lookup is cheaper there than computing it. The three integers determine them.
+
+    The integers are one array, and the class is a named tuple: a call of a compiled program takes about a microsecond
+    for each array that goes in or out, and JAX takes a named tuple apart without running Python.
     """
 
-    seed: jax.Array = child()
-    epoch: jax.Array = child()
-    position: jax.Array = child()
-    tables: EpochTables | None = child(default=None)
+    numbers: jax.Array
+    """(seed, epoch, position) as uint32."""
+    tables: Any = None
+
+    @property
+    def seed(self) -> jax.Array:
+        """The seed of the order."""
+        return self.numbers[..., 0]
+
+    @property
+    def epoch(self) -> jax.Array:
+        """The epoch of the next element."""
+        return self.numbers[..., 1]
+
+    @property
+    def position(self) -> jax.Array:
+        """The number of the next element within its epoch."""
+        return self.numbers[..., 2]
 
 
 class IndexedSource(Pytree, abc.ABC):
@@ -164,28 +180,28 @@ class IndexedSource(Pytree, abc.ABC):
 
     def make_state(self, seed: Any, epoch: Any, position: Any) -> IndexedState:
         """Return the state before the element at `position` of `epoch`."""
-        epoch, position = to_uint32(epoch), to_uint32(position)
+        seed, epoch, position = to_uint32(seed), to_uint32(epoch), to_uint32(position)
         tables = self.prepare_tables(seed, self.find_record_epoch(epoch, position), 1)
-        return IndexedState(to_uint32(seed), epoch, position, tables)
+        return IndexedState(jnp.stack([seed, epoch, position]), tables.tables)
 
-    def prepare_tables(self, seed: Any, first: Any, count: int) -> EpochTables | None:
+    def prepare_tables(self, seed: Any, first: Any, count: int) -> EpochTables:
         """Compute the tables for `count` elements, the first of them in epoch `first` of the records."""
-        tables = self.compute_tables(seed, first, self.count_record_epochs(count))
-        return None if tables is None else EpochTables(to_uint32(first), tables)
+        return EpochTables(first, self.compute_tables(seed, first, self.count_record_epochs(count)))
 
     def advance(self, state: IndexedState) -> IndexedState:
         """Return the state one element later."""
-        last = state.position + 1 >= self.length
-        epoch = state.epoch + last
-        position = jnp.where(last, to_uint32(0), state.position + 1)
+        seed, epoch, position = state.seed, state.epoch, state.position
+        last = position + 1 >= self.length
+        next_epoch, next_position = epoch + last, jnp.where(last, to_uint32(0), position + 1)
         tables = state.tables
         if tables is not None:
-            tables = _refresh_tables(self, tables, state.seed, self.find_record_epoch(epoch, position))
-        return IndexedState(state.seed, epoch, position, tables)
+            old, new = self.find_record_epoch(epoch, position), self.find_record_epoch(next_epoch, next_position)
+            tables = _refresh_tables(self, tables, seed, old, new)
+        return IndexedState(jnp.stack([seed, next_epoch, next_position]), tables)
 
     def locate_next(self, state: IndexedState) -> Address:
         """Compute which records the next element is made of."""
-        tables = state.tables or EpochTables(self.find_record_epoch(state.epoch, state.position), None)
+        tables = EpochTables(self.find_record_epoch(state.epoch, state.position), state.tables)
         return self.locate(state.seed, tables, state.epoch, state.position)
 
     def next(self, state: IndexedState) -> tuple[Tree, jax.Array, IndexedState]:
@@ -194,32 +210,32 @@ class IndexedSource(Pytree, abc.ABC):
         return value, mask, self.advance(state)
 
 
-def _refresh_tables(source: IndexedSource, tables: EpochTables, seed: Any, first: Any) -> EpochTables:
-    """Return the tables for the epochs from `first` on; compute them only if `first` has changed.
+def _refresh_tables(source: IndexedSource, tables: Any, seed: Any, old: Any, new: Any) -> Any:
+    """Return the tables for the epochs from `new` on, given those from `old` on; compute them only if these differ.
 
     Under `vmap`, `lax.cond` on a batched condition computes both branches in every step. The rule for batches below
     therefore asks once whether any loader of the batch needs new tables.
     """
 
-    def compute(_: EpochTables, seed: Any, first: Any) -> EpochTables:
-        return EpochTables(first, source.compute_tables(seed, first, source.count_record_epochs(1)))
+    def compute(_: Any, seed: Any, new: Any) -> Any:
+        return source.compute_tables(seed, new, source.count_record_epochs(1))
 
     @custom_vmap
-    def refresh(tables: EpochTables, seed: Any, first: Any) -> EpochTables:
-        return jax.lax.cond(tables.first != first, compute, lambda old, *_: old, tables, seed, first)
+    def refresh(tables: Any, seed: Any, old: Any, new: Any) -> Any:
+        return jax.lax.cond(old != new, compute, lambda kept, *_: kept, tables, seed, new)
 
     @refresh.def_vmap
     def _(size: int, batched: Any, *operands: Any) -> tuple[Any, Any]:
-        old, seeds, firsts = jax.tree.map(
+        tables, seeds, olds, news = jax.tree.map(
             lambda value, is_batched: value if is_batched else jnp.broadcast_to(value, (size, *value.shape)),
             operands,
             tuple(batched),
         )
-        changed = (old.first != firsts).any()
-        new = jax.lax.cond(changed, jax.vmap(compute), lambda old, *_: old, old, seeds, firsts)
-        return new, jax.tree.map(lambda _: True, new)
+        changed = (olds != news).any()
+        result = jax.lax.cond(changed, jax.vmap(compute), lambda kept, *_: kept, tables, seeds, news)
+        return result, jax.tree.map(lambda _: True, result)
 
-    return refresh(tables, seed, to_uint32(first))
+    return refresh(tables, seed, old, new)
 
 
 def make_sample_keys(address: Address, salt: int) -> jax.Array:
