@@ -27,7 +27,7 @@ from recipes import as_stream
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import bushel
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.experimental import DatasetOptions, ExecutionTrackingMode, WithOptionsIterDataset
 from bushel.graph.streams import options_of

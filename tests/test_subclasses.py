@@ -12,7 +12,7 @@ import pytest
 
 import bushel
 from bushel import DatasetIterator, IterDataset, MapDataset, ReadOptions
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Stepped, Threads
 from bushel.experimental import InterleaveIterDataset, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator

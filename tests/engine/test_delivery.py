@@ -23,11 +23,12 @@ from watching import SOON_S
 
 import bushel
 from bushel import experimental as ex
-from bushel.engine import drawn, opener
+from bushel.engine import drawn_delivery as drawn
+from bushel.engine import opener
 from bushel.engine.block_size import BLOCK_S, MOST_POSITIONS, Sizer
 from bushel.engine.delivery import Placement
-from bushel.engine.positions import PositionDelivery
-from bushel.engine.processes import Processes
+from bushel.engine.position_delivery import PositionDelivery
+from bushel.engine.processes.executor import Processes
 from bushel.engine.program import Program, Result
 from bushel.engine.tasks import Executor, Ledger, Stepped, Task, Threads, Ticket, run_task
 from bushel.experimental import DatasetOptions, get_next_index, set_next_index

@@ -30,7 +30,8 @@ from recipes import Recipe, build
 from watching import SOON_S
 
 import bushel
-from bushel.engine import Executor, Ticket, opener, positions
+from bushel.engine import Executor, Ticket, opener
+from bushel.engine import position_delivery as positions
 from bushel.testing import check_resumes_anywhere, check_same_for_any_executor, same
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers need not import the tests

@@ -45,8 +45,8 @@ from watching import (
 )
 
 import bushel
-from bushel.engine.pool import ResultBuffer
-from bushel.engine.processes import Processes
+from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.processes.executor import Processes
 from bushel.experimental import FirstFitPackIterDataset, get_next_index, set_next_index
 from bushel.iterator import PipelineIterator
 from bushel.testing import same
@@ -690,7 +690,7 @@ def test_a_fault_of_the_worker_itself_is_told_the_first_time(capfd):
         def fail(*_: Any) -> None:
             raise KeyError("a fault in the worker's loop")
 
-        from bushel.engine import worker
+        from bushel.engine.processes import worker
 
         worker._Worker._get_slot = fail
 
@@ -1475,8 +1475,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("bushel.engine.supervisor.time", clock)
-    monkeypatch.setattr("bushel.engine.pool_supervisor.time", clock)
+    monkeypatch.setattr("bushel.engine.processes.supervisor.time", clock)
+    monkeypatch.setattr("bushel.engine.pool.supervisor.time", clock)
     return clock
 
 
@@ -1591,7 +1591,7 @@ def test_large_states_and_large_elements_do_not_wait_for_one_another():
 
 
 def test_close_does_not_wait_for_a_worker_that_cannot_be_replaced(monkeypatch):
-    monkeypatch.setattr("bushel.engine.zygote._is_stopped", lambda pid: False)  # else it would be replaced soon
+    monkeypatch.setattr("bushel.engine.processes.zygote._is_stopped", lambda pid: False)  # else it is replaced soon
     executor = Processes(2)
     it = opened(numbers(1000).map(lambda x: time.sleep(0.01) or x), executor)
     next(it)
@@ -1657,7 +1657,7 @@ def test_workers_go_with_the_consumer(tmp_path, number):
 
 def test_workers_that_were_not_forked_go_with_the_consumer_too(tmp_path):
     ending = """
-        from bushel.engine.processes import Processes
+        from bushel.engine.processes.executor import Processes
         from bushel.iterator import PipelineIterator
         it.close()
         executor = Processes(2, portable=True)

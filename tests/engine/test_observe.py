@@ -20,8 +20,8 @@ from watching import SOON_S
 
 import bushel
 from bushel.engine import Executor, Observer, open_stream
-from bushel.engine.positions import PositionDelivery
-from bushel.engine.processes import Processes
+from bushel.engine.position_delivery import PositionDelivery
+from bushel.engine.processes.executor import Processes
 from bushel.engine.program import PlannedRows, Program, run
 from bushel.engine.report import Pool, Report, Stage
 from bushel.engine.tally import Watched, number_stages

@@ -28,9 +28,9 @@ from watching import wait_until
 import bushel
 from bushel import experimental as ex
 from bushel.engine import opener
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
+from bushel.engine.processes.supervisor import SUPERVISORS
 from bushel.engine.program import Program
-from bushel.engine.supervisor import SUPERVISORS
 from bushel.engine.tasks import Ledger, Stepped, Task, Threads
 from bushel.testing import same
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel.base.errors import TooManySkipped
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.experimental import FlatMapIterDataset, FlatMapTransform, ThreadPrefetchIterDataset
 from bushel.iterator import PipelineIterator

@@ -20,7 +20,7 @@ import pytest
 from watching import wait_until
 
 import bushel
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Executor, Stepped, Threads
 from bushel.iterator import PipelineIterator
 from bushel.testing import same

@@ -21,7 +21,7 @@ from bushel.base import blocks
 from bushel.base.blocks import Block, rows_of
 from bushel.base.errors import StateMismatch
 from bushel.engine import Executor
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Stepped, Threads
 from bushel.graph.cursors import END, Cursor, Mark, Over, make_rows
 from bushel.graph.skips import Skips

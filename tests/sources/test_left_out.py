@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import bushel
 from bushel.base.errors import TooManySkipped
-from bushel.engine.processes import Processes
+from bushel.engine.processes.executor import Processes
 from bushel.engine.tasks import Stepped
 from bushel.experimental import IterableIterDataset, ParquetIterDataset, TFRecordIterDataset, WebDatasetIterDataset
 from bushel.iterator import PipelineIterator

@@ -16,10 +16,10 @@ from bushel.base.blocks import Block
 from bushel.base.options import DatasetOptions, ExecutionTrackingMode, RayOptions, ReadOptions
 from bushel.engine.delivery import Placement
 from bushel.engine.dma import DmaMapper
-from bushel.engine.drawn import DrawnDelivery
+from bushel.engine.drawn_delivery import DrawnDelivery
 from bushel.engine.host_memory import HostMemory, InHostMemory
 from bushel.engine.observe import Observer
-from bushel.engine.positions import PositionDelivery
+from bushel.engine.position_delivery import PositionDelivery
 from bushel.engine.program import Misfit, Program, first_that_asks
 from bushel.engine.stream_delivery import StreamDelivery
 from bushel.engine.stream_program import StreamProgram
@@ -313,10 +313,10 @@ def _executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
     if node.threads:
         return Threads(num_workers)
     # Loaded when they are needed: sockets, subprocesses and cloudpickle are a fifth of what `import bushel` costs.
-    from bushel.engine.zygote import FORKS, STARTER
+    from bushel.engine.processes.zygote import FORKS, STARTER
 
     with STARTER.starting(fork=FORKS):
-        from bushel.engine.processes import DEFAULT_BUDGET_BYTES, Processes
+        from bushel.engine.processes.executor import DEFAULT_BUDGET_BYTES, Processes
 
         executor = Processes(
             num_workers,
@@ -328,7 +328,7 @@ def _executor(node: Ahead, mapper: DmaMapper | None) -> Executor:
         )
     if node.options.num_workers is not None:
         return executor
-    from bushel.engine.autotune import Tuned
+    from bushel.engine.pool.autotune import Tuned
 
     return Tuned(executor)
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bushel.base.options import RayOptions
-from bushel.engine import wire
 from bushel.engine.actors import cluster
 from bushel.engine.actors.supervisor import ActorSupervisor
-from bushel.engine.assigning import JOBS_PER_WORKER
-from bushel.engine.autotune import Tuned
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pooled import PooledExecutor
+from bushel.engine.pool import wire
+from bushel.engine.pool.assigning import JOBS_PER_WORKER
+from bushel.engine.pool.autotune import Tuned
+from bushel.engine.pool.executor import PooledExecutor
 from bushel.engine.tasks import Executor
 
 DEFAULT_BUDGET_BYTES = 1 << 30

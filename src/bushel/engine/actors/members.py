@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from bushel.engine.actors.worker import Place
-from bushel.engine.pool import PoolWorker
+from bushel.engine.pool.jobs import PoolWorker
 from bushel.engine.report import format_size
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from bushel.base import memory as base_memory
 from bushel.base.errors import PipelineNotSent
 from bushel.base.memory import ALIGNMENT
-from bushel.engine import wire
 from bushel.engine.actors.worker import PRIVATE_BYTES
-from bushel.engine.pool import Job, ResultBuffer
+from bushel.engine.pool import wire
+from bushel.engine.pool.jobs import Job
+from bushel.engine.pool.result_buffer import ResultBuffer
 
 logger = logging.getLogger("bushel")
 

@@ -2,7 +2,7 @@
 
 Ray reports everything by futures, whose callbacks put events into one queue. The thread takes them out, one after the
 other, and never runs user code. The consumer only waits for results and unpacks them (executor.py). What a pool of
-actors shares with a pool of processes is in engine/pool_supervisor.py.
+actors shares with a pool of processes is in engine/pool/supervisor.py.
 """
 
 from __future__ import annotations
@@ -23,16 +23,19 @@ from typing import Any
 
 from bushel.base import clean_python
 from bushel.base.errors import add_note
-from bushel.engine import shipping
 from bushel.engine.actors import cluster, store
 from bushel.engine.actors.members import Member, NodeFigures, describe_death
 from bushel.engine.actors.worker import ActorWorker, Announcer, Setup, TaskParts
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pool import Job, ResultBuffer
-from bushel.engine.pool_supervisor import PoolSupervisor
+from bushel.engine.pool import shipping
+from bushel.engine.pool.exceptions import unpack_error
+from bushel.engine.pool.jobs import Job
+from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.pool.results import ResultDetails
+from bushel.engine.pool.supervisor import PoolSupervisor
+from bushel.engine.pool.worker import NO_ACCELERATOR
 from bushel.engine.program import Misfit
 from bushel.engine.stream_program import StreamProgram
-from bushel.engine.zygote import NO_ACCELERATOR
 
 _TICK_S = 1.0  # how often the thread looks whether Ray is still there, while nothing happens
 _TICK_TIMEOUT_S = 0.2  # the same if elements have a time limit
@@ -237,7 +240,7 @@ class ActorSupervisor(PoolSupervisor[Member]):
             self._settle_rows(member, job, pickled, arrays, pickle.loads(details), seconds)
 
     def _settle_rows(
-        self, member: Member, job: Job, pickled: Any, arrays: list[Any], details: shipping.ResultDetails, seconds: float
+        self, member: Member, job: Job, pickled: Any, arrays: list[Any], details: ResultDetails, seconds: float
     ) -> None:
         """Copies the rows out of the object store, whose memory is free again at once, and ends the job."""
         packed, memory = store.take_out(self.buffer, job, pickled, arrays)
@@ -363,7 +366,7 @@ def _unpack_error(pickled: bytes, text: str) -> BaseException:
     frames of the pool's thread hold references to objects in the store.
     """
     errors: list[BaseException] = []
-    thread = threading.Thread(target=lambda: errors.append(shipping.unpack_error(pickled, text)))
+    thread = threading.Thread(target=lambda: errors.append(unpack_error(pickled, text)))
     thread.start()
     thread.join()
     return errors[0]

@@ -19,12 +19,13 @@ import numpy as np
 
 from bushel.base import alias
 from bushel.base.errors import add_note
-from bushel.engine import shipping, wire
 from bushel.engine.actors import cluster
+from bushel.engine.pool import wire
+from bushel.engine.pool.exceptions import pack_error
+from bushel.engine.pool.worker import pack_each_row, pack_result
 from bushel.engine.program import Announce, Misfit, Program
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import become_worker, run_task
-from bushel.engine.worker import pack_each_row, pack_result
 
 PRIVATE_BYTES = 1 << 20
 """An actor copies smaller arrays of the pipeline, so that functions may write into them. It shares larger ones."""
@@ -90,7 +91,7 @@ class ActorWorker:
         _keep_freed_memory()
         if (version := cluster.read_version()) != setup.version:
             what = f"node {self._host} has Bushel {version}, and this process has Bushel {setup.version}"
-            return "broken", what, *shipping.pack_error(RuntimeError("Install the same version of Bushel everywhere."))
+            return "broken", what, *pack_error(RuntimeError("Install the same version of Bushel everywhere."))
         with contextlib.suppress(OSError):  # another machine may not have this folder
             os.chdir(setup.folder)
         sys.path.extend(entry for entry in setup.search_path if entry not in sys.path)
@@ -145,7 +146,7 @@ class ActorWorker:
         except SystemExit:
             raise  # the user's function has called sys.exit, so the process ends
         except BaseException as error:
-            return "failed", *shipping.pack_error(error)
+            return "failed", *pack_error(error)
 
     def _make_announce(self, announcer: Any, job: int) -> Announce:
         import ray
@@ -163,7 +164,7 @@ class ActorWorker:
         if not isinstance(error, Exception):  # a SystemExit or KeyboardInterrupt would end the consumer
             stopped = RuntimeError(f"{what}: it raised {type(error).__name__}({', '.join(map(repr, error.args))}).")
             error = stopped.with_traceback(error.__traceback__)
-        return "broken", f"{what} (on node {self._host})", *shipping.pack_error(error)
+        return "broken", f"{what} (on node {self._host})", *pack_error(error)
 
 
 def _keep_freed_memory() -> None:

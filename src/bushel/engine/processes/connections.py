@@ -8,8 +8,8 @@ import selectors
 from collections.abc import Iterator
 from typing import Any
 
-from bushel.engine import wire
-from bushel.engine.pool import Worker
+from bushel.engine.processes.channel import Closed
+from bushel.engine.processes.members import Worker
 
 
 class Connections:
@@ -61,12 +61,12 @@ class Connections:
 
     def send(self, worker: Worker, *message: Any, descriptors: tuple[int, ...] = ()) -> None:
         """Sends a message as far as the socket takes it. The rest follows when the socket has room again."""
-        with contextlib.suppress(wire.Closed):  # the worker is dead; `wait` reports that next
+        with contextlib.suppress(Closed):  # the worker is dead; `wait` reports that next
             worker.channel.send_nowait(message, descriptors)
             self._watch_for_room(worker)
 
     def _send_rest(self, worker: Worker) -> None:
-        with contextlib.suppress(wire.Closed):
+        with contextlib.suppress(Closed):
             worker.channel.send_rest()
             self._watch_for_room(worker)
 

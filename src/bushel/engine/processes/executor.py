@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from bushel.engine import wire
-from bushel.engine.assigning import JOBS_PER_WORKER
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pooled import PooledExecutor
-from bushel.engine.supervisor import ProcessSupervisor
+from bushel.engine.pool import wire
+from bushel.engine.pool.assigning import JOBS_PER_WORKER
+from bushel.engine.pool.executor import PooledExecutor
+from bushel.engine.processes.supervisor import ProcessSupervisor
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 

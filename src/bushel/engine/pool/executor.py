@@ -1,6 +1,6 @@
 """`PooledExecutor`: what the executors of worker processes and of actors share: how the consumer waits for a result.
 
-The threads that run the workers of a pool are in supervisor.py and actors/supervisor.py.
+The threads that run the workers of a pool are in processes/supervisor.py and actors/supervisor.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import pickle
 import weakref
 from typing import Any
 
-from bushel.engine import shipping, stall, wire
-from bushel.engine.pool import Job
-from bushel.engine.pool_supervisor import PoolSupervisor
+from bushel.engine import stall
+from bushel.engine.pool import wire
+from bushel.engine.pool.jobs import Job
+from bushel.engine.pool.results import ResultDetails, convert_rows, locate_rebuild_error
+from bushel.engine.pool.supervisor import PoolSupervisor
 from bushel.engine.program import Result
 from bushel.engine.tasks import Resizable, Task, Ticket
 
@@ -47,12 +49,12 @@ class PooledExecutor(Resizable):
             pickles = details.to_result(self._unpack(packed, memory), packed.size_bytes)
             again.footprint.released = True
             program = ticket.task.program
-            return shipping.convert_rows(pickle.loads, program, pickles, shipping.locate_rebuild_error), seconds
+            return convert_rows(pickle.loads, program, pickles, locate_rebuild_error), seconds
         finally:
             ticket.footprint.released = True
         return details.to_result(rows, packed.size_bytes), seconds
 
-    def _wait_for_packed(self, job: Job) -> tuple[wire.Packed, shipping.ResultDetails, memoryview | None, float]:
+    def _wait_for_packed(self, job: Job) -> tuple[wire.Packed, ResultDetails, memoryview | None, float]:
         self._pool.mark_urgent(job)
         return stall.wait_for_result(job.done, lambda: self._pool.describe_progress(job))
 

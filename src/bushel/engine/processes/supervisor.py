@@ -1,8 +1,8 @@
 """The thread that runs a pool of worker processes: it sends jobs, receives results and replaces dead workers.
 
 One thread talks to all workers, and it never waits for one of them. It sends jobs as slots become free, so the memory
-of results has a limit. The consumer only waits for results and unpacks them (processes.py). What a pool of processes
-shares with a pool of actors is in pool_supervisor.py.
+of results has a limit. The consumer only waits for results and unpacks them (executor.py). What a pool of processes
+shares with a pool of actors is in pool/supervisor.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,23 @@ import weakref
 from typing import Any
 
 from bushel.base import clean_python
-from bushel.engine import shipping, stall, wire
-from bushel.engine.connections import Connections
 from bushel.engine.dma import DmaMapper
-from bushel.engine.pool import Job, ResultBuffer, Worker
-from bushel.engine.pool_supervisor import PoolSupervisor
+from bushel.engine.pool import shipping, wire
+from bushel.engine.pool.exceptions import unpack_error
+from bushel.engine.pool.jobs import Job
+from bushel.engine.pool.result_buffer import ResultBuffer
+from bushel.engine.pool.results import ResultDetails
+from bushel.engine.pool.supervisor import PoolSupervisor
+from bushel.engine.pool.worker import NO_ACCELERATOR
+from bushel.engine.processes.channel import Closed
+from bushel.engine.processes.connections import Connections
+from bushel.engine.processes.members import Worker
+from bushel.engine.processes.stacks import Stacks
+from bushel.engine.processes.store import SharedObject, share_rows
+from bushel.engine.processes.zygote import FORKS, STARTER, THREADS, kill
 from bushel.engine.program import Misfit
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Aborted
-from bushel.engine.zygote import FORKS, NO_ACCELERATOR, STARTER, THREADS, kill
 
 logger = logging.getLogger("bushel")
 
@@ -46,7 +54,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         at_first: int,
         mapper: DmaMapper | None = None,
     ):
-        programs = shipping.ProgramTable(functools.partial(shipping.SharedObject, portable=portable))
+        programs = shipping.ProgramTable(functools.partial(SharedObject, portable=portable))
         buffer = ResultBuffer(budget_bytes, block_bytes, num_workers, portable=portable, mapper=mapper)
         super().__init__(num_workers, at_first, init, timeout_s, programs, buffer)
         self._portable = portable
@@ -56,7 +64,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         self._environment = clean_python.folder(), clean_python.search_path(), variables
         self._connections = Connections()
         self._has_begun_a_job = False
-        self._stacks = stall.Stacks(portable=portable)
+        self._stacks = Stacks(portable=portable)
         STARTER.add_pool()
         try:
             for index in range(at_first):
@@ -86,7 +94,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         self._connections.wake()
 
     def _pack_rows(self, rows: Any) -> Any:
-        return shipping.share_rows(rows, portable=self._portable)
+        return share_rows(rows, portable=self._portable)
 
     def _handle_events(self) -> None:
         for worker, died in self._connections.wait(0.2 if self._timeout_s is not None else None):
@@ -95,7 +103,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
     def _receive(self, worker: Worker, *, died: bool) -> None:
         try:
             messages = worker.channel.receive_nowait()
-        except wire.Closed:
+        except Closed:
             messages, died = [], True
         with self._lock:
             for kind, *arguments in messages:
@@ -179,7 +187,7 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         job.count_request, job.counted = (step, count), step + 1
 
     def _on_done(
-        self, worker: Worker, number: int, packed: wire.Packed, details: shipping.ResultDetails, seconds: float
+        self, worker: Worker, number: int, packed: wire.Packed, details: ResultDetails, seconds: float
     ) -> None:
         job = self._finish(worker, number)
         memory = self.buffer.add_result(job, packed)
@@ -193,10 +201,10 @@ class ProcessSupervisor(PoolSupervisor[Worker]):
         self._settle(self._finish(worker, number), Aborted())
 
     def _on_failed(self, worker: Worker, number: int, pickled: bytes, text: str) -> None:
-        self._settle(self._finish(worker, number), shipping.unpack_error(pickled, text))
+        self._settle(self._finish(worker, number), unpack_error(pickled, text))
 
     def _on_broken(self, worker: Worker, what: str, pickled: bytes, text: str) -> None:
-        self._report_broken(worker, what, shipping.unpack_error(pickled, text))
+        self._report_broken(worker, what, unpack_error(pickled, text))
 
     def _finish(self, worker: Worker, number: int) -> Job:
         """Takes the job that a worker has finished from it."""

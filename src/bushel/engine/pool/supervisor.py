@@ -1,6 +1,6 @@
 """`PoolSupervisor`: what the threads that run worker processes and actors share: the jobs, and what a death means.
 
-How a worker is started, how it gets a job and how its answer arrives is in supervisor.py (processes) and
+How a worker is started, how it gets a job and how its answer arrives is in processes/supervisor.py and in
 actors/supervisor.py (actors of a Ray cluster).
 """
 
@@ -18,10 +18,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 from bushel.base.contract import optional
 from bushel.base.errors import WorkerDied, add_note
 from bushel.base.transforms import short_name
-from bushel.engine import shipping
-from bushel.engine.assigning import choose_job
-from bushel.engine.blame import Blame
-from bushel.engine.pool import Job, PoolWorker, ResultBuffer
+from bushel.engine.pool import shipping
+from bushel.engine.pool.assigning import choose_job
+from bushel.engine.pool.blame import Blame
+from bushel.engine.pool.jobs import Job, PoolWorker
+from bushel.engine.pool.result_buffer import ResultBuffer
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import FORKED, Aborted, Task, Ticket
 

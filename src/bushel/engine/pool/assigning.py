@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from bushel.engine.pool import Job, PoolWorker
+from bushel.engine.pool.jobs import Job, PoolWorker
 from bushel.engine.stream_program import StreamProgram
 from bushel.engine.tasks import Ledger
 

@@ -6,7 +6,7 @@ import time
 from typing import NamedTuple
 
 from bushel.base.errors import WorkerDied
-from bushel.engine.pool import Job
+from bushel.engine.pool.jobs import Job
 from bushel.graph.node import merge_origins
 
 DEATHS_ALONE = 2
